@@ -1,0 +1,341 @@
+"""Costs in seconds, and the pricing of a program.
+
+`Costs` holds what an op takes on each stage and what a message takes over each stage boundary.
+Its leaves are arrays, so costs can be batched, differentiated and optimised; their values never
+cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `hardware.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.ops import TIMED
+from pipejax.program import Program
+from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.table import ScheduleTable
+
+Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
+Number = float | Array | np.ndarray[Any, Any]
+
+PHASE_FIELDS: Mapping[str, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input_grad",
+    "W": "weight_grad",
+    "R": "recompute",
+    "UNSHARD": "unshard",
+    "RESHARD": "reshard",
+    "REDUCE_GRAD": "reduce_grad",
+    "WAIT_REDUCE_GRAD": "wait_reduce_grad",
+    "A": "all_reduce",
+    "U": "update",
+}
+
+
+class NodeCosts(NamedTuple):
+    """The costs of one program.
+
+    Attributes:
+      duration: (nodes) time that each node takes [s].
+      lag: (nodes, max_preds) delay from each predecessor [s].
+    """
+
+    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
+    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds per op and per message.
+
+    An op time is a scalar, the same for every stage, or has one entry per stage. A message time
+    is a scalar, or has one entry per stage boundary, or any shape that broadcasts to
+    (2 directions, pipes, stages - 1): activations first, then input gradients.
+
+    Attributes:
+      forward: F [s].
+      backward: B, the whole backward [s].
+      input_grad: I [s].
+      weight_grad: W [s].
+      recompute: R [s].
+      all_reduce: A, gradient all-reduce of a stage [s].
+      update: U, optimizer update of a stage [s].
+      unshard: UNSHARD [s].
+      reshard: RESHARD [s].
+      reduce_grad: REDUCE_GRAD [s].
+      wait_reduce_grad: WAIT_REDUCE_GRAD [s].
+      latency: L of a message [s].
+      transmit: X of a message, bytes / bandwidth [s].
+      pair: duration of a fused pair, by the stage of its forward; the sum of both if None [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.5)
+      >>> float(pj.makespan(pj.lower(table), costs))  # (M+P-1)(F+B) + 2(P-1)c
+      10.0
+    """
+
+    forward: Number = 0.0
+    backward: Number = 0.0
+    input_grad: Number = 0.0
+    weight_grad: Number = 0.0
+    recompute: Number = 0.0
+    all_reduce: Number = 0.0
+    update: Number = 0.0
+    unshard: Number = 0.0
+    reshard: Number = 0.0
+    reduce_grad: Number = 0.0
+    wait_reduce_grad: Number = 0.0
+    latency: Number = 0.0
+    transmit: Number = 0.0
+    pair: Number | None = None
+
+    @classmethod
+    def uniform(
+        cls,
+        table: ScheduleTable,
+        *,
+        forward: Number,
+        backward: Number | None = None,
+        input_grad: Number | None = None,
+        weight_grad: Number | None = None,
+        transfer: Number | None = None,
+        latency: Number = 0.0,
+        **others: Number | None,
+    ) -> "Costs":
+        """Give every stage the same op times and every boundary the same message time.
+
+        Args:
+          table: the schedule to be priced; its stages decide nothing here, for costs are equal.
+          forward: F [s]; every argument is a number, or an array (batch) of them.
+          backward: B; the sum of I and W if None.
+          input_grad: I; half of B if None.
+          weight_grad: W; what B leaves over I if None.
+          transfer: transmit time of a message; `transmit=` is the same.
+          latency: latency of a message.
+          **others: further fields of `Costs`.
+
+        Returns:
+          The costs; where any argument has a batch axis, all leaves have it.
+
+        Raises:
+          ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
+
+        Example:
+          >>> import pipejax as pj
+          >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+          >>> pj.Costs.uniform(table, forward=1.0, backward=3.0).input_grad
+          1.5
+        """
+        del table
+        if transfer is not None and others.get("transmit") is not None:
+            raise ValueError("transfer and transmit are the same cost: give one")
+        given = {"latency": latency, "transmit": 0.0 if transfer is None else transfer}
+        given |= {name: value for name, value in others.items() if value is not None}
+        costs = cls.complete(
+            forward=forward,
+            backward=backward,
+            input_grad=input_grad,
+            weight_grad=weight_grad,
+            **given,
+        )
+        shape = np.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(costs)))
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), costs) if shape else costs
+
+    @classmethod
+    def per_stage(
+        cls,
+        table: ScheduleTable,
+        *,
+        forward: Number,
+        backward: Number | None = None,
+        input_grad: Number | None = None,
+        weight_grad: Number | None = None,
+        **others: Number | None,
+    ) -> "Costs":
+        """Give each stage its own op times and each boundary its own message time.
+
+        Args:
+          table: the schedule to be priced.
+          forward: F, a number or (..., stages) [s]; so are the other op times.
+          backward: B; the sum of I and W if None.
+          input_grad: I; half of B if None.
+          weight_grad: W; what B leaves over I if None.
+          **others: further fields of `Costs`; latency and transmit are numbers, (stages - 1)
+            arrays or broadcast to (2, pipes, stages - 1).
+
+        Returns:
+          The costs.
+
+        Raises:
+          ValueError: if a cost is negative, not finite, or has the wrong number of entries.
+
+        Example:
+          >>> import pipejax as pj
+          >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+          >>> costs = pj.Costs.per_stage(table, forward=[1.0, 2.0], backward=[2.0, 4.0])
+          >>> costs.weight_grad.tolist()
+          [1.0, 2.0]
+        """
+        given = {name: value for name, value in others.items() if value is not None}
+        costs = cls.complete(
+            forward=forward, backward=backward, input_grad=input_grad, weight_grad=weight_grad,
+            **given,
+        )  # fmt: skip
+        costs.check_shapes(table.num_stages, table.num_pipes)
+        return costs
+
+    @classmethod
+    def complete(
+        cls,
+        *,
+        forward: Number,
+        backward: Number | None = None,
+        input_grad: Number | None = None,
+        weight_grad: Number | None = None,
+        **others: Number,
+    ) -> "Costs":
+        """Make costs, filling in B = I + W, or I = W = B / 2.
+
+        Args:
+          forward: F [s].
+          backward: B, or None.
+          input_grad: I, or None.
+          weight_grad: W, or None.
+          **others: further fields of `Costs`.
+
+        Returns:
+          The costs.
+
+        Raises:
+          ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
+        """
+        unknown = set(others) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown cost {sorted(unknown)[0]!r}: known are {_FIELD_NAMES}")
+        given = {"forward": forward, "backward": backward, "input_grad": input_grad,
+                 "weight_grad": weight_grad, **others}  # fmt: skip
+        checked = {
+            name: _checked(name, value) for name, value in given.items() if value is not None
+        }
+        b, i, w = (checked.get(name) for name in ("backward", "input_grad", "weight_grad"))
+        if b is None and (i is None or w is None):
+            raise ValueError(
+                "the backward has no cost: give backward (B), or input_grad (I) and weight_grad (W)"
+            )
+        if i is None:
+            i = b / 2 if w is None else _checked("input_grad = backward - weight_grad", b - w)
+        if w is None:
+            w = _checked("weight_grad = backward - input_grad", b - i)
+        checked |= {"backward": i + w if b is None else b, "input_grad": i, "weight_grad": w}
+        return cls(**checked)
+
+    def check_shapes(self, num_stages: int, num_pipes: int) -> None:
+        """Check that every cost has one entry, or one per stage or boundary.
+
+        Args:
+          num_stages: S.
+          num_pipes: number of pipes.
+
+        Raises:
+          ValueError: if one has another number of entries; the message names it.
+        """
+        for field in dataclasses.fields(self):
+            shape = jnp.shape(getattr(self, field.name) if getattr(self, field.name) is not None
+                              else 0.0)  # fmt: skip
+            if field.name in ("latency", "transmit"):
+                target: tuple[int, ...] = (2, num_pipes, num_stages - 1)
+                what = f"{num_stages - 1} stage boundaries (or {target})"
+            else:
+                target, what = (num_stages,), f"{num_stages} stages"
+            try:
+                fits = np.broadcast_shapes(shape, target)[-len(target) :] == target
+            except ValueError:
+                fits = False
+            if shape and not fits:
+                raise ValueError(f"{field.name} has shape {shape}, the table has {what}")
+
+
+jax.tree_util.register_dataclass(Costs)
+_FIELD_NAMES = ", ".join(field.name for field in dataclasses.fields(Costs))
+
+
+def _checked(name: str, value: Number) -> Any:
+    """Return a cost as a float or array; refuse a negative, NaN or infinite one."""
+    if isinstance(value, jax.core.Tracer):
+        return value
+    try:
+        numbers = np.asarray(value, dtype=getattr(value, "dtype", float))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number or an array, got {value!r}") from None
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
+        wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))].ravel()[0]
+        raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
+    return float(numbers) if numbers.ndim == 0 and not hasattr(value, "dtype") else value if (
+        hasattr(value, "dtype")) else numbers  # fmt: skip
+
+
+def price(program: Program, costs: Costs) -> NodeCosts:
+    """Look up what every node and edge of a program costs.
+
+    Args:
+      program: lowered schedule.
+      costs: unbatched costs; batch with `jax.vmap`.
+
+    Returns:
+      duration (nodes) and lag (nodes, max_preds) [s].
+
+    Raises:
+      ValueError: if a cost has the wrong number of entries.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
+      >>> pj.price(pj.lower(table), costs).duration.tolist()
+      [0.0, 1.0, 1.0, 2.0, 2.0]
+    """
+    vector = cost_vector(program, costs)
+    return NodeCosts(vector[program.duration_index], vector[program.lag_index])
+
+
+def cost_vector(program: Program, costs: Costs) -> Vector:
+    """Lay the costs out flat, in the order of `CostLayout`.
+
+    Costs that are plain numbers or NumPy arrays are priced by NumPy, on the host: a single
+    evaluation then has nothing to compile here.
+
+    Args:
+      program: lowered schedule.
+      costs: unbatched costs.
+
+    Returns:
+      (costs) seconds.
+
+    Raises:
+      ValueError: if a cost has the wrong number of entries.
+    """
+    layout = program.layout
+    costs.check_shapes(layout.num_stages, layout.num_pipes)
+    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(costs)) else np
+    stages = (layout.num_stages,)
+    links = (2, layout.num_pipes, layout.num_stages - 1)
+    dtype = xp.result_type(float, *jax.tree.leaves(costs))
+
+    def fill(value: Number, shape: tuple[int, ...]) -> Any:
+        return xp.broadcast_to(xp.asarray(value, dtype), shape)
+
+    ops = xp.stack([fill(getattr(costs, PHASE_FIELDS[phase.name]), stages) for phase in TIMED])
+    head = xp.concatenate([xp.zeros(1, dtype), ops.ravel()])
+    pairs = (
+        head[program.pair_index].sum(axis=1)
+        if costs.pair is None
+        else fill(costs.pair, stages)[program.pair_stage]
+    )
+    latency, transmit = (fill(value, links).ravel() for value in (costs.latency, costs.transmit))
+    return xp.concatenate([head, pairs, latency, transmit, latency + transmit])

@@ -1,0 +1,163 @@
+"""What waits for what: the rules of DESIGN as data, and the edges they make in a table."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from pipejax.ops import COMMUNICATION, COMPUTE, Phase
+from pipejax.shapes import Bool, Int, NumpyArray
+
+NOWHERE = -1  # an op that the table does not hold
+FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
+
+
+class Rule(NamedTuple):
+    """An op waits for an op of the same microbatch, `stage_offset` stages away.
+
+    The producers are alternatives, of which a table holds at most one.
+    """
+
+    consumer: Phase
+    producers: tuple[Phase, ...]
+    stage_offset: int
+
+
+RULES = (
+    Rule(Phase.F, (Phase.F,), -1),
+    Rule(Phase.R, (Phase.F,), 0),
+    Rule(Phase.B, (Phase.F,), 0),
+    Rule(Phase.I, (Phase.F,), 0),
+    Rule(Phase.B, (Phase.R,), 0),
+    Rule(Phase.I, (Phase.R,), 0),
+    Rule(Phase.B, (Phase.I, Phase.B), 1),
+    Rule(Phase.I, (Phase.I, Phase.B), 1),
+    Rule(Phase.W, (Phase.I,), 0),
+)
+
+
+class Dependencies(NamedTuple):
+    """Edges between cells of a table; a cell is worker * slots + slot.
+
+    Attributes:
+      producer: (edges) cell that must end first.
+      consumer: (edges) cell that waits.
+      from_stage: (edges) stage of the producing op.
+      to_stage: (edges) stage of the waiting op.
+      microbatch: (edges) microbatch of both.
+      pipe: (edges) pipe of both.
+      direction: (edges) `FORWARD` or `BACKWARD`.
+      crosses: (edges) whether the two cells are on different workers.
+    """
+
+    producer: Int[NumpyArray, " edges"]
+    consumer: Int[NumpyArray, " edges"]
+    from_stage: Int[NumpyArray, " edges"]
+    to_stage: Int[NumpyArray, " edges"]
+    microbatch: Int[NumpyArray, " edges"]
+    pipe: Int[NumpyArray, " edges"]
+    direction: Int[NumpyArray, " edges"]
+    crosses: Bool[NumpyArray, " edges"]
+
+    def messages(self) -> "Dependencies":
+        """Return only the edges between different workers."""
+        return Dependencies(*(field[self.crosses] for field in self))
+
+    @property
+    def boundary(self) -> Int[NumpyArray, " edges"]:
+        """Stage boundary that an edge crosses: b lies between stages b and b + 1."""
+        return np.minimum(self.from_stage, self.to_stage)
+
+
+class CellArrays(Protocol):
+    """The arrays of a table's cells."""
+
+    @property
+    def phase(self) -> NumpyArray:
+        """(workers, slots) phase codes."""
+
+    @property
+    def stage(self) -> NumpyArray:
+        """(workers, slots) stages."""
+
+    @property
+    def microbatch(self) -> NumpyArray:
+        """(workers, slots) microbatches."""
+
+    @property
+    def pipe(self) -> NumpyArray:
+        """(workers, slots) pipes."""
+
+
+def locate(
+    cells: CellArrays, partners: CellArrays, num_stages: int, num_microbatches: int
+) -> dict[Phase, Int[NumpyArray, "stages microbatches"]]:
+    """Find the cell of every op.
+
+    Args:
+      cells: (workers, slots) ops.
+      partners: (workers, slots) second ops of fused pairs.
+      num_stages: S.
+      num_microbatches: M.
+
+    Returns:
+      For each phase that carries a microbatch, (stages, microbatches) the cell,
+      worker * slots + slot, or `NOWHERE`.
+    """
+    where = {}
+    for phase in COMPUTE + COMMUNICATION:
+        where[phase] = np.full((num_stages, num_microbatches), NOWHERE)
+        for arrays in (cells, partners):
+            flat = np.flatnonzero(arrays.phase.ravel() == phase)
+            stage, microbatch = arrays.stage.ravel()[flat], arrays.microbatch.ravel()[flat]
+            where[phase][stage, microbatch] = flat
+    return where
+
+
+def find_dependencies(
+    cells: CellArrays,
+    partners: CellArrays,
+    placement: Int[NumpyArray, "pipes stages"],
+    num_stages: int,
+    num_microbatches: int,
+) -> Dependencies:
+    """Apply the rules to every op of a table.
+
+    Args:
+      cells: (workers, slots) ops.
+      partners: (workers, slots) second ops of fused pairs.
+      placement: (pipes, stages) worker of each stage.
+      num_stages: S.
+      num_microbatches: M.
+
+    Returns:
+      All dependencies, by rule, then stage, then microbatch.
+    """
+    where = locate(cells, partners, num_stages, num_microbatches)
+    pipe_of = np.zeros(num_microbatches, np.int64)
+    held = cells.microbatch >= 0
+    pipe_of[cells.microbatch[held]] = cells.pipe[held]
+    found = []
+    for rule in RULES:
+        consumers = where[rule.consumer]
+        producers = np.full_like(consumers, NOWHERE)
+        inside = slice(max(0, -rule.stage_offset), num_stages - max(0, rule.stage_offset))
+        source = slice(max(0, rule.stage_offset), num_stages - max(0, -rule.stage_offset))
+        for phase in reversed(rule.producers):
+            present = where[phase][source] != NOWHERE
+            producers[inside] = np.where(present, where[phase][source], producers[inside])
+        stage, microbatch = np.nonzero((consumers != NOWHERE) & (producers != NOWHERE))
+        found.append(
+            np.stack([
+                producers[stage, microbatch],
+                consumers[stage, microbatch],
+                stage + rule.stage_offset,
+                stage,
+                microbatch,
+                pipe_of[microbatch],
+                np.full_like(stage, BACKWARD if rule.stage_offset > 0 else FORWARD),
+            ])
+        )  # fmt: skip
+    columns = np.concatenate(found, axis=1)
+    _, _, from_stage, to_stage, _, pipe, _ = columns
+    crosses = placement[pipe, from_stage] != placement[pipe, to_stage]
+    return Dependencies(*columns, crosses)

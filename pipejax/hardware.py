@@ -1,0 +1,253 @@
+"""Systems: what a machine computes, moves and sends, read from data files.
+
+Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
+plain numbers in SI units, so any of its fields can be swept or differentiated.
+"""
+
+import dataclasses
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipejax.shapes import Array, Float
+from pipejax.units import check_keys, load_json, number, quantity
+
+Number = float | Float[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Share of a peak rate that an op of a given size reaches: a step curve.
+
+    Attributes:
+      sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
+      shares: (steps) share of the peak in each step.
+
+    Example:
+      >>> float(Efficiency((0.0, 10.0), (0.25, 0.5)).at(20.0))
+      0.5
+    """
+
+    sizes: tuple[Number, ...] = (0.0,)
+    shares: tuple[Number, ...] = (1.0,)
+
+    def at(self, size: Number) -> Number:
+        """Return the share of the peak at a size."""
+        share = jnp.asarray(self.shares[0], float)
+        for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
+            share = jnp.where(size >= step, value, share)
+        return share
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connection between two workers.
+
+    Attributes:
+      bandwidth: one direction, reachable share included [B/s].
+      latency: [s].
+    """
+
+    bandwidth: Number
+    latency: Number
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A machine: accelerators in nodes, nodes in a network.
+
+    Attributes:
+      peak_flops: dense peak of one accelerator [FLOP/s].
+      compute_latency: fixed cost of an op [s].
+      compute_efficiency: share of that peak by FLOP of the op.
+      memory_bandwidth: [B/s].
+      memory_latency: fixed cost of touching memory [s].
+      memory_efficiency: share of that bandwidth by bytes of the op.
+      memory_capacity: of one accelerator [B].
+      node: link between accelerators of a node.
+      network: link between nodes, per accelerator.
+      gpus_per_node: accelerators in a node.
+      name: name of the system.
+      source: where the numbers come from.
+    """
+
+    peak_flops: Number
+    compute_latency: Number
+    compute_efficiency: Efficiency
+    memory_bandwidth: Number
+    memory_latency: Number
+    memory_efficiency: Efficiency
+    memory_capacity: Number
+    node: Link
+    network: Link
+    gpus_per_node: int = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})
+    source: str = dataclasses.field(metadata={"static": True})
+
+
+for _kind in (Efficiency, Link, System):
+    jax.tree_util.register_dataclass(_kind)
+
+
+def roofline_time(system: System, flop: Number, volume: Number) -> Number:
+    """Time of an op that computes and moves bytes at once.
+
+        t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
+
+    Args:
+      system: the machine.
+      flop: floating-point operations.
+      volume: bytes read and written.
+
+    Returns:
+      Time [s].
+
+    Example:
+      >>> round(float(roofline_time(load_system("mid_nw_mid_cp"), 1e15, 0.0)), 3)
+      1.0
+
+    References:
+      Barley et al. (arXiv:2605.24006), section on the cost model.
+    """
+    compute = flop / (system.peak_flops * system.compute_efficiency.at(flop))
+    memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
+    return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
+
+
+def all_reduce_time(link: Link, volume: Number, participants: int) -> Number:
+    """Time of an all-reduce by Rabenseifner's algorithm.
+
+        t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
+
+    Args:
+      link: the slowest link between participants.
+      volume: bytes to reduce.
+      participants: r; one has nothing to do.
+
+    Returns:
+      Time [s].
+
+    Example:
+      >>> float(all_reduce_time(Link(bandwidth=1e9, latency=0.0), 1e9, 2))
+      1.0
+
+    References:
+      Chimera (arXiv:2107.06925), section 3.4.
+    """
+    hops = 2 * jnp.log2(float(participants))
+    return hops * link.latency + 2 * (participants - 1) / participants * volume / link.bandwidth
+
+
+def system_names() -> tuple[str, ...]:
+    """Return the names of the systems that come with pipejax."""
+    return _names("hardware")
+
+
+def load_system(name: str | Path) -> System:
+    """Read a system by name, or from a JSON file.
+
+    Args:
+      name: one of `system_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The system, in SI units.
+
+    Raises:
+      ValueError: if the name is unknown, or the file lacks a key or a unit.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> load_system("h100").memory_capacity
+      80000000000.0
+    """
+    path = data_file("hardware", name, "system")
+    data = load_json(path)
+    where = path.name
+    check_keys(data, ("name", "source", "compute", "memory", "node", "network"), where)
+    for key in ("name", "source"):
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
+    sections = {key: data.get(key, {}) for key in ("compute", "memory", "node", "network")}
+    compute, memory, node, network = sections.values()
+    check_keys(compute, ("peak", "latency", "efficiency"), f"{where}: compute")
+    check_keys(memory, ("capacity", "bandwidth", "latency", "efficiency"), f"{where}: memory")
+    check_keys(node, ("gpus", "bandwidth", "latency", "efficiency"), f"{where}: node")
+    check_keys(network, ("bandwidth", "latency", "efficiency"), f"{where}: network")
+    gpus = number(node.get("gpus"), f"{where}: node: gpus", least=1)
+    if gpus != int(gpus):
+        raise ValueError(f"{where}: node: gpus must be a whole number, got {gpus}")
+    system = System(
+        peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),
+        compute_latency=quantity(compute, "latency", "s", f"{where}: compute", 0.0),
+        compute_efficiency=_efficiency(compute, "FLOP", f"{where}: compute"),
+        memory_bandwidth=quantity(memory, "bandwidth", "B/s", f"{where}: memory"),
+        memory_latency=quantity(memory, "latency", "s", f"{where}: memory", 0.0),
+        memory_efficiency=_efficiency(memory, "B", f"{where}: memory"),
+        memory_capacity=quantity(memory, "capacity", "B", f"{where}: memory"),
+        node=_link(node, f"{where}: node"),
+        network=_link(network, f"{where}: network"),
+        gpus_per_node=int(gpus),
+        name=data["name"],
+        source=data["source"],
+    )
+    for what in ("peak_flops", "memory_bandwidth"):
+        if not getattr(system, what) > 0:
+            raise ValueError(f"{where}: {what} must be above 0")
+    return system
+
+
+def _link(section: dict[str, Any], where: str) -> Link:
+    share = number(section.get("efficiency", 1.0), f"{where}: efficiency")
+    bandwidth = quantity(section, "bandwidth", "B/s", where) * share
+    if not bandwidth > 0:
+        raise ValueError(f"{where}: bandwidth times efficiency must be above 0")
+    return Link(bandwidth, quantity(section, "latency", "s", where))
+
+
+def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
+    """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
+    given = section.get("efficiency", 1.0)
+    steps = given if isinstance(given, list) else [{"from_GFLOP" if dimension == "FLOP"
+                                                    else "from_MB": 0, "share": given}]  # fmt: skip
+    sizes, shares = [], []
+    for step in steps:
+        check_keys(step, ("from", "share"), f"{where}: efficiency")
+        sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
+        shares.append(number(step.get("share"), f"{where}: efficiency: share"))
+    if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
+        raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"{where}: efficiency must be above 0 and at most 1, got {shares}")
+    return Efficiency(tuple(sizes), tuple(shares))
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    found = Path(str(files("pipejax") / "data" / folder)).glob("*.json")
+    return tuple(sorted(path.stem for path in found))
+
+
+def data_file(folder: str, name: str | Path, kind: str) -> Path:
+    """Find a data file by name or path.
+
+    Args:
+      folder: folder of the package's own data.
+      name: name of one of its files, or a path that ends in .json.
+      kind: what it is, for the message.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: if the name is unknown.
+    """
+    if str(name).endswith(".json"):
+        return Path(name)
+    if name not in _names(folder):
+        raise ValueError(
+            f"unknown {kind} {str(name)!r}: known are {', '.join(_names(folder))}, or the path "
+            "of a .json file"
+        )
+    return Path(str(files("pipejax") / "data" / folder / f"{name}.json"))

@@ -1,0 +1,167 @@
+"""Link models: what a message between workers does besides arriving later.
+
+Each model is a function that adds the messages to a program under construction; all of them end
+in the same kind of program. The semantics are those of DESIGN section 4, rule 3.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.dependencies import locate
+from pipejax.drafting import Draft
+from pipejax.idealised import slot_times
+from pipejax.layout import ZERO, CostLayout
+from pipejax.ops import Phase
+from pipejax.program import SOURCE
+from pipejax.shapes import Int, NumpyArray
+from pipejax.table import UNIT_SLOTS, ScheduleTable
+
+QUEUES = ("worker", "pair", "direction")
+
+
+class Messages(NamedTuple):
+    """Messages between workers, in the order in which their producers stand in their rows.
+
+    Attributes:
+      producer: (messages) node after which it can leave.
+      consumer: (messages) node that waits for it.
+      producer_cell: (messages) cell of the producer in the table.
+      sender: (messages) worker of the producer.
+      receiver: (messages) worker of the consumer.
+      stage: (messages) stage of the producer.
+      to_stage: (messages) stage of the consumer.
+      microbatch: (messages) microbatch.
+      pipe: (messages) pipe.
+      direction: (messages) activation or input gradient.
+      boundary: (messages) stage boundary that it crosses.
+      phase: (messages) SEND_F or SEND_B.
+    """
+
+    producer: Int[NumpyArray, " messages"]
+    consumer: Int[NumpyArray, " messages"]
+    producer_cell: Int[NumpyArray, " messages"]
+    sender: Int[NumpyArray, " messages"]
+    receiver: Int[NumpyArray, " messages"]
+    stage: Int[NumpyArray, " messages"]
+    to_stage: Int[NumpyArray, " messages"]
+    microbatch: Int[NumpyArray, " messages"]
+    pipe: Int[NumpyArray, " messages"]
+    direction: Int[NumpyArray, " messages"]
+    boundary: Int[NumpyArray, " messages"]
+    phase: Int[NumpyArray, " messages"]
+
+
+class Carried(NamedTuple):
+    """How a link model carries the messages.
+
+    Attributes:
+      node: (messages) node that transmits the message, the source where there is none.
+      lag: (messages) position of the delay of the edge to the consumer.
+    """
+
+    node: Int[NumpyArray, " messages"]
+    lag: Int[NumpyArray, " messages"]
+
+
+def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyArray:
+    return draft.add_nodes(
+        duration=duration,
+        phase=messages.phase,
+        stage=messages.stage,
+        microbatch=messages.microbatch,
+        pipe=messages.pipe,
+        sender=messages.sender,
+        receiver=messages.receiver,
+    )
+
+
+def _delay(
+    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+) -> Carried:
+    """The consumer starts latency + transmit later; the message occupies nobody."""
+    del queues, table
+    lag = layout.message(messages.direction, messages.pipe, messages.boundary)
+    draft.add_edges(messages.producer, messages.consumer, lag)
+    return Carried(np.full_like(messages.producer, SOURCE), lag)
+
+
+def _queued(
+    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+) -> Carried:
+    """A directed pair of workers transmits one message at a time."""
+    del queues
+    where = messages.direction, messages.pipe, messages.boundary
+    nodes = _add_nodes(draft, messages, layout.transmit(*where))
+    draft.add_edges(messages.producer, nodes, ZERO)
+    draft.add_chains(nodes, messages.sender * table.num_workers + messages.receiver)
+    draft.add_edges(nodes, messages.consumer, layout.latency(*where))
+    return Carried(nodes, layout.latency(*where))
+
+
+def _blocking(
+    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+) -> Carried:
+    """As queued, and the sender's next op waits until its messages are transmitted."""
+    carried = _queued(draft, messages, layout, queues, table)
+    next_op = draft.next_in_row(messages.producer)
+    followed = next_op >= 0
+    draft.add_edges(carried.node[followed], next_op[followed], ZERO)
+    return carried
+
+
+def _rendezvous(
+    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+) -> Carried:
+    """A SEND and its RECV are one transfer, in order in the queues of both workers."""
+    where = messages.direction, messages.pipe, messages.boundary
+    nodes = _add_nodes(draft, messages, layout.message(*where))
+    draft.add_edges(messages.producer, nodes, ZERO)
+    send_rank, receive_rank = (
+        _ranks_by_cells(messages, table)
+        if table.has_communication
+        else _ranks_by_end(messages, table)
+    )
+    workers = np.concatenate([messages.sender, messages.receiver])
+    others = np.concatenate([messages.receiver, messages.sender])
+    direction = np.tile(messages.direction, 2)
+    key = {
+        "worker": workers,
+        "pair": workers * table.num_workers + others,
+        "direction": workers * 2 + direction,
+    }[queues]
+    order = np.argsort(np.concatenate([send_rank, receive_rank]), kind="stable")
+    draft.add_chains(np.tile(nodes, 2)[order], key[order])
+    draft.add_edges(nodes, messages.consumer, ZERO)
+    return Carried(nodes, np.full_like(nodes, ZERO))
+
+
+def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:
+    """Slots of the SEND and of the RECV of each message."""
+    where = locate(table.cells, table.partners, table.num_stages, table.num_microbatches)
+    slots = {}
+    for side, stage in (("SEND", messages.stage), ("RECV", messages.to_stage)):
+        forward, backward = (
+            where[Phase[f"{side}_{letter}"]][stage, messages.microbatch] for letter in "FB"
+        )
+        slots[side] = np.where(messages.phase == Phase.SEND_F, forward, backward) % table.num_slots
+    return slots["SEND"], slots["RECV"]
+
+
+def _ranks_by_end(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:
+    """Order in which producers end in the message-free run with unit slots."""
+    _, finish = slot_times(table, UNIT_SLOTS, shares=False)
+    end = finish.ravel()[messages.producer_cell]
+    order = np.lexsort((messages.microbatch, messages.stage, messages.sender, end))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank, rank
+
+
+LINKS: Mapping[str, Callable[[Draft, Messages, CostLayout, str, ScheduleTable], Carried]] = {
+    "delay": _delay,
+    "queued": _queued,
+    "blocking": _blocking,
+    "rendezvous": _rendezvous,
+}

@@ -1,0 +1,175 @@
+"""Lowering: from a table to a program.
+
+Ops become nodes, rows become chains of nodes, and a link model turns every message between
+workers into an edge with a lag or into a node of its own. At the end come, where they cost
+anything, the all-reduce of each stage and the optimizer update of each worker.
+"""
+
+import numpy as np
+
+from pipejax.dependencies import BACKWARD
+from pipejax.drafting import Draft
+from pipejax.layout import ZERO, CostLayout
+from pipejax.links import LINKS, QUEUES, Messages
+from pipejax.ops import STEP_END, TIMED, Phase
+from pipejax.program import SOURCE, MessageTable, Program
+from pipejax.shapes import Int, NumpyArray
+from pipejax.table import ScheduleTable, dependencies_of, row_order
+
+EXECUTED = tuple(phase for phase in TIMED if phase not in STEP_END)
+
+
+def lower(
+    table: ScheduleTable, *, link: str = "delay", queues: str = "worker", step_end: bool = False
+) -> Program:
+    """Lower a table to a program.
+
+    Args:
+      table: the schedule.
+      link: link model: "delay", "queued", "blocking" or "rendezvous" (DESIGN section 4).
+      queues: scope of the communication queues under rendezvous: "worker", "pair", "direction".
+      step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
+        optimizer update of every stage copy (on its worker, after the all-reduce).
+
+    Returns:
+      The program; it holds no costs.
+
+    Raises:
+      ValueError: if link or queues is unknown.
+      ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous).
+
+    Cost:
+      Linear in the ops of the table.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> program = lower(schedules.build("1f1b", num_workers=2, num_microbatches=2))
+      >>> program.num_nodes, program.max_preds  # 8 ops and the source
+      (9, 2)
+    """
+    if link not in LINKS:
+        raise ValueError(f"unknown link model {link!r}: known are {', '.join(LINKS)}")
+    if queues not in QUEUES:
+        raise ValueError(f"unknown queue scope {queues!r}: known are {', '.join(QUEUES)}")
+    pairs, pair_of_cell = _distinct_pairs(table)
+    layout = CostLayout(table.num_stages, table.num_pipes, len(pairs))
+    draft = Draft(table)
+    node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
+    messages = _messages(table, node_of_cell)
+    carried = LINKS[link](draft, messages, layout, queues, table)
+    if step_end:
+        _add_step_end(draft, table, layout, node_of_cell)
+    pair_index = np.stack(
+        [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
+    )
+    return draft.finish(
+        node_of_cell=node_of_cell,
+        messages=MessageTable(
+            producer=messages.producer,
+            carrier=carried.node,
+            consumer=messages.consumer,
+            lag_index=carried.lag,
+            phase=messages.phase,
+            stage=messages.stage,
+            microbatch=messages.microbatch,
+            sender=messages.sender,
+            receiver=messages.receiver,
+        ),
+        pair_index=pair_index.astype(np.int32),
+        pair_stage=pairs[:, 0].astype(np.int32),
+        layout=layout,
+        link=link,
+        queues=queues,
+    )
+
+
+def _distinct_pairs(
+    table: ScheduleTable,
+) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
+    """List the kinds of fused pairs (stage of F, phase and stage of its backward)."""
+    fused = np.flatnonzero(table.is_fused.ravel())
+    kinds = np.stack(
+        [
+            table.cells.stage.ravel()[fused],
+            table.partners.phase.ravel()[fused],
+            table.partners.stage.ravel()[fused],
+        ],
+        axis=1,
+    )
+    pairs, kind = np.unique(kinds, axis=0, return_inverse=True)
+    pair_of_cell = np.full(table.cells.phase.size, -1)
+    pair_of_cell[fused] = kind.ravel()
+    return pairs, pair_of_cell
+
+
+def _add_rows(
+    draft: Draft, table: ScheduleTable, layout: CostLayout, pair_of_cell: NumpyArray
+) -> Int[NumpyArray, "workers slots"]:
+    """Add a node per op, chained by row; return the node of each cell."""
+    cells = row_order(table, EXECUTED)
+    phase, stage, microbatch, pipe = (array.ravel()[cells] for array in table.cells)
+    pair = pair_of_cell[cells]
+    duration = np.where(pair >= 0, layout.pair(pair), layout.op(phase, stage))
+    worker = cells // table.num_slots
+    nodes = draft.add_nodes(
+        duration=duration, phase=phase, stage=stage, microbatch=microbatch, pipe=pipe,
+        worker=worker,
+    )  # fmt: skip
+    same_row = worker[1:] == worker[:-1]
+    draft.add_edges(nodes[:-1][same_row], nodes[1:][same_row], ZERO)
+    node_of_cell = np.full(table.cells.phase.size, SOURCE)
+    node_of_cell[cells] = nodes
+    return node_of_cell.reshape(table.cells.phase.shape)
+
+
+def _messages(table: ScheduleTable, node_of_cell: NumpyArray) -> Messages:
+    """Collect the messages, in the order in which their producers stand in their rows."""
+    found = dependencies_of(table).messages()
+    order = np.lexsort((found.direction, found.producer))
+    found = type(found)(*(field[order] for field in found))
+    return Messages(
+        producer=node_of_cell.ravel()[found.producer],
+        consumer=node_of_cell.ravel()[found.consumer],
+        producer_cell=found.producer,
+        sender=found.producer // table.num_slots,
+        receiver=found.consumer // table.num_slots,
+        stage=found.from_stage,
+        to_stage=found.to_stage,
+        microbatch=found.microbatch,
+        pipe=found.pipe,
+        direction=found.direction,
+        boundary=found.boundary,
+        phase=np.where(found.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
+    )
+
+
+def _add_step_end(
+    draft: Draft, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
+) -> None:
+    """Add A, which waits for the last gradient of a stage on every copy, and U after it."""
+    last = np.full((table.num_pipes, table.num_stages), SOURCE)
+    place = np.full((table.num_pipes, table.num_stages), -1)
+    for cells in (table.cells, table.partners):
+        for cell in np.flatnonzero(np.isin(cells.phase, [Phase.B, Phase.W]).ravel()):
+            key = cells.pipe.ravel()[cell], cells.stage.ravel()[cell]
+            if cell > place[key]:
+                place[key], last[key] = cell, node_of_cell.ravel()[cell]
+    stages = np.arange(table.num_stages)
+    reductions = draft.add_nodes(
+        duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
+    )
+    row_end = draft.row_ends()
+    for pipe in range(table.num_pipes):
+        draft.add_edges(last[pipe], reductions, ZERO)
+    for pipe, stage in np.argwhere(place >= 0)[np.argsort(place[place >= 0], kind="stable")]:
+        worker = table.placement[pipe, stage]
+        (update,) = draft.add_nodes(
+            duration=layout.op(Phase.U, stages[stage : stage + 1]),
+            phase=np.array([Phase.U]), stage=stages[stage : stage + 1],
+            pipe=np.array([pipe]), worker=np.array([worker]),
+        )  # fmt: skip
+        tail = np.array([row_end[worker], reductions[stage]])
+        draft.add_edges(tail, np.array([update, update]), ZERO)
+        row_end[worker] = update
+
+

@@ -1,0 +1,154 @@
+"""What a cell of a schedule table can hold: ops, their phases and their text form.
+
+Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, microbatch, as in
+"2F0"; the text of a fused pair is "(0F8;7B0)OVERLAP_F_B". Printing and parsing are inverse.
+"""
+
+import enum
+import re
+from typing import NamedTuple
+
+NO_STAGE = -1
+NO_MICROBATCH = -1
+NO_PIPE = -1
+
+
+class Phase(enum.IntEnum):
+    """The kind of work in a cell; the value is its code in the arrays of a table.
+
+    Example:
+      >>> Phase.I.name, int(Phase.IDLE)
+      ('I', 0)
+    """
+
+    IDLE = 0
+    F = 1  # forward
+    B = 2  # full backward: input and weight gradient in one
+    I = 3  # input gradient (the "B" of the zero-bubble papers)  # noqa: E741
+    W = 4  # weight gradient
+    R = 5  # recompute forward of a checkpointed stage
+    UNSHARD = 6  # gather the sharded parameters of a stage (FSDP)
+    RESHARD = 7  # drop the gathered parameters
+    REDUCE_GRAD = 8  # start to reduce the gradients of a stage
+    WAIT_REDUCE_GRAD = 9  # wait for that reduction
+    SEND_F = 10  # send an activation to the next stage
+    RECV_F = 11  # receive it
+    SEND_B = 12  # send an input gradient to the previous stage
+    RECV_B = 13  # receive it
+    A = 14  # gradient all-reduce of a replicated or data-parallel stage
+    U = 15  # optimizer update
+
+
+COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
+SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
+COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
+STEP_END = (Phase.A, Phase.U)  # follow the table; lowering adds them, no cell holds them
+TIMED = COMPUTE + SHARDING + STEP_END  # phases with a duration
+CELL_PHASES = COMPUTE + SHARDING + COMMUNICATION
+
+
+class Op(NamedTuple):
+    """One op: phase, stage and microbatch.
+
+    Sharding ops belong to a stage as a whole and carry `NO_MICROBATCH`.
+
+    Example:
+      >>> str(Op(Phase.F, stage=2, microbatch=0))
+      '2F0'
+    """
+
+    phase: Phase
+    stage: int
+    microbatch: int = NO_MICROBATCH
+
+    def __str__(self) -> str:
+        """Return stage, letter, microbatch."""
+        microbatch = "" if self.microbatch == NO_MICROBATCH else str(self.microbatch)
+        return f"{self.stage}{self.phase.name}{microbatch}"
+
+
+Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
+
+_OP = re.compile(rf"(\d+)({'|'.join(p.name for p in reversed(CELL_PHASES))})(\d*)")
+_PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
+
+
+def parse_op(text: str) -> Op:
+    """Read one op.
+
+    Args:
+      text: stage, letter, microbatch; spaces around it are dropped.
+
+    Returns:
+      The op.
+
+    Raises:
+      ValueError: if the text is not exactly one op.
+
+    Example:
+      >>> parse_op("3SEND_B1")
+      Op(phase=<Phase.SEND_B: 12>, stage=3, microbatch=1)
+      >>> parse_op("3BW1")
+      Traceback (most recent call last):
+      ...
+      ValueError: '3BW1' is not an op: expected stage, letter, microbatch, as in 2F0...
+    """
+    match = _OP.fullmatch(text.strip())
+    if match is None or not text.strip().isascii():
+        raise ValueError(
+            f"{text.strip()!r} is not an op: expected stage, letter, microbatch, as in 2F0; "
+            f"letters are {', '.join(p.name for p in CELL_PHASES)}"
+        )
+    phase = Phase[match[2]]
+    if (phase in SHARDING) != (match[3] == ""):
+        need = "no microbatch" if phase in SHARDING else "a microbatch"
+        raise ValueError(f"{text.strip()!r} is not an op: {phase.name} carries {need}")
+    return Op(phase, int(match[1]), int(match[3]) if match[3] else NO_MICROBATCH)
+
+
+def parse_cell(text: str) -> Cell:
+    """Read one cell: empty, an op, or a fused pair.
+
+    Args:
+      text: as in PyTorch's schedule files.
+
+    Returns:
+      The ops of the cell, none for an idle one.
+
+    Raises:
+      ValueError: if the text is none of these.
+
+    Example:
+      >>> [str(op) for op in parse_cell("(0F8;7B0)OVERLAP_F_B")]
+      ['0F8', '7B0']
+      >>> parse_cell("  ")
+      ()
+    """
+    text = text.strip()
+    if not text:
+        return ()
+    pair = _PAIR.fullmatch(text)
+    if pair is None:
+        return (parse_op(text),)
+    forward, backward = parse_op(pair[1]), parse_op(pair[2])
+    if forward.phase is not Phase.F or backward.phase not in (Phase.B, Phase.I):
+        raise ValueError(f"{text!r} is not a fused pair: expected (F;B) or (F;I), forward first")
+    return forward, backward
+
+
+def format_cell(cell: Cell) -> str:
+    """Return the text of a cell; the inverse of `parse_cell`.
+
+    Args:
+      cell: no op, one op, or a forward and a backward that run as one.
+
+    Returns:
+      The text, empty for an idle cell.
+
+    Example:
+      >>> format_cell(parse_cell(" 1B2 "))
+      '1B2'
+    """
+    if len(cell) == 2:
+        return f"({cell[0]};{cell[1]})OVERLAP_F_B"
+    return "".join(map(str, cell))

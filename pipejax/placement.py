@@ -1,0 +1,155 @@
+"""Where stages live: one row per pipe, one worker per stage.
+
+A unidirectional schedule has one pipe. A bidirectional one (Chimera, DualPipe) has two that run
+against each other; a microbatch belongs to one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipejax.ops import SHARDING, Cell, Op
+from pipejax.shapes import Int, NumpyArray
+
+Placement = Int[NumpyArray, "pipes stages"]
+PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
+
+
+class PlacementError(ValueError):
+    """Rows that fit no placement; `worker` and `slot` say where, a slot of None the whole row."""
+
+    def __init__(self, reason: str, worker: int = 0, slot: int | None = None) -> None:
+        """Keep the place."""
+        super().__init__(reason)
+        self.worker = worker
+        self.slot = slot
+
+
+def looped(num_workers: int, stages_per_worker: int = 1) -> Placement:
+    """Place stage s on worker s mod P, as interleaved schedules do.
+
+    Args:
+      num_workers: P.
+      stages_per_worker: V; the number of stages is P * V.
+
+    Returns:
+      (1, stages) worker of each stage.
+
+    Example:
+      >>> looped(2, 2).tolist()
+      [[0, 1, 0, 1]]
+    """
+    return np.tile(np.arange(num_workers, dtype=np.int32), stages_per_worker)[None]
+
+
+def zigzag(num_workers: int, waves: int = 1) -> Placement:
+    """Place stages down the workers and up again, `waves` times, as Hanayo does.
+
+    Args:
+      num_workers: P.
+      waves: times down and up; the number of stages is 2 * waves * P.
+
+    Returns:
+      (1, stages) worker of each stage.
+
+    Example:
+      >>> zigzag(3).tolist()
+      [[0, 1, 2, 2, 1, 0]]
+    """
+    down = np.arange(num_workers, dtype=np.int32)
+    return np.tile(np.concatenate([down, down[::-1]]), waves)[None]
+
+
+def bidirectional(num_workers: int) -> Placement:
+    """Place one pipe down the workers and one up, as Chimera does.
+
+    Args:
+      num_workers: P, which is also the number of stages.
+
+    Returns:
+      (2, stages) worker of each stage in the down pipe and in the up pipe.
+
+    Example:
+      >>> bidirectional(3).tolist()
+      [[0, 1, 2], [2, 1, 0]]
+    """
+    down = np.arange(num_workers, dtype=np.int32)
+    return np.stack([down, down[::-1]])
+
+
+def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
+    """Read the placement off the rows of a table that does not state it.
+
+    Either every stage is on one worker, or there are two pipes that mirror each other (worker w
+    against worker P-1-w) and every microbatch keeps to one of them.
+
+    Args:
+      rows: cells of each worker.
+
+    Returns:
+      (pipes, stages) placement and (microbatches) pipe of each microbatch.
+
+    Raises:
+      PlacementError: if the rows fit neither form, or leave out a stage or microbatch.
+
+    Example:
+      >>> from pipejax.ops import parse_cell
+      >>> rows = [[parse_cell(text) for text in row] for row in (["0F0", "0B0"], ["1F0", "1B0"])]
+      >>> infer(rows)[0].tolist()
+      [[0, 1]]
+    """
+    seen: dict[tuple[int, int], tuple[Op, int, int]] = {}  # first op, its worker and slot
+    for worker, row in enumerate(rows):
+        for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):
+            if op.phase in SHARDING:
+                continue
+            first, home, _ = seen.setdefault((op.stage, op.microbatch), (op, worker, slot))
+            if home != worker:
+                raise PlacementError(
+                    f"op {op} is on worker {worker}, but {first} is on worker {home}: "
+                    "a microbatch meets a stage on one worker",
+                    worker,
+                    slot,
+                )
+    if not seen:
+        raise PlacementError("the table holds no op")
+    num_stages = 1 + max(stage for stage, _ in seen)
+    num_microbatches = 1 + max(microbatch for _, microbatch in seen)
+    if num_stages * num_microbatches > len(seen):
+        raise _missing(seen, num_stages, num_microbatches)
+    worker_of = np.empty((num_microbatches, num_stages), np.int32)
+    for (stage, microbatch), (_, worker, _) in seen.items():
+        worker_of[microbatch, stage] = worker
+    first_pipe = worker_of[0]
+    mirrored = len(rows) - 1 - first_pipe
+    odd = np.nonzero(np.any(worker_of != first_pipe, axis=1))[0]
+    if not len(odd):
+        return first_pipe[None], np.zeros(num_microbatches, np.int32)
+    for microbatch in odd:
+        if not np.array_equal(worker_of[microbatch], mirrored):
+            stage = int(np.nonzero(worker_of[microbatch] != first_pipe)[0][0])
+            op, worker, slot = seen[stage, int(microbatch)]
+            raise PlacementError(
+                f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
+                f"{first_pipe[stage]}: a stage has one worker, or two in pipes that mirror each "
+                "other",
+                worker,
+                slot,
+            )
+    pipe_of = np.zeros(num_microbatches, np.int32)
+    pipe_of[odd] = 1
+    return np.stack([first_pipe, mirrored]), pipe_of
+
+
+def _missing(
+    seen: Mapping[tuple[int, int], object], stages: int, microbatches: int
+) -> PlacementError:
+    """Name the first (stage, microbatch) without any op; the counts may be far too large."""
+    stage, microbatch = next(
+        (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in seen
+    )
+    return PlacementError(
+        f"missing op {stage}F{microbatch}: the table has stages up to {stages - 1} and "
+        f"microbatches up to {microbatches - 1}, but no op of stage {stage} and microbatch "
+        f"{microbatch}"
+    )

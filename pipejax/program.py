@@ -1,0 +1,159 @@
+"""The program: a lowered schedule, as arrays of integers."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.layout import CostLayout
+from pipejax.ops import Phase
+from pipejax.shapes import Array, Int, NumpyArray
+
+SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
+NO_WORKER = -1
+
+IntArray = Int[Array, "..."] | Int[NumpyArray, "..."]
+
+
+class MessageTable(NamedTuple):
+    """The messages of a program, for reports and drawings; the recurrence does not need them.
+
+    Attributes:
+      producer: (messages) node that makes the message.
+      carrier: (messages) node that transmits it, or the source where it occupies nobody.
+      consumer: (messages) node that waits for it.
+      lag_index: (messages) position of the delay between producer or carrier and consumer.
+      phase: (messages) SEND_F or SEND_B.
+      stage: (messages) stage that sends.
+      microbatch: (messages) microbatch.
+      sender: (messages) worker.
+      receiver: (messages) worker.
+    """
+
+    producer: IntArray
+    carrier: IntArray
+    consumer: IntArray
+    lag_index: IntArray
+    phase: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    sender: IntArray
+    receiver: IntArray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """What every node waits for, and where its costs stand; nodes are in topological order.
+
+    Costs are not part of it: the same program is priced with any number of cost vectors.
+    Padding, if there is any, has the source as predecessor and the constant 0 as cost.
+
+    Attributes:
+      preds: (nodes, max_preds) nodes to wait for; unused entries are the source.
+      lag_index: (nodes, max_preds) position of the lag of each such edge in the cost vector.
+      duration_index: (nodes) position of the duration in the cost vector.
+      pair_index: (pairs, 2) positions of the forward and backward that a fused pair joins.
+      pair_stage: (pairs) stage of the forward of a fused pair.
+      phase: (nodes) phase code; SEND_F or SEND_B for a message, IDLE for source and padding.
+      stage: (nodes) stage of the op, or of the producer of a message.
+      microbatch: (nodes) microbatch.
+      pipe: (nodes) pipe.
+      worker: (nodes) worker whose compute the node occupies, or `NO_WORKER`.
+      sender: (nodes) worker that sends a message, or `NO_WORKER`.
+      receiver: (nodes) worker that receives it, or `NO_WORKER`.
+      node_of_cell: (workers, slots) node of each cell of the table, the source where it has none.
+      last_node: (workers) last node of each worker's row.
+      first_node: (workers) first node of each worker's row.
+      messages: what is sent between workers.
+      layout: positions in the cost vector.
+      num_microbatches: M.
+      name: schedule name.
+      link: link model.
+      queues: scope of the communication queues, for the rendezvous model.
+    """
+
+    preds: IntArray
+    lag_index: IntArray
+    duration_index: IntArray
+    pair_index: IntArray
+    pair_stage: IntArray
+    phase: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    pipe: IntArray
+    worker: IntArray
+    sender: IntArray
+    receiver: IntArray
+    node_of_cell: IntArray
+    first_node: IntArray
+    last_node: IntArray
+    messages: MessageTable
+    layout: CostLayout = dataclasses.field(metadata={"static": True})
+    num_microbatches: int = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})
+    link: str = dataclasses.field(metadata={"static": True})
+    queues: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, source and padding included."""
+        return self.preds.shape[0]
+
+    @property
+    def max_preds(self) -> int:
+        """Width of the predecessor table."""
+        return self.preds.shape[1]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self.node_of_cell.shape[0]
+
+
+jax.tree_util.register_dataclass(Program)
+
+
+def pad(program: Program, *, num_nodes: int, max_preds: int) -> Program:
+    """Add nodes and predecessor entries that change nothing, to share one compiled shape.
+
+    Args:
+      program: a lowered schedule.
+      num_nodes: nodes to have, at least as many as there are.
+      max_preds: predecessor entries to have, at least as many as there are.
+
+    Returns:
+      The padded program: same makespan, same gradient.
+
+    Raises:
+      ValueError: if it would have to shrink.
+
+    Example:
+      >>> import pipejax as pj
+      >>> program = pj.lower(pj.schedules.build("gpipe", num_workers=2, num_microbatches=1))
+      >>> pj.pad(program, num_nodes=9, max_preds=4).preds.shape
+      (9, 4)
+    """
+    more_nodes = num_nodes - program.num_nodes
+    more_preds = max_preds - program.max_preds
+    if more_nodes < 0 or more_preds < 0:
+        raise ValueError(
+            f"cannot pad a program of {program.num_nodes} nodes and {program.max_preds} "
+            f"predecessors to num_nodes={num_nodes}, max_preds={max_preds}"
+        )
+
+    def nodes(array: IntArray, fill: int) -> IntArray:
+        widths = [(0, more_nodes)] + [(0, more_preds)] * (array.ndim - 1)
+        return np.pad(np.asarray(array), widths, constant_values=fill)
+
+    return dataclasses.replace(
+        program,
+        preds=nodes(program.preds, SOURCE),
+        lag_index=nodes(program.lag_index, 0),
+        duration_index=nodes(program.duration_index, 0),
+        phase=nodes(program.phase, Phase.IDLE),
+        **{
+            name: nodes(getattr(program, name), -1)
+            for name in ("stage", "microbatch", "pipe", "worker", "sender", "receiver")
+        },
+    )

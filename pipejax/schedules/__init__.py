@@ -1,0 +1,93 @@
+"""Builders: a schedule by name, as a table.
+
+Each builder is one small file with its source. `REGISTRY` lists them, so that commands, tests
+and sweeps cross over all of them.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pipejax.schedules.chimera import chimera, chimera_asymmetric
+from pipejax.schedules.gpipe import gpipe
+from pipejax.schedules.hanayo import hanayo
+from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
+from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from pipejax.table import ScheduleTable
+
+__all__ = ["REGISTRY", "Builder", "build", "names"]
+
+
+class Builder(NamedTuple):
+    """A schedule that can be built.
+
+    Attributes:
+      function: makes the table.
+      source: where the schedule was published.
+    """
+
+    function: Callable[..., ScheduleTable]
+    source: str
+
+    @property
+    def summary(self) -> str:
+        """First line of the builder's docstring."""
+        return (inspect.getdoc(self.function) or "").splitlines()[0].rstrip(".")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Parameters beyond workers, microbatches and slots."""
+        known = {"num_workers", "num_microbatches", "slots"}
+        return tuple(p for p in inspect.signature(self.function).parameters if p not in known)
+
+
+REGISTRY: Mapping[str, Builder] = {
+    "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
+    "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
+    "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
+    "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
+    "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
+    "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)"),
+    "chimera-asymmetric": Builder(chimera_asymmetric, "Barley et al. (arXiv:2605.24006)"),
+    "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all schedules that can be built."""
+    return tuple(REGISTRY)
+
+
+def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any) -> ScheduleTable:
+    """Build a schedule by name.
+
+    Args:
+      name: one of `names()`.
+      num_workers: P, at least 1.
+      num_microbatches: M, at least 1.
+      **options: what the schedule takes besides: stages_per_worker, waves, stage_shares, slots.
+
+    Returns:
+      The table.
+
+    Raises:
+      ValueError: if the name is unknown, or the schedule does not exist for these numbers; the
+        message says which are legal.
+
+    Example:
+      >>> print(build("1f1b", num_workers=2, num_microbatches=3, slots={"F": 1, "B": 1}))
+                   0    1    2    3    4    5    6    7
+        worker 0  0F0  0F1   .   0B0  0F2  0B1   .   0B2
+        worker 1   .   1F0  1B0  1F1  1B1  1F2  1B2   .
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"unknown schedule {name!r}: known are {', '.join(REGISTRY)}")
+    builder = REGISTRY[name]
+    for option in options:
+        if option not in (*builder.options, "slots"):
+            takes = ", ".join((*builder.options, "slots"))
+            raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
+    for what, count in (("num_workers", num_workers), ("num_microbatches", num_microbatches)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{what} must be a whole number of at least 1, got {count!r}")
+    return builder.function(num_workers, num_microbatches, **options)

@@ -1,0 +1,37 @@
+"""GPipe: all forwards, then all backwards (arXiv:1811.06965)."""
+
+from collections.abc import Mapping
+
+from pipejax.idealised import spread
+from pipejax.ops import Op, Phase
+from pipejax.placement import looped
+from pipejax.table import UNIT_SLOTS, ScheduleTable
+
+
+def gpipe(
+    num_workers: int, num_microbatches: int, *, slots: Mapping[str, float] = UNIT_SLOTS
+) -> ScheduleTable:
+    """All forwards, then all backwards; holds every microbatch.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table.
+
+    Example:
+      >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
+                   0    1    2    3    4    5
+        worker 0  0F0  0F1   .    .   0B0  0B1
+        worker 1   .   1F0  1F1  1B0  1B1   .
+    """
+    rows = [
+        [(Op(phase, stage, m),) for phase in (Phase.F, Phase.B) for m in range(num_microbatches)]
+        for stage in range(num_workers)
+    ]
+    packed = ScheduleTable.from_rows(
+        rows, placement=looped(num_workers), name="gpipe", slots=slots
+    )
+    return spread(packed)

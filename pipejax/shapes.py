@@ -1,0 +1,30 @@
+"""Array types with named axes, for signatures.
+
+The annotations are jaxtyping's and the tests execute them. jaxtyping is a tool of development,
+not of the engine, so where it is not installed the same names stand for the plain array.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ModuleNotFoundError:
+
+        class _Unchecked:
+            """Stands for `Kind[Array, "axes"]` and means `Array`."""
+
+            def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+                return item[0]
+
+        Bool = Float = Int = _Unchecked
+
+Array = jax.Array
+NumpyArray = np.ndarray[Any, np.dtype[Any]]
+
+__all__ = ["Array", "Bool", "Float", "Int", "NumpyArray"]

@@ -1,0 +1,329 @@
+"""Models: FLOP, bytes, parameters and activations of a transformer, from published formulas.
+
+b is the microbatch size in sequences, s the sequence length, h the hidden size, a the number of
+attention heads, t the tensor-parallel degree. FLOP of F, I and W per layer are those of the
+zero-bubble paper (arXiv:2401.10241, Table 1), activations those of Korthikanti et al.
+(arXiv:2205.05198, Table 2), parameters those of Megatron (arXiv:2104.04473, eq. 2), all written
+so that grouped-query attention and gated MLPs fit in.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax.hardware import Number, _names, data_file
+from pipejax.units import check_keys, load_json, number
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A transformer language model.
+
+    Attributes:
+      name: name.
+      source: where the numbers come from.
+      layers: L.
+      hidden: h.
+      heads: a.
+      kv_heads: heads of keys and values.
+      ffn_hidden: width of the MLP.
+      vocabulary: V; 0 for a model without embedding and head.
+      sequence: s [tokens].
+      gated_mlp: whether the MLP has a gate (three matrices instead of two).
+      biases: whether linear layers and norms have biases.
+      learned_positions: whether positions are embedded with parameters.
+      tied_embeddings: whether the head shares the embedding's parameters.
+      dropout: whether dropout masks are kept.
+      flash_attention: whether attention scores are recomputed instead of kept.
+      element_bytes: bytes of a parameter, activation or gradient.
+      optimizer_bytes: bytes of optimizer state per parameter.
+    """
+
+    name: str
+    source: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn_hidden: int
+    vocabulary: int
+    sequence: int
+    gated_mlp: bool
+    biases: bool
+    learned_positions: bool
+    tied_embeddings: bool
+    dropout: bool
+    flash_attention: bool
+    element_bytes: int = 2
+    optimizer_bytes: int = 12
+
+    @property
+    def kv_hidden(self) -> float:
+        """Width of keys and of values."""
+        return self.hidden * self.kv_heads / self.heads
+
+    @property
+    def matrix_parameters(self) -> float:
+        """Parameters of one layer that take part in matrix products: 12 h^2 in a GPT."""
+        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_hidden
+        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.ffn_hidden
+
+    @property
+    def layer_parameters(self) -> float:
+        """Parameters of one layer: 12 h^2 + 13 h in a GPT."""
+        norms = 2 * self.hidden * (2 if self.biases else 1)
+        mlp = self.ffn_hidden * (2 if self.gated_mlp else 1) + self.hidden
+        biases = (2 * self.hidden + 2 * self.kv_hidden + mlp) if self.biases else 0
+        return self.matrix_parameters + norms + biases
+
+    @property
+    def embedding_parameters(self) -> float:
+        """Parameters of the token and position embedding on the first stage."""
+        if not self.vocabulary:
+            return 0
+        return self.hidden * (self.vocabulary + (self.sequence if self.learned_positions else 0))
+
+    @property
+    def head_parameters(self) -> float:
+        """Parameters of the output head, counted also where it is tied to the embedding."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def parameters(self) -> float:
+        """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
+
+        Example:
+          >>> round(load_model("gpt3-175b").parameters / 1e9, 1)
+          174.6
+        """
+        head = 0 if self.tied_embeddings else self.head_parameters
+        return self.layers * self.layer_parameters + self.embedding_parameters + head
+
+
+class PhaseFlop(NamedTuple):
+    """FLOP of each phase.
+
+    Attributes:
+      forward: F.
+      input_grad: I, recomputation included.
+      weight_grad: W.
+    """
+
+    forward: Number
+    input_grad: Number
+    weight_grad: Number
+
+
+def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -> PhaseFlop:
+    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT.
+
+    Args:
+      model: the transformer.
+      microbatch_size: b [sequences].
+      recompute: "none", "selective" (attention scores again: 4bs^2h) or "full" (the whole
+        forward again); it is part of I.
+
+    Returns:
+      FLOP of F, I and W.
+
+    Raises:
+      ValueError: if recompute is unknown.
+
+    Example:
+      >>> flop = layer_flop(load_model("gpt3-175b"), 1.0)
+      >>> round(sum(flop) / flop.forward, 3)
+      3.0
+
+    References:
+      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
+    """
+    _check_recompute(recompute)
+    tokens = microbatch_size * model.sequence
+    linear = 2 * tokens * model.matrix_parameters
+    scores = 4 * tokens * model.sequence * model.hidden
+    again = {"none": 0.0, "selective": scores, "full": linear + scores}[recompute]
+    return PhaseFlop(linear + scores, linear + 2 * scores + again, linear)
+
+
+def head_flop(model: Model, microbatch_size: Number) -> PhaseFlop:
+    """FLOP of the output head: 2bshV in each phase.
+
+    Args:
+      model: the transformer.
+      microbatch_size: b [sequences].
+
+    Returns:
+      FLOP of F, I and W.
+    """
+    each = 2 * microbatch_size * model.sequence * model.head_parameters
+    return PhaseFlop(each, each, each)
+
+
+def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Number:
+    """FLOP of a whole step.
+
+    Args:
+      model: the transformer.
+      minibatch: sequences in the step.
+      recompute: "none", "selective" or "full".
+
+    Returns:
+      FLOP; with full recomputation Megatron's eq. 3, without any Korthikanti's model FLOP.
+
+    Example:
+      >>> round(step_flop(load_model("gpt3-175b"), 1536, "full") / 1e18, 2)
+      4.51
+    """
+    layers = model.layers * sum(layer_flop(model, minibatch, recompute))
+    return layers + sum(head_flop(model, minibatch))
+
+
+def layer_activation_bytes(
+    model: Model,
+    microbatch_size: Number,
+    *,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> Number:
+    """Bytes that one microbatch leaves on one layer until its backward.
+
+    sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
+    with selective recomputation the last term is gone; with full recomputation only the input
+    stays, 2sbh.
+
+    Args:
+      model: the transformer.
+      microbatch_size: b [sequences].
+      tensor_parallel: t.
+      sequence_parallel: whether norms and dropout are split over the t workers too.
+      recompute: "none", "selective" or "full".
+
+    Returns:
+      Bytes on each of the t workers.
+
+    Raises:
+      ValueError: if recompute is unknown.
+
+    Example:
+      >>> gpt = load_model("gpt3-175b")
+      >>> layer_activation_bytes(gpt, 1.0) / (gpt.sequence * gpt.hidden)  # 34 + 5as/h
+      114.0
+
+    References:
+      Korthikanti et al. (arXiv:2205.05198), Table 2.
+    """
+    _check_recompute(recompute)
+    e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
+    shared_by = tensor_parallel if sequence_parallel else 1
+    if recompute == "full":
+        return e * tokens * h / shared_by
+    norms_and_inputs = tokens * h * (4 * e + (2 if model.dropout else 0))
+    queries = e * tokens * (h + 2 * model.kv_hidden) + e * tokens * h
+    mlp = e * tokens * model.ffn_hidden * (3 if model.gated_mlp else 2)
+    keeps_scores = recompute == "none" and not model.flash_attention
+    per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
+    scores = per_score * model.heads * tokens * model.sequence
+    return norms_and_inputs / shared_by + (queries + mlp + scores) / tensor_parallel
+
+
+def edge_activation_bytes(
+    model: Model, microbatch_size: Number, *, tensor_parallel: int = 1
+) -> tuple[Number, Number]:
+    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
+
+    Args:
+      model: the transformer.
+      microbatch_size: b [sequences].
+      tensor_parallel: t.
+
+    Returns:
+      Dropout mask of the embedding, sbh/t, and final norm, head input and logits in 4 bytes,
+      4sbh/t (1 + V/h); both 0 without a vocabulary.
+
+    References:
+      Korthikanti et al. (arXiv:2205.05198), section 4.3.
+    """
+    if not model.vocabulary:
+        return 0.0, 0.0
+    tokens = microbatch_size * model.sequence
+    mask = tokens * model.hidden / tensor_parallel if model.dropout else 0.0
+    head = tokens * (2 * model.element_bytes * model.hidden + 4 * model.vocabulary)
+    return mask, head / tensor_parallel
+
+
+def boundary_bytes(
+    model: Model, microbatch_size: Number, *, tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+) -> Number:  # fmt: skip
+    """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism.
+
+    Args:
+      model: the transformer.
+      microbatch_size: b [sequences].
+      tensor_parallel: t.
+      sequence_parallel: whether the activation is split over the t workers.
+
+    Returns:
+      Bytes of one message.
+    """
+    volume = microbatch_size * model.sequence * model.hidden * model.element_bytes
+    return volume / (tensor_parallel if sequence_parallel else 1)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the models that come with pipejax."""
+    return _names("models")
+
+
+def load_model(name: str | Path) -> Model:
+    """Read a model by name, or from a JSON file.
+
+    Args:
+      name: one of `model_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: if the name is unknown, or the file lacks a key or holds a wrong value.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> load_model("llama3-70b").layers
+      80
+    """
+    path = data_file("models", name, "model")
+    data = load_json(path)
+    fields = {field.name: field for field in dataclasses.fields(Model)}
+    keys = {_KEYS.get(name, name): name for name in fields}
+    check_keys(data, tuple(keys), path.name)
+    values: dict[str, Any] = {}
+    for key, field in keys.items():
+        if key not in data:
+            if fields[field].default is dataclasses.MISSING:
+                raise ValueError(f"{path.name}: {key} is missing")
+            continue
+        value, kind = data[key], fields[field].type
+        if kind in (str, bool):
+            if not isinstance(value, kind):
+                wanted = "a text" if kind is str else "true or false"
+                raise ValueError(f"{path.name}: {key} must be {wanted}, got {value!r}")
+            values[field] = value
+            continue
+        count = number(value, f"{path.name}: {key}", least=0 if field == "vocabulary" else 1)
+        if count != int(count):
+            raise ValueError(f"{path.name}: {key} must be a whole number, got {value!r}")
+        values[field] = int(count)
+    return Model(**values)
+
+
+_KEYS = {"sequence": "sequence_tokens", "optimizer_bytes": "optimizer_bytes_per_parameter",
+         "element_bytes": "bytes_per_element"}  # fmt: skip
+
+
+def _check_recompute(recompute: str) -> None:
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"unknown recompute {recompute!r}: known are {', '.join(RECOMPUTE)}")
