@@ -1,0 +1,55 @@
+"""The application: commands, and how mistakes are reported."""
+
+import sys
+from collections.abc import Sequence
+
+import jax
+import typer
+
+from pipejax.cli import compare, evaluate, export, show
+from pipejax.cli import schedules as schedules_command
+from pipejax.cli.options import with_options
+from pipejax.table import ScheduleError
+
+app = typer.Typer(
+    name="pipejax",
+    help="How long does one LLM training step take under this pipeline schedule on this machine?",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (evaluate.evaluate, compare.compare, show.show, export.export):
+    app.command()(with_options(command))
+app.command()(schedules_command.schedules)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+      arguments: as after the program's name.
+
+    Returns:
+      Exit code: 0, or 2 for a user's mistake, which is named in one line on stderr; where a
+      person reads it, the table follows with the place marked.
+    """
+    jax.config.update("jax_enable_x64", True)
+    try:
+        result = app(list(arguments) or ["--help"], standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except typer.Abort:
+        return _report("interrupted")
+    except typer.TyperException as error:
+        return _report(error.format_message())
+    except ScheduleError as error:
+        return _report(error.reason, error.grid if sys.stderr.isatty() else "")
+    except OSError as error:
+        return _report(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
+        return _report(str(error))
+
+
+def _report(message: str, details: str = "") -> int:
+    """Write one line, and details for a person, to stderr."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n" + (f"{details}\n" if details else ""))
+    return 2

@@ -1,0 +1,120 @@
+"""`pipejax compare`: schedules at three levels, side by side."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from pipejax.cli.options import JsonFlag, Links, Pricing, TableOptions, required
+from pipejax.cli.report import console, percent, print_json, seconds
+from pipejax.compare import Levels, levels
+from pipejax.schedules import REGISTRY
+from pipejax.workload import memory_bytes
+
+
+def compare(
+    options: TableOptions,
+    pricing: Pricing | None,
+    links: Links,
+    schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
+    workers: Annotated[int, typer.Option(help="Workers P.")],
+    microbatches: Annotated[str, typer.Option(help="Microbatches, as 8,16,32.")],
+    json: JsonFlag = False,
+) -> None:
+    """Compare schedules as published formula, idealised table and communication-aware run."""
+    priced = required(pricing)
+    points = [
+        (name.strip(), count)
+        for count in _counts(microbatches)
+        for name in _names(schedules)
+    ]  # fmt: skip
+    rows = [
+        _row(name, workers, count, options, priced, links)
+        for name, count in track(points, "evaluating", console=_stderr(), transient=True)
+    ]
+    if all("error" in row for row in rows):
+        raise ValueError(rows[0]["error"])
+    if json:
+        print_json({"workers": workers, "link": links.link, "rows": rows})
+        return
+    _print(rows, priced)
+
+
+def _stderr() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in REGISTRY:
+            raise ValueError(f"unknown schedule {name!r}: known are {', '.join(REGISTRY)}")
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise ValueError(f"--microbatches must be whole numbers of at least 1, got {text!r}")
+    return counts
+
+
+def _row(
+    name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: Links
+) -> dict[str, Any]:
+    """Evaluate one point; one that does not exist says why instead."""
+    takes = {*REGISTRY[name].options, "slots"}
+    own = TableOptions({k: v for k, v in options.options.items() if k in takes})
+    try:
+        table = own.build(name, workers, count)
+        point: Levels = levels(table, pricing.of(table), link=links.link, queues=links.queues)
+    except ValueError as error:
+        return {"schedule": name, "microbatches": count, "error": str(error)}
+    row = point._asdict()
+    if pricing.workload is not None:
+        row["step_time"] = point.makespan
+        row["memory_bytes"] = memory_bytes(pricing.workload, table)
+    return row
+
+
+def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
+    best = {
+        count: min(r["makespan"] for r in rows if r["microbatches"] == count and "makespan" in r)
+        for count in {r["microbatches"] for r in rows if "makespan" in r}
+    }
+    grid = Table(
+        "M", "schedule", "makespan", "bubble: formula", "table", "run",
+        "in flight: formula", "table", "copies", "bound by",
+        title="formula: as published; table: idealised, in slots; run: with messages",
+    )  # fmt: skip
+    if pricing.workload is not None:
+        grid.add_column("memory")
+    for row in rows:
+        if "error" in row:
+            grid.add_row(str(row["microbatches"]), row["schedule"], "-", "-", "-", "-", "-", "-",
+                         "-", "-")  # fmt: skip
+            continue
+        fastest = row["makespan"] <= best[row["microbatches"]] * (1 + 1e-12)
+        style = "[bold green]" if fastest else ""
+        cells = [
+            str(row["microbatches"]), row["schedule"], f"{style}{seconds(row['makespan'])}",
+            percent(row["formula_bubble_ratio"]), percent(row["table_bubble_ratio"]),
+            percent(row["bubble_ratio"]),
+            "-" if row["formula_in_flight"] is None else str(row["formula_in_flight"]),
+            str(row["peak_in_flight"]), str(row["weight_copies"]), row["bound_by"],
+        ]  # fmt: skip
+        if pricing.workload is not None:
+            cells.append(f"{max(row['memory_bytes']) / 1e9:.1f} GB")
+        grid.add_row(*cells)
+    out = console()
+    out.print(grid)
+    out.print("where the levels disagree, and why:")
+    for row in rows:
+        reason = row.get("why") or f"not evaluated: {row['error']}"
+        out.print(f"  {row['schedule']}, M = {row['microbatches']}: {reason}", soft_wrap=True)

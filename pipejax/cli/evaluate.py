@@ -1,0 +1,99 @@
+"""`pipejax evaluate`: one schedule, one set of costs."""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pipejax.cli.options import JsonFlag, Links, Pricing, required
+from pipejax.cli.report import console, gigabytes, percent, print_json, seconds
+from pipejax.evaluate import Evaluation
+from pipejax.evaluate import evaluate as run
+from pipejax.table import ScheduleTable
+from pipejax.workload import memory_bytes
+
+
+def evaluate(
+    table: ScheduleTable, pricing: Pricing | None, links: Links, json: JsonFlag = False
+) -> None:
+    """Evaluate one schedule: step time, bubbles, memory, critical path."""
+    priced = required(pricing)
+    evaluation = run(table, priced.of(table), link=links.link, queues=links.queues)
+    result = summary(evaluation, priced)
+    if json:
+        print_json(result)
+        return
+    out = console()
+    out.print(f"[bold]{result['schedule']}[/], {result['workers']} workers, "
+              f"{result['stages']} stages, {result['microbatches']} microbatches, "
+              f"{_link(evaluation)} links")  # fmt: skip
+    totals = Table(show_header=False, box=None, padding=(0, 2))
+    totals.add_row("makespan", f"[bold]{seconds(result['makespan'])}[/]")
+    totals.add_row("bubble ratio", percent(result["bubble_ratio"]) + "  idle / all")
+    totals.add_row("bubble overhead", percent(result["bubble_overhead"]) + "  lost / ideal")
+    totals.add_row("largest span", f"{seconds(result['max_span'])}, of which idle "
+                                   f"{percent(result['span_bubble_ratio'])}")  # fmt: skip
+    shares = sorted(result["critical_path"].items(), key=lambda item: -item[1])
+    path = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    totals.add_row("critical path", path.replace("%", " %"))
+    if "tokens_per_second" in result:
+        totals.add_row("tokens", f"{result['tokens_per_second']:.4g} per second")
+    out.print(totals)
+    out.print(_workers(evaluation, result, priced))
+
+
+def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
+    """Collect what `--json` prints.
+
+    Args:
+      evaluation: the run.
+      pricing: what it was priced with.
+
+    Returns:
+      The object of DESIGN section 6; times in seconds.
+    """
+    result = {
+        name: getattr(evaluation, name)
+        for name in (
+            "schedule", "workers", "stages", "microbatches", "link", "queues", "makespan",
+            "bubble_ratio", "bubble_overhead", "max_span", "span_bubble_ratio", "busy",
+            "peak_in_flight", "bound_by",
+        )
+    }  # fmt: skip
+    if evaluation.link != "rendezvous":
+        del result["queues"]
+    result["critical_path"] = dict(evaluation.path_share)
+    if pricing.workload is not None:
+        tokens = pricing.workload.minibatch * pricing.workload.model.sequence
+        result["step_time"] = evaluation.step_time
+        result["memory_bytes"] = memory_bytes(pricing.workload, evaluation.table)
+        result["tokens_per_second"] = tokens / evaluation.step_time
+    return result
+
+
+def _link(evaluation: Evaluation) -> str:
+    queues = f" (one queue per {evaluation.queues})" if evaluation.link == "rendezvous" else ""
+    return evaluation.link + queues
+
+
+def _workers(evaluation: Evaluation, result: dict[str, Any], pricing: Pricing) -> Table:
+    grid = Table("worker", "stages", "busy", "idle", "peak in flight")
+    system = pricing.system
+    if "memory_bytes" in result and system is not None:
+        grid.add_column(f"memory (of {gigabytes(float(system.memory_capacity))})")
+    for worker in range(evaluation.workers):
+        stages = np.argwhere(evaluation.table.placement == worker)[:, 1]
+        idle = 1 - result["busy"][worker] / (evaluation.makespan or 1)
+        row = [
+            str(worker),
+            " ".join(map(str, stages)),
+            seconds(result["busy"][worker]),
+            percent(idle),
+            str(result["peak_in_flight"][worker]),
+        ]
+        if "memory_bytes" in result and system is not None:
+            need = float(result["memory_bytes"][worker])
+            over = "  [red]too much[/]" if need > float(system.memory_capacity) else ""
+            row.append(gigabytes(need) + over)
+        grid.add_row(*row)
+    return grid

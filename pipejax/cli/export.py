@@ -1,0 +1,46 @@
+"""`pipejax export`: a table for other programs."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipejax.cli.options import JsonFlag, Links, Pricing, or_slots
+from pipejax.cli.report import console, print_json
+from pipejax.costs import Costs
+from pipejax.evaluate import evaluate
+from pipejax.files import to_csv, to_json
+from pipejax.table import ScheduleTable
+from pipejax.trace import chrome_trace
+
+
+def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
+    return chrome_trace(evaluate(table, costs, link=links.link, queues=links.queues))
+
+
+FORMATS: Mapping[str, Callable[[ScheduleTable, Costs, Links], str]] = {
+    "torch-csv": lambda table, costs, links: to_csv(table),
+    "json": lambda table, costs, links: to_json(table),
+    "chrome-trace": _trace,
+}
+
+
+def export(
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
+    out: Annotated[Path, typer.Option(help="File to write; it is replaced.")],
+    json: JsonFlag = False,
+) -> None:
+    """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto."""
+    if format not in FORMATS:
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
+    text = FORMATS[format](table, or_slots(pricing, table), links)
+    out.write_bytes(text.encode())
+    result = {"format": format, "out": str(out), "bytes": len(text.encode())}
+    if json:
+        print_json(result)
+    else:
+        console().print(f"wrote {format} to {out} ({result['bytes']} bytes)")

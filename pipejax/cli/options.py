@@ -1,0 +1,329 @@
+"""Options that commands share: which table, at what costs, over which links."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from pipejax import schedules
+from pipejax.cost_files import (
+    parse_seconds,
+    parse_times,
+    read_costs,
+    slot_costs,
+    stage_times,
+    worker_times,
+)
+from pipejax.costs import Costs
+from pipejax.files import read_table
+from pipejax.hardware import System, load_system
+from pipejax.links import LINKS, QUEUES
+from pipejax.table import ScheduleTable
+from pipejax.transformer import RECOMPUTE, load_model
+from pipejax.workload import Workload, stage_costs
+
+Text = str | None
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class Links(NamedTuple):
+    """Link model and scope of its queues."""
+
+    link: str
+    queues: str
+
+
+class Pricing(NamedTuple):
+    """How tables are priced; `of` gives the costs of one."""
+
+    of: Callable[[ScheduleTable], Costs]
+    workload: Workload | None
+    system: System | None
+
+
+class TableOptions(NamedTuple):
+    """Options of schedules that build tables for given workers and microbatches."""
+
+    options: dict[str, Any]
+
+    def build(self, schedule: str, workers: int, microbatches: int) -> ScheduleTable:
+        """Build a table; options that the schedule does not have are an error.
+
+        Raises:
+          ValueError: if the schedule does not exist for these numbers.
+        """
+        return schedules.build(
+            schedule, num_workers=workers, num_microbatches=microbatches, **self.options
+        )
+
+
+def choose_options(
+    *,
+    stages_per_worker: Annotated[
+        int | None, typer.Option(help="Stages per worker V, for interleaved schedules.")
+    ] = None,
+    waves: Annotated[int | None, typer.Option(help="Waves of hanayo.")] = None,
+    stage_shares: Annotated[
+        Text, typer.Option(help="Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.")
+    ] = None,
+    slots: Annotated[
+        Text,
+        typer.Option(help="Slot durations that the table is drawn with, as F=1,B=2."),
+    ] = None,
+) -> TableOptions:
+    """Read what a schedule takes besides workers and microbatches."""
+    options: dict[str, Any] = {}
+    if stages_per_worker is not None:
+        options["stages_per_worker"] = stages_per_worker
+    if waves is not None:
+        options["waves"] = waves
+    if stage_shares is not None:
+        options["stage_shares"] = [
+            parse_seconds(share.strip(), "--stage-shares") for share in stage_shares.split(",")
+        ]
+    if slots is not None:
+        options["slots"] = _parse_slots(slots)
+    return TableOptions(options)
+
+
+def _parse_slots(text: str) -> dict[str, float]:
+    slots: dict[str, float] = {}
+    for entry in text.split(","):
+        letter, _, value = (part.strip() for part in entry.partition("="))
+        duration = parse_seconds(value, f"--slots: {letter}")
+        if letter not in ("F", "B") or letter in slots or duration == 0:
+            raise ValueError(f"--slots: expected F and B once each, above 0, got {text!r}")
+        slots[letter] = duration
+    if set(slots) != {"F", "B"}:
+        raise ValueError(f"--slots: expected F and B, as F=1,B=2, got {text!r}")
+    return slots
+
+
+def choose_table(
+    *,
+    schedule: Annotated[
+        Text, typer.Option(help="Schedule to build, see `pipejax schedules`.")
+    ] = None,
+    table: Annotated[
+        Text, typer.Option(help="Table to read: PyTorch's schedule CSV, or JSON.", metavar="FILE")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers P.")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Microbatches M.")] = None,
+    options: TableOptions,
+) -> ScheduleTable:
+    """Build or read the table."""
+    if (schedule is None) == (table is None):
+        raise ValueError(
+            "give either --schedule with --workers and --microbatches, or --table FILE"
+        )
+    given = {"--workers": workers, "--microbatches": microbatches}
+    if table is not None:
+        extra = [name for name, value in given.items() if value is not None]
+        extra += [f"--{name.replace('_', '-')}" for name in options.options]
+        if extra:
+            raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
+        return read_table(table)
+    missing = [name for name, value in given.items() if value is None]
+    if missing or workers is None or microbatches is None or schedule is None:
+        raise ValueError(f"--schedule needs {missing[0]}")
+    return options.build(schedule, workers, microbatches)
+
+
+def choose_costs(
+    *,
+    stage_times: Annotated[
+        Text, typer.Option(help="Seconds per op of one stage: F=1,B=2 or F=1,I=1,W=1.")
+    ] = None,
+    worker_times: Annotated[
+        Text,
+        typer.Option(help="Seconds of one microbatch on one worker, divided over its stages."),
+    ] = None,
+    model: Annotated[Text, typer.Option(help="Model: a name or a JSON file.")] = None,
+    system: Annotated[Text, typer.Option(help="System: a name or a JSON file.")] = None,
+    minibatch: Annotated[
+        int | None, typer.Option(help="Sequences per step and pipeline, with --model.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Accelerators per worker, with --model.")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Split norms and messages over them too.")
+    ] = False,
+    data_parallel: Annotated[
+        int | None, typer.Option(help="Replicas of the pipeline, with --model.")
+    ] = None,
+    recompute: Annotated[
+        Text, typer.Option(help=f"Recomputation, with --model: {', '.join(RECOMPUTE)}.")
+    ] = None,
+    comm: Annotated[
+        Text, typer.Option(help="Seconds of a message: latency 0, this transmit time.")
+    ] = None,
+    latency: Annotated[Text, typer.Option(help="Latency of a message in seconds.")] = None,
+    transmit: Annotated[Text, typer.Option(help="Transmit time of a message in seconds.")] = None,
+    costs: Annotated[
+        Text, typer.Option(help="Measured costs: a JSON file.", metavar="FILE")
+    ] = None,
+) -> Pricing | None:
+    """Read how ops and messages are priced; None if no option says so."""
+    message = _parse_message(comm, latency, transmit)
+    with_model = {
+        "--system": system, "--minibatch": minibatch, "--tensor-parallel": tensor_parallel,
+        "--sequence-parallel": sequence_parallel or None, "--data-parallel": data_parallel,
+        "--recompute": recompute,
+    }  # fmt: skip
+    ways = {"--stage-times": stage_times, "--worker-times": worker_times, "--costs": costs,
+            "--model": model}  # fmt: skip
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"{chosen[0]} and {chosen[1]} both give times: choose one")
+    stray = [name for name, value in with_model.items() if value is not None]
+    if stray and model is None:
+        raise ValueError(f"{stray[0]} needs --model")
+    if not chosen:
+        if message:
+            raise ValueError("message times need op times: give --stage-times or --worker-times")
+        return None
+    if model is not None:
+        if message:
+            raise ValueError("--comm, --latency and --transmit do not go with --model: the "
+                             "system's links give message times")  # fmt: skip
+        return _price_model(model, **{name[2:].replace("-", "_"): value
+                                      for name, value in with_model.items()})  # fmt: skip
+    if costs is not None:
+        if message:
+            raise ValueError("--comm, --latency and --transmit do not go with --costs: its file "
+                             "gives message times")  # fmt: skip
+        path = costs
+        return Pricing(lambda table: read_costs(path, table), None, None)
+    per_stage = stage_times is not None
+    text = stage_times if stage_times is not None else worker_times
+    times = parse_times(text or "", chosen[0])
+    rule = stage_time_costs if per_stage else worker_time_costs
+    Costs.complete(**times)  # what is wrong with the times themselves is said before any table
+    return Pricing(lambda table: rule(table, {**times, **message}), None, None)
+
+
+def stage_time_costs(table: ScheduleTable, times: dict[str, float]) -> Costs:
+    """Costs of `--stage-times`."""
+    return stage_times(table, times)
+
+
+def worker_time_costs(table: ScheduleTable, times: dict[str, float]) -> Costs:
+    """Costs of `--worker-times`; message times are not divided."""
+    message = {name: times[name] for name in ("latency", "transmit") if name in times}
+    ops = {name: value for name, value in times.items() if name not in message}
+    divided = worker_times(table, ops)
+    return type(divided)(**{**vars(divided), **message})
+
+
+def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float]:
+    if comm is not None and (latency is not None or transmit is not None):
+        raise ValueError("--comm is latency 0 and a transmit time: give it, or --latency and "
+                         "--transmit")  # fmt: skip
+    given = {"transmit": ("--comm", comm)} if comm is not None else {
+        "latency": ("--latency", latency), "transmit": ("--transmit", transmit)}  # fmt: skip
+    return {
+        field: parse_seconds(text, option)
+        for field, (option, text) in given.items()
+        if text is not None
+    }
+
+
+def _price_model(model: str, system: Text, minibatch: int | None, **others: Any) -> Pricing:
+    if system is None or minibatch is None:
+        raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
+    given = {name: value for name, value in others.items() if value is not None}
+    if given.get("recompute", "none") not in RECOMPUTE:
+        raise ValueError(
+            f"--recompute must be one of {', '.join(RECOMPUTE)}, got {given['recompute']!r}"
+        )
+    workload = Workload(load_model(model), minibatch, **given)
+    machine = load_system(system)
+    return Pricing(lambda table: stage_costs(workload, machine, table), workload, machine)
+
+
+def choose_links(
+    *,
+    link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
+    queues: Annotated[
+        str, typer.Option(help=f"Queues under rendezvous, else unused: {', '.join(QUEUES)}.")
+    ] = "worker",
+) -> Links:
+    """Read the link model."""
+    if link not in LINKS:
+        raise ValueError(f"--link must be one of {', '.join(LINKS)}, got {link!r}")
+    if queues not in QUEUES:
+        raise ValueError(f"--queues must be one of {', '.join(QUEUES)}, got {queues!r}")
+    return Links(link, queues)
+
+
+_GROUPS: dict[str, Callable[..., Any]] = {
+    "options": choose_options,
+    "table": choose_table,
+    "pricing": choose_costs,
+    "links": choose_links,
+}
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of every group that it takes as an argument.
+
+    A command declares `table`, `options`, `pricing` or `links` as arguments and receives what
+    the group's options choose; every other argument is an option of its own.
+
+    Args:
+      command: function of the command.
+
+    Returns:
+      The function that typer sees, with all options in its signature.
+    """
+    wanted = inspect.signature(command).parameters
+    groups = [name for name in _GROUPS if name in wanted or (name == "options"
+                                                             and "table" in wanted)]  # fmt: skip
+    shared: dict[str, inspect.Parameter] = {}
+    for group in sorted(groups, key=lambda name: name == "options"):  # --schedule comes first
+        shared |= {
+            name: parameter
+            for name, parameter in inspect.signature(_GROUPS[group]).parameters.items()
+            if name not in _GROUPS
+            or name == "table" and group == "table"
+        }
+    own = {name: parameter for name, parameter in wanted.items() if name not in _GROUPS}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        chosen: dict[str, Any] = {}
+        for group in groups:
+            takes = inspect.signature(_GROUPS[group]).parameters
+            inputs = {name: chosen["options"] if name == "options" else given[name]
+                      for name in takes}  # fmt: skip
+            chosen[group] = _GROUPS[group](**inputs)
+        arguments = {name: chosen[name] for name in groups if name in wanted}
+        return command(**arguments, **{name: given[name] for name in own})
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                  for p in {**shared, **own}.values()]  # fmt: skip
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def required(pricing: Pricing | None) -> Pricing:
+    """Return the pricing, or say which options give it.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    if pricing is None:
+        raise ValueError(
+            "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "
+            "or --model NAME --system NAME --minibatch N"
+        )
+    return pricing
+
+
+def or_slots(pricing: Pricing | None, table: ScheduleTable) -> Costs:
+    """Return the costs, or the table's own slots where no option gives times."""
+    return slot_costs(table) if pricing is None else pricing.of(table)

@@ -1,0 +1,58 @@
+"""How numbers are printed for people."""
+
+import json
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+
+def console() -> Console:
+    """Return the console on stdout; tables keep their width where it is a file."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    sys.stdout.write(json.dumps(data, default=_plain, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def seconds(value: float) -> str:
+    """Format a time with the prefix that suits it.
+
+    Example:
+      >>> seconds(0.0616), seconds(33.0), seconds(0.0)
+      ('61.6 ms', '33 s', '0 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= factor:
+            return f"{value / factor:.5g} {unit}"
+    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+
+
+def percent(value: float | None) -> str:
+    """Format a ratio as a percentage, or a dash where there is none.
+
+    Example:
+      >>> percent(0.2727), percent(None)
+      ('27.27 %', '-')
+    """
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
+
+
+def gigabytes(value: float) -> str:
+    """Format bytes.
+
+    Example:
+      >>> gigabytes(2.5e9)
+      '2.50 GB'
+    """
+    return f"{value / 1e9:.2f} GB"
