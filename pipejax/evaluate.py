@@ -158,7 +158,9 @@ def evaluate(
 
 def _run(
     program: Program, vector: Float[NumpyArray, " costs"]
-) -> tuple[Float[NumpyArray, " nodes"], Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes preds"]]:
+) -> tuple[
+    Float[NumpyArray, " nodes"], Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes preds"]
+]:
     """Finish times and critical path in float64; programs of similar size share a compilation."""
     padded = pad(
         program,

@@ -1,5 +1,7 @@
 """Order of a directed graph: topological order, and the cycle where there is none."""
 
+import numpy as np
+
 from pipejax.shapes import Int, NumpyArray
 
 NodeIds = Int[NumpyArray, " nodes"]
@@ -37,14 +39,13 @@ def topological_order(num_nodes: int, tail: EdgeEnds, head: EdgeEnds) -> list[in
       >>> topological_order(3, np.array([2, 0]), np.array([0, 1]))
       [2, 0, 1]
     """
-    successors: list[list[int]] = [[] for _ in range(num_nodes)]
-    waiting_for = [0] * num_nodes
-    for u, v in zip(tail.tolist(), head.tolist(), strict=True):
-        successors[u].append(v)
-        waiting_for[v] += 1
-    order = [node for node in range(num_nodes) if waiting_for[node] == 0]
+    by_tail = np.argsort(tail, kind="stable")
+    successors = head[by_tail].tolist()
+    first = np.searchsorted(tail[by_tail], np.arange(num_nodes + 1)).tolist()
+    waiting_for = np.bincount(head, minlength=num_nodes).tolist()
+    order: list[int] = [node for node in range(num_nodes) if waiting_for[node] == 0]
     for node in order:  # grows while it is read: the queue and the answer are one list
-        for successor in successors[node]:
+        for successor in successors[first[node] : first[node + 1]]:
             waiting_for[successor] -= 1
             if waiting_for[successor] == 0:
                 order.append(successor)
@@ -60,7 +61,8 @@ def _find_cycle(waiting_for: list[int], tail: EdgeEnds, head: EdgeEnds) -> list[
         for u, v in zip(tail.tolist(), head.tolist(), strict=True)
         if waiting_for[u] and waiting_for[v]
     }
-    node, walked = next(iter(blocked_by)), {}
+    node = next(iter(blocked_by))
+    walked: dict[int, int] = {}
     while node not in walked:
         walked[node] = len(walked)
         node = blocked_by[node]

@@ -60,7 +60,9 @@ def _durations(
 ) -> Float[NumpyArray, "workers slots"]:
     """Slots that each cell takes."""
     by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
-    share = np.append(table.stage_shares if shares else np.ones(table.num_stages), 0.0)  # the last entry serves idle cells
+    share = np.append(
+        table.stage_shares if shares else np.ones(table.num_stages), 0.0
+    )  # the last entry serves idle cells
     return sum(
         (by_phase[cells.phase] * share[cells.stage] for cells in (table.cells, table.partners)),
         np.zeros(table.cells.phase.shape),

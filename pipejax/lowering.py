@@ -171,5 +171,3 @@ def _add_step_end(
         tail = np.array([row_end[worker], reductions[stage]])
         draft.add_edges(tail, np.array([update, update]), ZERO)
         row_end[worker] = update
-
-

@@ -161,9 +161,7 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     input_grad = time(
         flop.input_grad, head.input_grad, weights + kept + 2 * message, head_weights + head_kept
     )
-    weight_grad = time(
-        flop.weight_grad, head.weight_grad, weights + kept, head_weights + head_kept
-    )
+    weight_grad = time(flop.weight_grad, head.weight_grad, weights + kept, head_weights + head_kept)
     parameters = (
         layers * model.layer_parameters
         + first * model.embedding_parameters
@@ -290,5 +288,3 @@ def _update_times(model: Model, system: System, parameters: Float[NumpyArray, " 
     """Adam reads gradient and state and writes state and parameter: bound by memory."""
     touched = 2 * model.element_bytes + 2 * model.optimizer_bytes
     return roofline_time(system, 0.0, touched * parameters)
-
-

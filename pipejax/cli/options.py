@@ -287,8 +287,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shared |= {
             name: parameter
             for name, parameter in inspect.signature(_GROUPS[group]).parameters.items()
-            if name not in _GROUPS
-            or name == "table" and group == "table"
+            if name not in _GROUPS or name == "table" and group == "table"
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in _GROUPS}
 

@@ -31,7 +31,5 @@ def gpipe(
         [(Op(phase, stage, m),) for phase in (Phase.F, Phase.B) for m in range(num_microbatches)]
         for stage in range(num_workers)
     ]
-    packed = ScheduleTable.from_rows(
-        rows, placement=looped(num_workers), name="gpipe", slots=slots
-    )
+    packed = ScheduleTable.from_rows(rows, placement=looped(num_workers), name="gpipe", slots=slots)
     return spread(packed)

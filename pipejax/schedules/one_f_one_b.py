@@ -42,9 +42,7 @@ def _build(name: str, per_hop: int, workers: int, microbatches: int,
         )
         for r in range(workers)
     ]
-    return spread(
-        ScheduleTable.from_rows(rows, placement=looped(workers), name=name, slots=slots)
-    )
+    return spread(ScheduleTable.from_rows(rows, placement=looped(workers), name=name, slots=slots))
 
 
 def one_f_one_b(

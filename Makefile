@@ -1,0 +1,50 @@
+# The only entry point. `make paper` and `make test` create the environment themselves.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+RESULTS := results
+FIGURES := figures/out
+
+.DEFAULT_GOAL := help
+.PHONY: help paper figures test lint types tests format lock clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv || { echo "python3 needs its venv module: apt install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table of claims
+	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
+	$(MAKE) figures
+	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
+
+figures: $(READY)  ## draw all figures from saved data
+	$(BIN)/python -m figures --data $(RESULTS)/tabular_schedules.zarr --out $(FIGURES)
+
+test: lint types tests  ## everything that must hold: lint, types, tests, doctests
+
+lint: $(READY)  ## ruff, format included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy, strict
+	$(BIN)/mypy
+
+tests: $(READY)  ## tests and doctests
+	$(BIN)/python -m pytest -q
+
+format: $(READY)  ## let ruff put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:  ## write requirements.lock anew (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
+
+clean:  ## remove what can be made again
+	rm -rf .venv $(RESULTS) $(FIGURES) .pytest_cache .mypy_cache .ruff_cache .hypothesis

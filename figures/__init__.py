@@ -1,0 +1,1 @@
+"""Figures: each reads a dataset and draws. A figure never computes."""

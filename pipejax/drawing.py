@@ -1,0 +1,173 @@
+"""Timelines as pictures: png, pdf, svg, or svg inside a page."""
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from pipejax import style
+from pipejax.evaluate import Evaluation
+from pipejax.ops import Phase
+from pipejax.program import NO_WORKER
+from pipejax.timeline import Bar, arrows, bars
+
+MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
+_HEIGHT = 0.8  # of a bar, relative to the distance of rows
+_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient",
+          "R": "recompute", "A": "all-reduce", "U": "update"}  # fmt: skip
+
+
+def draw_timeline(
+    evaluation: Evaluation, path: Path, *, messages: bool = False, unit: str = "s"
+) -> None:
+    """Draw a run: one row per worker, phases coloured, critical path framed.
+
+    Args:
+      evaluation: the run.
+      path: .png, .pdf, .svg or .html.
+      messages: whether to draw messages as thin lines.
+      unit: unit of the time axis.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
+    style.use()
+    height = 1.1 + 0.26 * evaluation.workers
+    figure, axes = plt.subplots(figsize=(2 * style.PAGE if _is_long(evaluation) else style.PAGE,
+                                         height))  # fmt: skip
+    draw_on(axes, evaluation, messages=messages, unit=unit)
+    figure.legend(
+        handles=legend_entries(evaluation, messages=messages), loc="outside lower right", ncols=9
+    )
+    if path.suffix == ".html":
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg")
+        path.write_text(_page(evaluation, picture.getvalue()))
+    else:
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+        figure.savefig(path, metadata=metadata)
+    plt.close(figure)
+
+
+def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit: str = "s") -> None:
+    """Draw a run on given axes.
+
+    Args:
+      axes: where to draw.
+      evaluation: the run.
+      messages: whether to draw messages as thin lines.
+      unit: unit of the time axis.
+    """
+    drawn = bars(evaluation)
+    rows = evaluation.workers + any(bar.worker == NO_WORKER for bar in drawn)
+    for bar in drawn:
+        _draw_bar(axes, bar, row=evaluation.workers if bar.worker == NO_WORKER else bar.worker)
+    _number(axes, drawn, evaluation.makespan)
+    if messages:
+        _draw_messages(axes, evaluation)
+    labels = [f"worker {w}" for w in range(evaluation.workers)]
+    axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - evaluation.workers))
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_xlim(0, evaluation.makespan or 1)
+    axes.set_xlabel(f"time [{unit}]")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_title(
+        f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
+        f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.link} links",
+        loc="left",
+    )
+
+
+def _is_long(evaluation: Evaluation) -> bool:
+    return evaluation.table.num_slots > 60
+
+
+def _draw_bar(axes: Axes, bar: Bar, row: int) -> None:
+    """One op, or a fused pair as two halves; a frame marks the critical path."""
+    part = _HEIGHT / len(bar.ops)
+    for k, op in enumerate(bar.ops):
+        axes.add_patch(
+            Rectangle(
+                (bar.start, row - _HEIGHT / 2 + k * part), bar.finish - bar.start, part,
+                facecolor=style.PHASE_COLOUR.get(op.phase.name, style.GREY),
+                edgecolor="white", linewidth=0.4,
+            )
+        )  # fmt: skip
+    if bar.is_critical:
+        axes.add_patch(
+            Rectangle(
+                (bar.start, row - _HEIGHT / 2), bar.finish - bar.start, _HEIGHT,
+                facecolor="none", edgecolor="black", linewidth=0.9, zorder=3,
+            )
+        )  # fmt: skip
+
+
+def _number(axes: Axes, drawn: Sequence[Bar], makespan: float) -> None:
+    """Write microbatch numbers where they fit."""
+    if len(drawn) > MAX_LABELS:
+        return
+    points_per_time = axes.figure.get_figwidth() * 72 * 0.88 / (makespan or 1)
+    for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
+        for k, op in enumerate(bar.ops):
+            room = (bar.finish - bar.start) * points_per_time
+            if op.microbatch < 0 or room < 4 * len(str(op.microbatch)):
+                continue
+            part = _HEIGHT / len(bar.ops)
+            axes.text(
+                (bar.start + bar.finish) / 2, bar.worker - _HEIGHT / 2 + (k + 0.5) * part,
+                str(op.microbatch), ha="center", va="center",
+                fontsize=min(6.5, 9 / len(bar.ops)), zorder=4,
+            )  # fmt: skip
+
+
+def _draw_messages(axes: Axes, evaluation: Evaluation) -> None:
+    """Lines from the edge of the sender's row to the edge of the receiver's."""
+    sent = arrows(evaluation)
+    edges = [np.sign(a.receiver - a.sender) * _HEIGHT / 2 for a in sent]
+    lines = [
+        [(a.start, a.sender + edge), (a.finish, a.receiver - edge)]
+        for a, edge in zip(sent, edges, strict=True)
+    ]
+    colours = ["black" if a.is_critical else style.PURPLE for a in sent]
+    widths = [1.0 if a.is_critical else 0.5 for a in sent]
+    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths, zorder=5))
+
+
+def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Line2D]:
+    """List what the colours and lines of a timeline mean.
+
+    Args:
+      evaluation: the run.
+      messages: whether messages are drawn.
+
+    Returns:
+      Entries for a legend.
+    """
+    used = np.unique([op.phase for bar in bars(evaluation) for op in bar.ops])
+    entries: list[Patch | Line2D] = [
+        Patch(facecolor=style.PHASE_COLOUR.get(name, style.GREY), label=_NAMES.get(name, name))
+        for name in (Phase(int(code)).name for code in used)
+    ]
+    entries.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
+    if messages:
+        entries.append(Line2D([], [], color=style.PURPLE, linewidth=0.8, label="message"))
+    return entries
+
+
+def _page(evaluation: Evaluation, picture: str) -> str:
+    """Wrap an svg in a page of its own."""
+    title = html.escape(f"{evaluation.schedule}, {evaluation.workers} workers")
+    drawing = picture[picture.index("<svg") :]
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
+        "<style>body{font-family:sans-serif;margin:2em}svg{max-width:100%;height:auto}</style>"
+        f"</head>\n<body><h1>{title}</h1>\n{drawing}\n</body>\n</html>\n"
+    )

@@ -1,0 +1,244 @@
+"""The experiments of the tabular-schedule paper (arXiv:2605.24006) as one dataset.
+
+Schedules x stages x microbatches x nine systems at a fixed minibatch, at three levels: published
+formula, idealised table in slots, communication-aware run. One program per table, all nine
+systems in one vmapped call.
+"""
+
+import argparse
+import dataclasses
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import pipejax as pj
+from pipejax.costs import Costs, cost_vector
+from pipejax.formulas import closed_form
+from pipejax.hardware import System, load_system
+from pipejax.idealised import slot_times
+from pipejax.memory import peak_activation_bytes, persistent_bytes
+from pipejax.metrics import bubble_ratio, op_counts
+from pipejax.recurrence import critical_path
+from pipejax.shapes import Array, Float, Int
+from pipejax.table import ScheduleTable
+from pipejax.transformer import load_model
+from pipejax.workload import Workload, stage_bytes, stage_costs
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "gpipe": {"name": "gpipe"},
+    "1f1b": {"name": "1f1b"},
+    "chimera": {"name": "chimera"},
+    "chimera-asymmetric": {"name": "chimera-asymmetric"},
+    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
+    "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
+    "hanayo, 4 waves": {"name": "hanayo", "waves": 4},
+    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
+}
+WORKERS = (4, 8)
+MICROBATCHES = (8, 16, 32, 64, 128, 256)
+MINIBATCH = 256
+MODEL = "tabular-128l"
+LEVELS = ("slow", "mid", "fast")
+SYSTEMS = tuple(f"{network}_nw_{compute}_cp" for network in LEVELS for compute in LEVELS)
+SLOTS: Mapping[str, Mapping[str, float]] = {
+    "F=1, B=1": {"F": 1, "B": 1}, "F=1, B=2": {"F": 1, "B": 2},
+}  # fmt: skip
+RUN_SLOTS = "F=1, B=2"  # a backward of this model takes about twice its forward
+SHARES = ("F", "B", "message", "A")
+
+
+def run(
+    table: ScheduleTable, systems: System, workload: Workload
+) -> dict[str, Float[np.ndarray, "systems ..."]]:
+    """Run one table on all systems at once.
+
+    Args:
+      table: the schedule.
+      systems: systems stacked along the first axis of every field.
+      workload: model and minibatch.
+
+    Returns:
+      (systems) makespan [s] and bubble ratio; (systems, shares) share of the critical path.
+    """
+    program = pj.lower(table, step_end=table.num_pipes > 1)
+    size = 1 << (program.num_nodes - 1).bit_length()
+    padded = pj.pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
+    group = np.array([SHARES.index(g) if g in SHARES else len(SHARES)
+                      for g in program.layout.groups])  # fmt: skip
+    counts = op_counts(program)
+
+    def price(system: System) -> Float[Array, " costs"]:
+        # the optimizer update is no part of the paper's experiment, the exchange of copies is
+        costs: Costs = dataclasses.replace(stage_costs(workload, system, table), update=0.0)
+        return jnp.asarray(cost_vector(program, costs))
+
+    vectors = jax.vmap(price)(systems)
+    makespan, seconds = _run(padded.preds, padded.duration_index, padded.lag_index,
+                             group[padded.duration_index], group[padded.lag_index], vectors)  # fmt: skip
+    busy = np.asarray(vectors) @ counts.T
+    return {
+        "makespan": np.asarray(makespan),
+        "bubble_ratio": np.array([bubble_ratio(b, t) for b, t in zip(busy, makespan, strict=True)]),
+        "path_share": np.asarray(seconds) / np.asarray(makespan)[:, None],
+    }
+
+
+@jax.jit
+def _run(
+    preds: Int[Array, "nodes preds"],
+    duration_index: Int[Array, " nodes"],
+    lag_index: Int[Array, "nodes preds"],
+    duration_group: Int[Array, " nodes"],
+    lag_group: Int[Array, "nodes preds"],
+    vectors: Float[Array, "systems costs"],
+) -> tuple[Float[Array, " systems"], Float[Array, "systems shares"]]:
+    """Makespan, and seconds on the critical path by kind of cost."""
+
+    def one(vector: Float[Array, " costs"]) -> tuple[Float[Array, ""], Float[Array, " shares"]]:
+        costs = pj.NodeCosts(vector[duration_index], vector[lag_index])
+        path = critical_path(preds, costs)
+        seconds = jnp.zeros(len(SHARES) + 1, vector.dtype)
+        seconds = seconds.at[duration_group].add(jnp.where(path.nodes, costs.duration, 0))
+        seconds = seconds.at[lag_group].add(jnp.where(path.edges, costs.lag, 0))
+        return path.finish.max(), seconds[: len(SHARES)]
+
+    return jax.vmap(one)(vectors)
+
+
+def build(case: str, workers: int, microbatches: int, slots: str) -> ScheduleTable:
+    """Build one table of the grid."""
+    options = dict(CASES[case])
+    return pj.schedules.build(
+        options.pop("name"),
+        num_workers=workers,
+        num_microbatches=microbatches,
+        slots=SLOTS[slots],
+        **options,
+    )
+
+
+def stack(systems: list[System]) -> System:
+    """Stack systems along the first axis of every field."""
+    alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
+    return jax.tree.map(lambda *leaves: jnp.array(leaves), *alike)
+
+
+def sweep(
+    workers: tuple[int, ...] = WORKERS, microbatches: tuple[int, ...] = MICROBATCHES
+) -> xr.Dataset:
+    """Evaluate the whole grid.
+
+    Args:
+      workers: numbers of workers.
+      microbatches: numbers of microbatches; each divides the minibatch.
+
+    Returns:
+      The dataset; every variable states its unit.
+    """
+    systems = stack([load_system(name) for name in SYSTEMS])
+    workload = Workload(load_model(MODEL), MINIBATCH)
+    shape = len(CASES), len(workers), len(microbatches)
+    ours = {
+        "makespan": np.full((*shape, len(SYSTEMS)), np.nan),
+        "bubble_ratio": np.full((*shape, len(SYSTEMS)), np.nan),
+        "path_share": np.full((*shape, len(SYSTEMS), len(SHARES)), np.nan),
+        "formula_bubble_ratio": np.full(shape, np.nan),
+        "table_bubble_ratio": np.full((*shape, len(SLOTS), len(SLOTS)), np.nan),
+        "peak_in_flight": np.full((*shape, max(workers)), np.nan),
+        "activation_bytes": np.full((*shape, max(workers)), np.nan),
+        "persistent_bytes": np.full((*shape, max(workers)), np.nan),
+    }
+    points = [(c, w, m) for c in range(len(CASES)) for w in range(len(workers))
+              for m in range(len(microbatches))]  # fmt: skip
+    with _progress() as progress:
+        for c, w, m in progress.track(points, description="tables on nine systems"):
+            case, p, count = list(CASES)[c], workers[w], microbatches[m]
+            tables = {slots: build(case, p, count, slots) for slots in SLOTS}
+            table = tables[RUN_SLOTS]
+            for name, values in run(table, systems, workload).items():
+                ours[name][c, w, m] = values
+            form, arguments = closed_form(table)
+            if form.bubble_ratio is not None:
+                ours["formula_bubble_ratio"][c, w, m] = form.bubble_ratio[1](arguments)
+            for d, drawn in enumerate(SLOTS):
+                for k, measured in enumerate(SLOTS):
+                    start, finish = slot_times(tables[drawn], SLOTS[measured])
+                    total = finish.max() * p
+                    idle = (total - (finish - start).sum()) / total
+                    ours["table_bubble_ratio"][c, w, m, d, k] = idle
+            persistent, activations = stage_bytes(workload, table)
+            ours["peak_in_flight"][c, w, m, :p] = pj.peak_in_flight(table)
+            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(table, activations)
+            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(table, persistent)
+    return _label(ours, workers, microbatches)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )  # fmt: skip
+
+
+def _label(
+    ours: dict[str, np.ndarray[Any, Any]], workers: tuple[int, ...], microbatches: tuple[int, ...]
+) -> xr.Dataset:
+    grid = ("schedule", "workers", "microbatches")
+    dims = {
+        "makespan": (*grid, "system"), "bubble_ratio": (*grid, "system"),
+        "path_share": (*grid, "system", "cost"), "formula_bubble_ratio": grid,
+        "table_bubble_ratio": (*grid, "drawn", "measured"), "peak_in_flight": (*grid, "worker"),
+        "activation_bytes": (*grid, "worker"), "persistent_bytes": (*grid, "worker"),
+    }  # fmt: skip
+    units = {"makespan": "s", "activation_bytes": "byte", "persistent_bytes": "byte",
+             "peak_in_flight": "stage activations"}  # fmt: skip
+    return xr.Dataset(
+        {name: (dims[name], values, {"units": units.get(name, "1")})
+         for name, values in ours.items()},
+        coords={
+            "schedule": list(CASES), "workers": list(workers), "microbatches": list(microbatches),
+            "system": list(SYSTEMS), "cost": list(SHARES), "drawn": list(SLOTS),
+            "measured": list(SLOTS), "worker": list(range(max(workers))),
+        },
+        attrs={
+            "title": "Schedules of arXiv:2605.24006 at three levels",
+            "model": MODEL, "minibatch": MINIBATCH, "run_slots": RUN_SLOTS, "link": "delay",
+            "pipejax": version("pipejax"), "jax": jax.__version__, "commit": _commit(),
+            "dtype": "float64",
+        },
+    )  # fmt: skip
+
+
+def _commit() -> str:
+    """Commit that the code stands at, if it stands in a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main() -> None:
+    """Write the dataset."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
+    out: Path = parser.parse_args().out
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+    dataset = sweep()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    dataset.to_zarr(out, mode="w", zarr_format=2)
+    size = int(np.prod([dataset.sizes[d] for d in dataset["makespan"].dims]))
+    Console().print(f"{size} runs in {out}")
+
+
+if __name__ == "__main__":
+    main()
