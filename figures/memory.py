@@ -24,7 +24,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for k, (count, colour) in enumerate(MICROBATCHES.items()):
             need = total.sel(schedule=name, microbatches=count)
             axes.bar(place + 0.27 * (k - 1), need, 0.25, color=colour)
-        lasting = persistent.sel(schedule=name, microbatches=list(MICROBATCHES)[0])
+        lasting = persistent.sel(schedule=name, microbatches=next(iter(MICROBATCHES)))
         axes.step(place, lasting, where="mid", color=style.VERMILION)
         axes.set_title(LOOK[name]["label"], loc="left")
         axes.set_xticks(place)

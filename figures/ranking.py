@@ -23,8 +23,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 def _map(data: xr.Dataset, workers: int) -> Figure:
     chosen = data.sel(schedule=list(NAMES))
-    rows = {"formula": chosen.formula_bubble_ratio,
-            f"table, {SLOTS} slots": chosen.table_bubble_ratio.sel(drawn=SLOTS, measured=SLOTS)}  # fmt: skip
+    in_table = chosen.table_bubble_ratio.sel(drawn=SLOTS, measured=SLOTS)
+    rows = {"formula": chosen.formula_bubble_ratio, f"table, {SLOTS} slots": in_table}
     rows |= {system_title(str(s)): chosen.makespan.sel(system=s) for s in data.system.values}
     values = np.stack([row.transpose("schedule", "microbatches").values for row in rows.values()])
     winner = values.argmin(axis=1)

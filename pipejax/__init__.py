@@ -1,12 +1,61 @@
-"""pipejax: how long one LLM training step takes under a pipeline schedule, exactly and fast."""
+"""pipejax: how long one LLM training step takes under a pipeline schedule, exactly and fast.
+
+The names here are the library; `import pipejax as pj` is the convention. They follow the line
+from a schedule to a number: build or read a table, lower it to a program, price it, evaluate.
+"""
+
+from importlib.metadata import version
 
 from pipejax import schedules
+from pipejax.compare import Levels, levels
+from pipejax.cost_files import read_costs
 from pipejax.costs import Costs, NodeCosts, price
 from pipejax.evaluate import Evaluation, evaluate
 from pipejax.files import read_table, write_table
+from pipejax.hardware import System, load_system
 from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
 from pipejax.ops import Op, Phase
 from pipejax.program import Program, pad
-from pipejax.recurrence import finish_times, makespan
+from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan
 from pipejax.table import ScheduleError, ScheduleTable
+from pipejax.trace import chrome_trace
+from pipejax.transformer import Model, load_model
+from pipejax.workload import Workload, memory_bytes, stage_costs
+
+__version__ = version("pipejax")
+
+__all__ = [
+    "Costs",
+    "CriticalPath",
+    "Evaluation",
+    "Levels",
+    "Model",
+    "NodeCosts",
+    "Op",
+    "Phase",
+    "Program",
+    "ScheduleError",
+    "ScheduleTable",
+    "System",
+    "Workload",
+    "chrome_trace",
+    "critical_path",
+    "evaluate",
+    "finish_times",
+    "in_flight",
+    "levels",
+    "load_model",
+    "load_system",
+    "lower",
+    "makespan",
+    "memory_bytes",
+    "pad",
+    "peak_in_flight",
+    "price",
+    "read_costs",
+    "read_table",
+    "schedules",
+    "stage_costs",
+    "write_table",
+]

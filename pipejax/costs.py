@@ -224,15 +224,18 @@ class Costs:
             name: _checked(name, value) for name, value in given.items() if value is not None
         }
         b, i, w = (checked.get(name) for name in ("backward", "input_grad", "weight_grad"))
-        if b is None and (i is None or w is None):
-            raise ValueError(
-                "the backward has no cost: give backward (B), or input_grad (I) and weight_grad (W)"
-            )
+        if b is None:
+            if i is None or w is None:
+                raise ValueError(
+                    "the backward has no cost: give backward (B), or input_grad (I) and "
+                    "weight_grad (W)"
+                )
+            b = i + w
         if i is None:
             i = b / 2 if w is None else _checked("input_grad = backward - weight_grad", b - w)
         if w is None:
             w = _checked("weight_grad = backward - input_grad", b - i)
-        checked |= {"backward": i + w if b is None else b, "input_grad": i, "weight_grad": w}
+        checked |= {"backward": b, "input_grad": i, "weight_grad": w}
         return cls(**checked)
 
     def check_shapes(self, num_stages: int, num_pipes: int) -> None:
@@ -273,11 +276,13 @@ def _checked(name: str, value: Number) -> Any:
         numbers = np.asarray(value, dtype=getattr(value, "dtype", float))
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number or an array, got {value!r}") from None
-    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
-        wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))].ravel()[0]
+    legal = np.isfinite(numbers) & (numbers >= 0)
+    if not legal.all():
+        wrong = numbers[~legal].ravel()[0]
         raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
-    return float(numbers) if numbers.ndim == 0 and not hasattr(value, "dtype") else value if (
-        hasattr(value, "dtype")) else numbers  # fmt: skip
+    if hasattr(value, "dtype"):
+        return value
+    return float(numbers) if numbers.ndim == 0 else numbers
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:

@@ -1,9 +1,10 @@
 """What waits for what: the rules of DESIGN as data, and the edges they make in a table."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.cells import Content
 from pipejax.ops import COMMUNICATION, COMPUTE, Phase
 from pipejax.shapes import Bool, Int, NumpyArray
 
@@ -60,7 +61,11 @@ class Dependencies(NamedTuple):
 
     def messages(self) -> "Dependencies":
         """Return only the edges between different workers."""
-        return Dependencies(*(field[self.crosses] for field in self))
+        return self.take(self.crosses)
+
+    def take(self, which: NumpyArray) -> "Dependencies":
+        """Return some of the edges, chosen by a mask or by their numbers."""
+        return Dependencies(*(field[which] for field in self))
 
     @property
     def boundary(self) -> Int[NumpyArray, " edges"]:
@@ -68,36 +73,11 @@ class Dependencies(NamedTuple):
         return np.minimum(self.from_stage, self.to_stage)
 
 
-class CellArrays(Protocol):
-    """The arrays of a table's cells."""
-
-    @property
-    def phase(self) -> NumpyArray:
-        """(workers, slots) phase codes."""
-
-    @property
-    def stage(self) -> NumpyArray:
-        """(workers, slots) stages."""
-
-    @property
-    def microbatch(self) -> NumpyArray:
-        """(workers, slots) microbatches."""
-
-    @property
-    def pipe(self) -> NumpyArray:
-        """(workers, slots) pipes."""
-
-
-def locate(
-    cells: CellArrays, partners: CellArrays, num_stages: int, num_microbatches: int
-) -> dict[Phase, Int[NumpyArray, "stages microbatches"]]:
+def locate(content: Content) -> dict[Phase, Int[NumpyArray, "stages microbatches"]]:
     """Find the cell of every op.
 
     Args:
-      cells: (workers, slots) ops.
-      partners: (workers, slots) second ops of fused pairs.
-      num_stages: S.
-      num_microbatches: M.
+      content: cells and placement of a schedule.
 
     Returns:
       For each phase that carries a microbatch, (stages, microbatches) the cell,
@@ -105,37 +85,26 @@ def locate(
     """
     where = {}
     for phase in COMPUTE + COMMUNICATION:
-        where[phase] = np.full((num_stages, num_microbatches), NOWHERE)
-        for arrays in (cells, partners):
-            flat = np.flatnonzero(arrays.phase.ravel() == phase)
-            stage, microbatch = arrays.stage.ravel()[flat], arrays.microbatch.ravel()[flat]
+        where[phase] = np.full((content.num_stages, content.num_microbatches), NOWHERE)
+        for cells in (content.cells, content.partners):
+            flat = np.flatnonzero(cells.phase.ravel() == phase)
+            stage, microbatch = cells.stage.ravel()[flat], cells.microbatch.ravel()[flat]
             where[phase][stage, microbatch] = flat
     return where
 
 
-def find_dependencies(
-    cells: CellArrays,
-    partners: CellArrays,
-    placement: Int[NumpyArray, "pipes stages"],
-    num_stages: int,
-    num_microbatches: int,
-) -> Dependencies:
-    """Apply the rules to every op of a table.
+def find_dependencies(content: Content) -> Dependencies:
+    """Apply the rules to every op of a schedule.
 
     Args:
-      cells: (workers, slots) ops.
-      partners: (workers, slots) second ops of fused pairs.
-      placement: (pipes, stages) worker of each stage.
-      num_stages: S.
-      num_microbatches: M.
+      content: cells and placement.
 
     Returns:
       All dependencies, by rule, then stage, then microbatch.
     """
-    where = locate(cells, partners, num_stages, num_microbatches)
-    pipe_of = np.zeros(num_microbatches, np.int64)
-    held = cells.microbatch >= 0
-    pipe_of[cells.microbatch[held]] = cells.pipe[held]
+    where = locate(content)
+    pipe_of = content.pipe_of_microbatch
+    placement, num_stages = content.placement, content.num_stages
     found = []
     for rule in RULES:
         consumers = where[rule.consumer]
@@ -160,4 +129,13 @@ def find_dependencies(
     columns = np.concatenate(found, axis=1)
     _, _, from_stage, to_stage, _, pipe, _ = columns
     crosses = placement[pipe, from_stage] != placement[pipe, to_stage]
-    return Dependencies(*columns, crosses)
+    return Dependencies(
+        producer=columns[0],
+        consumer=columns[1],
+        from_stage=from_stage,
+        to_stage=to_stage,
+        microbatch=columns[4],
+        pipe=pipe,
+        direction=columns[6],
+        crosses=crosses,
+    )

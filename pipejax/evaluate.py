@@ -15,7 +15,6 @@ from pipejax.recurrence import critical_path
 from pipejax.shapes import Bool, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
 
-
 MIN_NODES = 64  # smallest compiled shape
 
 
@@ -147,7 +146,7 @@ def evaluate(
         table=table,
         program=program,
         node_finish=finish,
-        node_duration=priced.duration,
+        node_duration=np.asarray(priced.duration),
         message_start=np.where(carried, (finish - priced.duration)[sent.carrier],
                                finish[sent.producer]),
         message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])

@@ -23,7 +23,7 @@ _KEYS = {"format", "version", "name", "placement", "pipe_of_microbatch", "slots"
 
 
 def read_table(path: str | Path) -> ScheduleTable:
-    """Read a table from PyTorch's CSV or from JSON (by its first character).
+    r"""Read a table from PyTorch's CSV or from JSON (by its first character).
 
     Args:
       path: the file.
@@ -38,7 +38,7 @@ def read_table(path: str | Path) -> ScheduleTable:
     Example:
       >>> import pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "two.csv"
-      >>> _ = path.write_text("0F0,0B0\\n1F0,1B0\\n")
+      >>> _ = path.write_text("0F0,0B0\n1F0,1B0\n")
       >>> read_table(path).num_stages
       2
     """
@@ -82,7 +82,7 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
 
 
 def to_csv(table: ScheduleTable) -> str:
-    """Return a table in PyTorch's CSV form: idle slots are empty cells.
+    r"""Return a table in PyTorch's CSV form: idle slots are empty cells.
 
     Args:
       table: the schedule.
@@ -92,7 +92,7 @@ def to_csv(table: ScheduleTable) -> str:
 
     Example:
       >>> to_csv(ScheduleTable.from_rows([["0F0", "", "0B0"]]))
-      '0F0,,0B0\\r\\n'
+      '0F0,,0B0\r\n'
     """
     text = io.StringIO()
     csv.writer(text).writerows([format_cell(cell) for cell in row] for row in table.rows())

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipejax.shapes import Array, Float
+from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.units import check_keys, load_json, number, quantity
 
-Number = float | Float[Array, "..."]
+Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ gather and no program depends on the numbers.
 """
 
 import dataclasses
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +20,7 @@ ZERO = 0  # position of the constant 0
 _ROW = np.full(len(Phase), -1)
 _ROW[list(TIMED)] = np.arange(len(TIMED))
 
-Index = TypeVar("Index", int, Int[NumpyArray, "..."])
+Index = int | Int[NumpyArray, "..."]
 
 
 @dataclasses.dataclass(frozen=True)

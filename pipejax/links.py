@@ -139,7 +139,7 @@ def _rendezvous(
 
 def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:
     """Slots of the SEND and of the RECV of each message."""
-    where = locate(table.cells, table.partners, table.num_stages, table.num_microbatches)
+    where = locate(table.content)
     slots = {}
     for side, stage in (("SEND", messages.stage), ("RECV", messages.to_stage)):
         forward, backward = (

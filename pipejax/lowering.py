@@ -125,8 +125,7 @@ def _add_rows(
 def _messages(table: ScheduleTable, node_of_cell: NumpyArray) -> Messages:
     """Collect the messages, in the order in which their producers stand in their rows."""
     found = dependencies_of(table).messages()
-    order = np.lexsort((found.direction, found.producer))
-    found = type(found)(*(field[order] for field in found))
+    found = found.take(np.lexsort((found.direction, found.producer)))
     return Messages(
         producer=node_of_cell.ravel()[found.producer],
         consumer=node_of_cell.ravel()[found.consumer],

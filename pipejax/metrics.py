@@ -3,15 +3,13 @@
 Pure functions of arrays, NumPy's or JAX's; batch with `jax.vmap`.
 """
 
-from typing import TypeVar
-
 import numpy as np
 
 from pipejax.costs import NodeCosts, Vector
 from pipejax.program import NO_WORKER, Program
 from pipejax.shapes import Array, Float, Int, NumpyArray
 
-Scalar = TypeVar("Scalar", float, Float[Array, ""], Float[NumpyArray, ""])
+Scalar = float | Float[Array, ""] | Float[NumpyArray, ""]
 PerWorker = Float[Array, " workers"] | Float[NumpyArray, " workers"]
 PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 

@@ -125,10 +125,10 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
     odd = np.nonzero(np.any(worker_of != first_pipe, axis=1))[0]
     if not len(odd):
         return first_pipe[None], np.zeros(num_microbatches, np.int32)
-    for microbatch in odd:
+    for microbatch in odd.tolist():
         if not np.array_equal(worker_of[microbatch], mirrored):
             stage = int(np.nonzero(worker_of[microbatch] != first_pipe)[0][0])
-            op, worker, slot = seen[stage, int(microbatch)]
+            op, worker, slot = seen[stage, microbatch]
             raise PlacementError(
                 f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
                 f"{first_pipe[stage]}: a stage has one worker, or two in pipes that mirror each "

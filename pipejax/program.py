@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from pipejax.layout import CostLayout
-from pipejax.ops import Phase
+from pipejax.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, Phase
 from pipejax.shapes import Array, Int, NumpyArray
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
@@ -152,8 +152,10 @@ def pad(program: Program, *, num_nodes: int, max_preds: int) -> Program:
         lag_index=nodes(program.lag_index, 0),
         duration_index=nodes(program.duration_index, 0),
         phase=nodes(program.phase, Phase.IDLE),
-        **{
-            name: nodes(getattr(program, name), -1)
-            for name in ("stage", "microbatch", "pipe", "worker", "sender", "receiver")
-        },
+        stage=nodes(program.stage, NO_STAGE),
+        microbatch=nodes(program.microbatch, NO_MICROBATCH),
+        pipe=nodes(program.pipe, NO_PIPE),
+        worker=nodes(program.worker, NO_WORKER),
+        sender=nodes(program.sender, NO_WORKER),
+        receiver=nodes(program.receiver, NO_WORKER),
     )

@@ -4,9 +4,11 @@ Colours are Okabe and Ito's palette, which stays distinct for colour-blind reade
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib as mpl
 
+SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
 COLUMN, PAGE = 3.5, 7.2  # widths of a paper's column and page [inch]
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -24,12 +26,12 @@ SCHEDULE_MARKER: Mapping[str, str] = {
     "chimera": "^", "chimera-asymmetric": "v", "hanayo": "X",
 }  # fmt: skip
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
     "lines.linewidth": 1.2, "lines.markersize": 4, "legend.frameon": False,
-    "savefig.bbox": "tight", "savefig.dpi": 200, "svg.fonttype": "none", "svg.hashsalt": "pipejax",
+    "savefig.bbox": "tight", "savefig.dpi": 200, "figure.dpi": SCREEN_DPI, "svg.fonttype": "none", "svg.hashsalt": "pipejax",
     "pdf.fonttype": 42, "figure.constrained_layout.use": True,
 }  # fmt: skip
 

@@ -251,7 +251,7 @@ def _same_node(
 
 def _message_times(
     workload: Workload, system: System, table: ScheduleTable, size: int
-) -> tuple[Float[Array, "2 pipes boundaries"], Float[Array, "2 pipes boundaries"]]:
+) -> tuple[Number, Number]:
     volume = boundary_bytes(
         workload.model,
         size,

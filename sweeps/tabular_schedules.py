@@ -82,8 +82,14 @@ def run(
         return jnp.asarray(cost_vector(program, costs))
 
     vectors = jax.vmap(price)(systems)
-    makespan, seconds = _run(padded.preds, padded.duration_index, padded.lag_index,
-                             group[padded.duration_index], group[padded.lag_index], vectors)  # fmt: skip
+    makespan, seconds = _run(
+        padded.preds,
+        padded.duration_index,
+        padded.lag_index,
+        group[padded.duration_index],
+        group[padded.lag_index],
+        vectors,
+    )
     busy = np.asarray(vectors) @ counts.T
     return {
         "makespan": np.asarray(makespan),

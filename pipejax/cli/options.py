@@ -168,11 +168,14 @@ def choose_costs(
 ) -> Pricing | None:
     """Read how ops and messages are priced; None if no option says so."""
     message = _parse_message(comm, latency, transmit)
-    with_model = {
-        "--system": system, "--minibatch": minibatch, "--tensor-parallel": tensor_parallel,
-        "--sequence-parallel": sequence_parallel or None, "--data-parallel": data_parallel,
+    with_model: dict[str, Any] = {
+        "--system": system,
+        "--minibatch": minibatch,
+        "--tensor-parallel": tensor_parallel,
+        "--sequence-parallel": sequence_parallel or None,
+        "--data-parallel": data_parallel,
         "--recompute": recompute,
-    }  # fmt: skip
+    }
     ways = {"--stage-times": stage_times, "--worker-times": worker_times, "--costs": costs,
             "--model": model}  # fmt: skip
     chosen = [name for name, value in ways.items() if value is not None]
@@ -222,8 +225,10 @@ def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float
     if comm is not None and (latency is not None or transmit is not None):
         raise ValueError("--comm is latency 0 and a transmit time: give it, or --latency and "
                          "--transmit")  # fmt: skip
-    given = {"transmit": ("--comm", comm)} if comm is not None else {
-        "latency": ("--latency", latency), "transmit": ("--transmit", transmit)}  # fmt: skip
+    if comm is not None:
+        given: dict[str, tuple[str, Text]] = {"transmit": ("--comm", comm)}
+    else:
+        given = {"latency": ("--latency", latency), "transmit": ("--transmit", transmit)}
     return {
         field: parse_seconds(text, option)
         for field, (option, text) in given.items()
@@ -287,7 +292,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shared |= {
             name: parameter
             for name, parameter in inspect.signature(_GROUPS[group]).parameters.items()
-            if name not in _GROUPS or name == "table" and group == "table"
+            if name not in _GROUPS or (name == "table" and group == "table")
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in _GROUPS}
 

@@ -1,0 +1,13 @@
+"""The tests run stricter than users do: float64, no silent rank promotion, fixed seeds."""
+
+import jax
+from hypothesis import HealthCheck, settings
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
+settings.register_profile("ci", max_examples=100, derandomize=True, **_quiet)
+settings.register_profile("nightly", max_examples=2000, **_quiet)
+settings.load_profile("ci")

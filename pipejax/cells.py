@@ -1,0 +1,85 @@
+"""The arrays behind a table: what each cell holds, by worker and slot."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.ops import NO_MICROBATCH, Cell, Op, Phase
+from pipejax.shapes import Int, NumpyArray
+
+
+class Cells(NamedTuple):
+    """The cells of a table as four dense arrays (workers, slots).
+
+    Attributes:
+      phase: code of `Phase`; `Phase.IDLE` where the cell is empty.
+      stage: stage, or `NO_STAGE`.
+      microbatch: microbatch, or `NO_MICROBATCH`.
+      pipe: pipe of that microbatch, or `NO_PIPE`.
+    """
+
+    phase: Int[NumpyArray, "workers slots"]
+    stage: Int[NumpyArray, "workers slots"]
+    microbatch: Int[NumpyArray, "workers slots"]
+    pipe: Int[NumpyArray, "workers slots"]
+
+
+class Content(NamedTuple):
+    """Everything that a schedule consists of.
+
+    Attributes:
+      cells: (workers, slots) the op of each slot.
+      partners: (workers, slots) the backward of each fused pair.
+      placement: (pipes, stages) worker of each stage.
+    """
+
+    cells: Cells
+    partners: Cells
+    placement: Int[NumpyArray, "pipes stages"]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return int(self.cells.phase.shape[0])
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return int(self.cells.phase.shape[1])
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of one pipe."""
+        return int(self.placement.shape[1])
+
+    @property
+    def num_pipes(self) -> int:
+        """Number of pipes."""
+        return int(self.placement.shape[0])
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches over all pipes."""
+        return int(self.cells.microbatch.max(initial=NO_MICROBATCH)) + 1
+
+    @property
+    def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
+        """Pipe of each microbatch."""
+        pipe_of = np.zeros(self.num_microbatches, np.int32)
+        held = self.cells.microbatch != NO_MICROBATCH
+        pipe_of[self.cells.microbatch[held]] = self.cells.pipe[held]
+        return pipe_of
+
+    def cell(self, worker: int, slot: int) -> Cell:
+        """Return the ops of one cell: none where it is idle, two for a fused pair."""
+        place = worker, slot
+        return tuple(
+            Op(Phase(int(c.phase[place])), int(c.stage[place]), int(c.microbatch[place]))
+            for c in (self.cells, self.partners)
+            if c.phase[place] != Phase.IDLE
+        )
+
+    def place(self, cell: int) -> tuple[int, int]:
+        """Return worker and slot of a cell that is numbered worker * slots + slot."""
+        worker, slot = divmod(int(cell), self.num_slots)
+        return worker, slot

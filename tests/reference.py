@@ -1,0 +1,171 @@
+"""The oracle: DESIGN section 4 as an event loop over dictionaries.
+
+Plain Python; it shares no code with the library but the text of cells. A run starts whatever can
+start until all is done; a run that stops before is a deadlock.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
+    "F": [("F", -1)], "R": [("F", 0)], "W": [("I", 0)],
+    "B": [("F", 0), ("R", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("IB", 1)],
+}  # fmt: skip
+UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
+
+
+class DeadlockError(Exception):
+    """Nothing can start."""
+
+
+@dataclass
+class Costs:
+    """Seconds: ops by (phase, stage), messages by (direction, pipe, boundary)."""
+
+    op: dict
+    latency: dict
+    transmit: dict
+    pair: dict = field(default_factory=dict)
+
+
+def split(text):
+    """'(0F1;2B0)OVERLAP_F_B' -> [('F', 0, 1), ('B', 2, 0)]; sharding cells have microbatch None."""
+    found = re.findall(r"(\d+)([A-Z_]+?)(\d+|$)(?=[;)]|$)", text.replace("OVERLAP_F_B", "").strip())
+    return [(phase, int(stage), int(m) if m else None) for stage, phase, m in found]
+
+
+class Run:
+    """One execution of a table under one link model."""
+
+    def __init__(self, rows, pipe_of, costs, link="delay", queues="worker"):
+        self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
+        self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
+        self.ops = [[c for c in row if not c[0][0].startswith(("SEND", "RECV"))] for row in self.rows]
+        self.cell_of = {op: (w, c) for w, row in enumerate(self.ops) for c in row for op in c}
+        self.messages = [
+            (self.cell_of[p], self.cell_of[op], p, op)
+            for row in self.ops for c in row for op in c for p in self.producers(op)
+            if self.cell_of[p][0] != self.cell_of[op][0]
+        ]  # fmt: skip
+        self.start, self.end = {}, {}
+        self.run()
+
+    def producers(self, op):
+        phase, stage, m = op
+        for phases, offset in WAITS.get(phase, []):
+            exist = [(p, stage + offset, m) for p in phases if (p, stage + offset, m) in self.cell_of]
+            if exist:
+                yield exist[0]
+
+    def place(self, message):
+        (_, _, p, op) = message
+        return int(op[1] < p[1]), self.pipe_of[p[2]], min(p[1], op[1])
+
+    def duration(self, cell):
+        if len(cell) == 2 and cell[0][1] in self.costs.pair:
+            return self.costs.pair[cell[0][1]]
+        return sum(self.costs.op.get((phase, stage), 0.0) for phase, stage, _ in cell)
+
+    def chains(self):
+        """Resource -> its users in order; a user is a cell (worker, ops) or a message."""
+        chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
+        order = {cell: k for row in chain.values() for k, cell in enumerate(row)}
+        if self.link in ("queued", "blocking"):
+            for message in sorted(self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))):
+                chain.setdefault(("link", message[0][0], message[1][0]), []).append(message)
+        if self.link == "rendezvous":
+            for _, key, message in sorted(self.ranked(), key=lambda x: x[0]):
+                chain.setdefault(("queue", *key), []).append(message)
+        return chain
+
+    def ranked(self):
+        """(rank, queue, message) for both sides of every transfer."""
+        has_cells = any(c[0][0].startswith("SEND") for row in self.rows for c in row)
+        if has_cells:
+            slot = {c[0]: t for row in self.rows for t, c in enumerate(row)}
+        else:
+            free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
+            ends = Run([[cell_text(c) for c in row] for row in self.ops], self.pipe_of, free).end
+            slot = {}
+            for k, message in enumerate(sorted(
+                self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2])
+            )):  # fmt: skip
+                slot[message] = k
+        for message in self.messages:
+            (w, _), (v, _), p, op = message
+            letter = "B" if op[1] < p[1] else "F"
+            send = slot[(f"SEND_{letter}", p[1], p[2])] if has_cells else slot[message]
+            receive = slot[(f"RECV_{letter}", op[1], p[2])] if has_cells else slot[message]
+            for rank, one, other in ((send, w, v), (receive, v, w)):
+                key = {"worker": (one,), "pair": (one, other), "direction": (one, letter)}
+                yield rank, key[self.queues], message
+
+    def run(self):
+        chain = self.chains()
+        before = {}
+        for users in chain.values():
+            for a, b in zip(users, users[1:], strict=False):
+                before.setdefault(b, []).append(a)
+        todo = [user for users in chain.values() for user in users]
+        while todo:
+            left = [user for user in todo if user not in self.end and not self.try_run(user, before)]
+            if len(left) == len(todo):
+                raise DeadlockError(todo)
+            todo = left
+
+    def lags(self, message):
+        where = self.place(message)
+        return self.costs.latency.get(where, 0.0), self.costs.transmit.get(where, 0.0)
+
+    def try_run(self, user, before):
+        """Run a cell or message if all that it waits for has ended."""
+        is_message = len(user) == 4
+        waits = [(other, 0.0) for other in before.get(user, [])]
+        if is_message:
+            waits.append((user[0], 0.0))
+        else:
+            waits += [(self.cell_of[p], 0.0) for op in user[1] for p in self.producers(op)
+                      if self.cell_of[p][0] == user[0]]  # fmt: skip
+            for message in self.messages:
+                if message[1] == user:
+                    lag, transmit = self.lags(message)
+                    waits.append({
+                        "delay": (message[0], lag + transmit), "rendezvous": (message, 0.0),
+                    }.get(self.link, (message, lag)))  # fmt: skip
+            if self.link == "blocking":
+                previous = before.get(user, [])
+                waits += [(m, 0.0) for m in self.messages if m[0] in previous]
+        if any(other not in self.end for other, _ in waits):
+            return False
+        if is_message:
+            lag, transmit = self.lags(user)
+            lasts = lag + transmit if self.link == "rendezvous" else transmit
+        else:
+            lasts = self.duration(user[1])
+        self.start[user] = max([0.0] + [self.end[other] + lag for other, lag in waits])
+        self.end[user] = self.start[user] + lasts
+        return True
+
+    @property
+    def makespan(self):
+        return max(end for user, end in self.end.items())
+
+    def busy(self):
+        return [sum(self.duration(c) for c in row) for row in self.ops]
+
+    def peak_in_flight(self):
+        peaks = []
+        for row in self.ops:
+            held = peak = 0
+            for cell in row:
+                held += sum(phase == "F" for phase, _, _ in cell)
+                peak = max(peak, held)
+                held -= sum(phase in "BW" for phase, _, _ in cell)
+            peaks.append(peak)
+        return peaks
+
+
+def cell_text(cell):
+    """Inverse of `split`."""
+    ops = [f"{stage}{phase}{'' if m is None else m}" for phase, stage, m in cell]
+    return f"({';'.join(ops)})OVERLAP_F_B" if len(ops) == 2 else ops[0]

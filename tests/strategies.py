@@ -1,0 +1,125 @@
+"""Hypothesis: random legal tables, random costs, random small graphs.
+
+A table is made by running it: op after op among those that could run next, in any order, is
+appended to its worker's row. Whatever comes out can be executed, so it is legal.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+import pipejax as pj
+import reference
+
+TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
+
+
+class Case(NamedTuple):
+    """A table with costs, for the library and for the reference."""
+
+    table: pj.ScheduleTable
+    rows: list
+    costs: pj.Costs
+    theirs: reference.Costs
+
+
+@st.composite
+def tables(draw, communication=False, max_workers=4, max_microbatches=5):
+    """Draw a legal table."""
+    workers = draw(st.integers(1, max_workers))
+    stages = draw(st.integers(workers, 2 * workers + 1))
+    microbatches = draw(st.integers(1, max_microbatches))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    pipes = draw(st.integers(1, 2))
+    placement = np.stack([
+        rng.permutation(np.concatenate([np.arange(workers),
+                                        rng.integers(0, workers, stages - workers)]))
+        for _ in range(pipes)
+    ])  # fmt: skip
+    pipe_of = rng.integers(0, pipes, microbatches)
+    # every worker needs an op: pipe 0 reaches all of them, so give it the first microbatch
+    pipe_of[0] = 0
+    splits = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
+    recomputes = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3]))
+    rows = _run(rng, placement, pipe_of, splits, recomputes, draw(st.booleans()), communication)
+    for row in rows:  # idle cells mean order only
+        for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
+            row.insert(int(place), "")
+    table = pj.ScheduleTable.from_rows(
+        rows, placement=placement, pipe_of_microbatch=pipe_of, name="random"
+    )
+    return table, rows
+
+
+def _run(rng, placement, pipe_of, splits, recomputes, fuse, communication):
+    """Append ready ops to rows until none is left."""
+    stages, microbatches = splits.shape
+    phases = {(s, m): ["F", *["R"] * bool(recomputes[s, m]), *(["I", "W"] if splits[s, m] else ["B"])]
+              for s in range(stages) for m in range(microbatches)}  # fmt: skip
+    rows = [[] for _ in range(placement.max() + 1)]
+    done = set()
+    home = lambda s, m: int(placement[pipe_of[m], s])  # noqa: E731
+
+    def is_ready(phase, s, m):
+        if phase == "F":
+            return s == 0 or ("F", s - 1, m) in done
+        if phase in ("W", "R"):
+            return ({"W": "I", "R": "F"}[phase], s, m) in done
+        before = phases[s, m][phases[s, m].index(phase) - 1]
+        above = s == stages - 1 or {("I", s + 1, m), ("B", s + 1, m)} & done
+        return (before, s, m) in done and bool(above)
+
+    while todo := [(p, s, m) for (s, m), ps in phases.items() for p in ps if (p, s, m) not in done]:
+        ready = [op for op in todo if is_ready(*op)]
+        phase, s, m = ready[rng.integers(len(ready))]
+        ops = [(phase, s, m)]
+        partners = [op for op in ready if op[0] in "BI" and home(*op[1:]) == home(s, m)]
+        if fuse and phase == "F" and partners and rng.random() < 0.6:
+            ops.append(partners[rng.integers(len(partners))])
+        rows[home(s, m)].append(reference.cell_text(tuple(ops)))
+        done |= set(ops)
+        if communication:
+            _send(rows, ops, phases, home, stages)
+    return rows
+
+
+def _send(rows, ops, phases, home, stages):
+    """Insert SEND and RECV as soon as a message exists: an order that cannot deadlock."""
+    for phase, s, m in ops:
+        if phase == "F" and s < stages - 1 and home(s, m) != home(s + 1, m):
+            rows[home(s, m)].append(f"{s}SEND_F{m}")
+            rows[home(s + 1, m)].append(f"{s + 1}RECV_F{m}")
+        if phase in "BI" and s > 0 and home(s, m) != home(s - 1, m):
+            rows[home(s, m)].append(f"{s}SEND_B{m}")
+            rows[home(s - 1, m)].append(f"{s - 1}RECV_B{m}")
+
+
+@st.composite
+def cases(draw, communication=False, pairs=False):
+    """Draw a legal table and costs for it."""
+    table, rows = draw(tables(communication=communication))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return price(table, rows, rng, pairs=pairs)
+
+
+def price(table, rows, rng, pairs=False):
+    """Give a table random per-stage and per-link costs."""
+    stages, pipes = table.num_stages, table.num_pipes
+    values = lambda *shape: rng.integers(0, 40, shape) / 8  # noqa: E731
+    ops = {name: values(stages) for name in ("forward", "backward", "input_grad", "weight_grad",
+                                             "recompute")}  # fmt: skip
+    latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2
+    pair = values(stages) * 2 if pairs else None
+    costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair)
+    letters = dict(zip("FBIWR", ops.values(), strict=True))
+    links = np.ndindex(2, pipes, max(stages - 1, 0))
+    where = list(links)
+    theirs = reference.Costs(
+        {(p, s): float(v[s]) for p, v in letters.items() for s in range(stages)},
+        {k: float(latency[k]) for k in where},
+        {k: float(transmit[k]) for k in where},
+        {} if pair is None else dict(enumerate(map(float, pair))),
+    )
+    return Case(table, rows, costs, theirs)

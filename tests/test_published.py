@@ -1,0 +1,193 @@
+"""Figures that others published, each with its source in tests/data/published.json."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.transformer import (
+    edge_activation_bytes,
+    layer_activation_bytes,
+    layer_flop,
+    step_flop,
+)
+
+RECORDS = {
+    record["id"]: record
+    for record in json.loads((Path(__file__).parent / "data" / "published.json").read_text())
+}
+GIB = 2.0**30
+
+
+def records(prefix):
+    return [pytest.param(r, id=i) for i, r in RECORDS.items() if i.startswith(prefix)]
+
+
+def gpt(setting):
+    """A GPT of the published shape, on the frame of the one that comes with pipejax."""
+    frame = vars(pj.load_model("gpt3-175b"))
+    hidden = setting["hidden"]
+    return pj.Model(**{
+        **frame, "layers": setting["layers"], "hidden": hidden, "heads": setting["heads"],
+        "kv_heads": setting["heads"], "ffn_hidden": 4 * hidden, "vocabulary": setting["vocab"],
+        "sequence": setting["seq"],
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("record", records("mg.params."))
+def test_megatron_parameters(record):  # eq. (2), to the printed digit
+    assert round(gpt(record["setting"]).parameters / 1e9, 1) == record["value"]
+
+
+@pytest.mark.parametrize("record", records("mg.t1."))
+def test_megatron_flop(record):  # eq. (3) gives the iteration time that the throughput implies
+    setting, value = record["setting"], record["value"]
+    flop = step_flop(gpt(setting), setting["batch"], "full")
+    seconds = flop / (value["TFLOPs_per_GPU"] * 1e12 * setting["gpus"])
+    assert round(seconds, 2) == value["implied_iteration_s"]
+    s, h, layers, batch = (setting[k] for k in ("seq", "hidden", "layers", "batch"))
+    printed = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + 51200 / (16 * layers * h))
+    assert flop == pytest.approx(printed, rel=1e-12)
+
+
+def test_korthikanti_model_flop():  # Appendix A: 72 B L s h^2 (1 + s/6h + v/12hL)
+    model = pj.load_model("gpt-22b")
+    s, h, layers, v = model.sequence, model.hidden, model.layers, model.vocabulary
+    printed = 72 * 4 * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
+    assert step_flop(model, 4) == pytest.approx(printed, rel=1e-12)
+
+
+def test_zero_bubble_layer_flop():  # Table 1: F sbh(24h+4s), B sbh(24h+8s), W sbh(24h)
+    model, b = pj.load_model("gpt3-175b"), 3
+    s, h = model.sequence, model.hidden
+    flop = layer_flop(model, b)
+    assert flop == (s * b * h * (24 * h + 4 * s), s * b * h * (24 * h + 8 * s), s * b * h * 24 * h)
+
+
+MODES = {
+    "no parallelism": {},
+    "tensor parallel": {"tensor_parallel": 8},
+    "TP+SP": {"tensor_parallel": 8, "sequence_parallel": True},
+    "TP+selective": {"tensor_parallel": 8, "recompute": "selective"},
+    "TP+SP+selective": {
+        "tensor_parallel": 8, "sequence_parallel": True, "recompute": "selective"},
+    "full recompute": {"recompute": "full"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"])
+def test_korthikanti_activations_per_layer(mode, name):  # Table 2, exactly
+    model, b, t = pj.load_model(name), 4, 8
+    s, h, a = model.sequence, model.hidden, model.heads
+    printed = {
+        "no parallelism": s * b * h * (34 + 5 * a * s / h),
+        "tensor parallel": s * b * h * (10 + 24 / t + 5 * a * s / (h * t)),
+        "TP+SP": s * b * h * (34 / t + 5 * a * s / (h * t)),
+        "TP+selective": s * b * h * (10 + 24 / t),
+        "TP+SP+selective": 34 * s * b * h / t,
+        "full recompute": 2 * s * b * h,
+    }
+    assert set(printed) == set(RECORDS["ko.t2"]["value"])
+    ours = layer_activation_bytes(model, b, **MODES[mode])
+    assert ours == pytest.approx(printed[mode], rel=1e-12)
+
+
+@pytest.mark.parametrize("record", records("ko.act."))
+def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage in flight
+    setting = record["setting"]
+    mode = {"TP baseline": "tensor parallel"}.get(setting["mode"], setting["mode"])
+    interleave, p = setting["interleave"], setting["p"]
+    table = (
+        pj.schedules.build("interleaved-1f1b", num_workers=p, num_microbatches=2 * p,
+                           stages_per_worker=interleave)
+        if interleave > 1
+        else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
+    )  # fmt: skip
+    per_layer = layer_activation_bytes(gpt(setting), setting["b"], **MODES[mode])
+    held = pj.peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
+    assert held / GIB == pytest.approx(record["value"], rel=1e-9)
+
+
+def test_korthikanti_embedding_and_head():  # section 4.2.3
+    model, b, t = pj.load_model("gpt-22b"), 4, 8
+    s, h, v = model.sequence, model.hidden, model.vocabulary
+    mask, head = edge_activation_bytes(model, b, tensor_parallel=t)
+    assert mask == s * b * h / t
+    assert head == pytest.approx(4 * s * b * h / t * (1 + v / h), rel=1e-12)
+
+
+@pytest.mark.parametrize("record", records("ko.fig7."))
+def test_korthikanti_figure_7(record):  # bar labels, 0.1 points for the embedding
+    model = gpt(record["setting"])
+    base, *ours = (
+        layer_activation_bytes(model, 1, tensor_parallel=8, **mode)
+        for mode in ({}, {"sequence_parallel": True}, {"recompute": "selective"},
+                     {"sequence_parallel": True, "recompute": "selective"})
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        100 * np.array(ours) / base, record["value"][:3], atol=0.15
+    )
+
+
+def profile(setting):
+    key = f"zb.prof.{setting['model']}.m{setting['m']}"
+    return {name: RECORDS[f"{key}.{name}"]["value"] for name in ("T_F", "T_B", "T_W", "T_comm")}
+
+
+@pytest.mark.parametrize("record", [r for r in records("zb.t5.")
+                                    if r.values[0]["setting"]["schedule"] == "1F1B"])  # fmt: skip
+def test_zero_bubble_table_5_1f1b(record):  # bubble ratios from profiled times, to 5e-5
+    setting, times = record["setting"], profile(record["setting"])
+    table = pj.schedules.build("1f1b", num_workers=setting["p"], num_microbatches=setting["m"])
+    costs = pj.Costs.uniform(
+        table, forward=times["T_F"], input_grad=times["T_B"], weight_grad=times["T_W"],
+        transfer=times["T_comm"],
+    )  # fmt: skip
+    assert pj.evaluate(table, costs).bubble_ratio == pytest.approx(record["value"], abs=5e-5)
+
+
+@pytest.mark.parametrize("record", [r for r in records("zb.t5.")
+                                    if r.values[0]["setting"]["schedule"] == "1F1B-I"])  # fmt: skip
+def test_zero_bubble_table_5_interleaved(record):
+    # "as published": m T + (p-1) T/v + (2pv-p-2) c; with every hop delayed ours is (2pv-2) c
+    setting, times = record["setting"], profile(record["setting"])
+    p, m = setting["p"], setting["m"]
+    v = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}[setting["model"]]  # padded layers / p
+    total = times["T_F"] + times["T_B"] + times["T_W"]
+    published = m * total + (p - 1) * total / v + (2 * p * v - p - 2) * times["T_comm"]
+    assert 1 - m * total / published == pytest.approx(record["value"], abs=5e-5)
+    table = pj.schedules.build(
+        "interleaved-1f1b", num_workers=p, num_microbatches=m, stages_per_worker=v
+    )
+    costs = pj.Costs.uniform(
+        table, forward=times["T_F"] / v, backward=(times["T_B"] + times["T_W"]) / v,
+        transfer=times["T_comm"],
+    )  # fmt: skip
+    every_hop = m * total + (p - 1) * total / v + (2 * p * v - 2) * times["T_comm"]
+    assert pj.evaluate(table, costs).makespan == pytest.approx(every_hop, rel=1e-3)
+
+
+@pytest.mark.parametrize("record", records("mg.bubble."))
+def test_megatron_bubble(record):  # bubble / ideal of interleaved and plain 1F1B
+    setting = record["setting"]
+    options = {"stages_per_worker": setting["v"]} if setting["v"] > 1 else {}
+    table = pj.schedules.build(
+        "interleaved-1f1b" if options else "1f1b", num_workers=setting["p"],
+        num_microbatches=setting["m"], **options,
+    )  # fmt: skip
+    result = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    assert result.bubble_overhead == pytest.approx(record["value"], abs=5e-9)
+
+
+@pytest.mark.parametrize("record", records("ch.eval."))
+def test_chimera(record):
+    setting = record["setting"]
+    table = pj.schedules.build(
+        "chimera", num_workers=setting["D"], num_microbatches=setting["N"]
+    )
+    costs = pj.Costs(forward=setting["T_F"], backward=setting["T_B"])
+    result = pj.evaluate(table, costs)
+    assert getattr(result, record["quantity"]) == pytest.approx(record["value"], abs=1e-9)

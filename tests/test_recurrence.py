@@ -1,0 +1,274 @@
+"""The recurrence against an event loop and networkx, and its exact properties (1 to 12)."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipejax as pj
+import reference
+import strategies
+from pipejax.costs import NodeCosts, cost_vector
+from pipejax.recurrence import critical_path
+
+LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
+LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
+NODES, PREDS = 512, 8  # one compiled shape for all drawn programs
+RANDOM = st.integers(0, 2**32 - 1)
+
+_path = jax.jit(critical_path)
+
+
+def lowered(table, costs, link="delay", queues="worker"):
+    """Program padded to the common shape, and its node costs."""
+    program = pj.pad(pj.lower(table, link=link, queues=queues), num_nodes=NODES, max_preds=PREDS)
+    return program, pj.price(program, costs)
+
+
+def makespan(table, costs, link="delay", queues="worker"):
+    program, priced = lowered(table, costs, link, queues)
+    return float(_path(program.preds, priced).finish.max())
+
+
+def graph_of(program, priced):
+    """The program as a networkx graph; a node's duration is on its incoming edges."""
+    graph = nx.DiGraph()
+    for v in range(1, program.num_nodes):
+        for u, lag in zip(np.asarray(program.preds)[v], priced.lag[v], strict=True):
+            weight = float(lag) + float(priced.duration[v])
+            if not graph.has_edge(u, v) or graph[u][v]["weight"] < weight:
+                graph.add_edge(int(u), v, weight=weight)
+    return graph
+
+
+@pytest.mark.parametrize(("link", "queues"), LINKS)
+@given(data=st.data())
+def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
+    cells = data.draw(st.booleans()) if link == "rendezvous" else data.draw(st.just(False))
+    case = data.draw(strategies.cases(communication=cells, pairs=True))
+    expected = reference.Run(
+        case.rows, case.table.pipe_of_microbatch.tolist(), case.theirs, link, queues
+    )
+    program, priced = lowered(case.table, case.costs, link, queues)
+    finish = np.asarray(_path(program.preds, priced).finish)
+    assert finish.max() == pytest.approx(expected.makespan, rel=1e-12)
+    graph = graph_of(program, priced)
+    assert nx.dag_longest_path_length(graph) == pytest.approx(finish.max(), rel=1e-12)
+    result = pj.evaluate(case.table, case.costs, link=link, queues=queues)
+    assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
+    np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
+    assert result.peak_in_flight.tolist() == expected.peak_in_flight()
+    for worker, row in enumerate(case.rows):
+        for slot, text in enumerate(row):
+            cell = tuple(reference.split(text))
+            if text and (worker, cell) in expected.end:
+                assert result.finish[worker, slot] == pytest.approx(expected.end[worker, cell])
+
+
+@given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS))
+def test_monotone(case, seed, link):  # property 2
+    program, priced = lowered(case.table, case.costs, *link)
+    rng = np.random.default_rng(seed)
+    more = NodeCosts(priced.duration + rng.random(NODES) * (rng.random(NODES) < 0.1),
+                     priced.lag + rng.random((NODES, PREDS)) * (rng.random((NODES, PREDS)) < 0.1))  # fmt: skip
+    before, after = (_path(program.preds, c).finish for c in (priced, more))
+    assert bool(jnp.all(after >= before))
+
+
+@given(case=strategies.cases(), factor=st.integers(0, 8), link=st.sampled_from(LINKS))
+def test_homogeneous(case, factor, link):  # property 3: exact for powers of two
+    program, priced = lowered(case.table, case.costs, *link)
+    scaled = NodeCosts(*(cost * 2.0**factor for cost in priced))
+    one, many = (float(_path(program.preds, c).finish.max()) for c in (priced, scaled))
+    assert many == one * 2.0**factor
+
+
+@given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS))
+def test_convex_and_lipschitz(case, seed, link):  # property 4
+    rng = np.random.default_rng(seed)
+    other = strategies.price(case.table, case.rows, rng).costs
+    program, a = lowered(case.table, case.costs, *link)
+    b = pj.price(program, other)
+    middle = NodeCosts(*((x + y) / 2 for x, y in zip(a, b, strict=True)))
+    ends = [float(_path(program.preds, c).finish.max()) for c in (a, b, middle)]
+    assert ends[2] <= (ends[0] + ends[1]) / 2 + 1e-9
+    change = sum(float(np.abs(x - y).sum()) for x, y in zip(a, b, strict=True))
+    assert abs(ends[0] - ends[1]) <= change + 1e-9
+
+
+@given(case=strategies.cases(pairs=True), link=st.sampled_from(LINKS))
+def test_euler(case, link):  # property 5: ties included
+    program, priced = lowered(case.table, case.costs, *link)
+    path = _path(program.preds, priced)
+    total = float((path.nodes * priced.duration).sum() + (path.edges * priced.lag).sum())
+    assert total == pytest.approx(float(path.finish.max()), rel=1e-12)
+    # the path is a path: one edge into every node of it but the source
+    assert np.asarray(path.edges)[1:].sum(axis=1).tolist() == np.asarray(path.nodes)[1:].tolist()
+
+
+@given(case=strategies.cases(), link=st.sampled_from(LINKS))
+def test_bounds(case, link):  # property 6
+    result = pj.evaluate(case.table, case.costs, link=link[0], queues=link[1])
+    program, priced = lowered(case.table, case.costs, *link)
+    assert result.makespan >= result.busy.max() - 1e-9
+    assert result.makespan <= float(priced.duration.sum() + priced.lag.sum()) + 1e-9
+    for m in range(case.table.num_microbatches):
+        pipe = case.table.pipe_of_microbatch[m]
+        held = {str(op)[: -len(str(m))] for row in case.table.rows() for cell in row for op in cell
+                if op.microbatch == m}  # fmt: skip
+        chain = sum(case.theirs.op["F", s] for s in range(case.table.num_stages))
+        for s in range(case.table.num_stages):
+            chain += case.theirs.op["I" if f"{s}I" in held else "B", s]
+            if s and case.table.placement[pipe, s] != case.table.placement[pipe, s - 1]:
+                chain += sum(t[d, pipe, s - 1] for d in (0, 1)
+                             for t in (case.theirs.latency, case.theirs.transmit))  # fmt: skip
+        if not np.any(case.table.is_fused):
+            assert result.makespan >= chain - 1e-9
+
+
+@given(case=strategies.cases(), link=st.sampled_from(LINKS))
+def test_padding_changes_nothing(case, link):  # property 7
+    program = pj.lower(case.table, link=link[0], queues=link[1])
+    padded = pj.pad(program, num_nodes=NODES, max_preds=PREDS)
+    paths = [_path(p.preds, pj.price(p, case.costs)) for p in (program, padded)]
+    n, k = program.preds.shape
+    assert float(paths[0].finish.max()) == float(paths[1].finish.max())
+    assert np.array_equal(paths[0].nodes, paths[1].nodes[:n])
+    assert np.array_equal(paths[0].edges, paths[1].edges[:n, :k])
+    assert not np.asarray(paths[1].nodes)[n:].any()
+    idle = [["", *row, "", ""] for row in case.rows]
+    wider = pj.ScheduleTable.from_rows(
+        idle, placement=case.table.placement, pipe_of_microbatch=case.table.pipe_of_microbatch
+    )
+    result, wide = (pj.evaluate(t, case.costs, link=link[0], queues=link[1])
+                    for t in (case.table, wider))  # fmt: skip
+    assert wide.makespan == result.makespan
+    assert wide.bubble_ratio == result.bubble_ratio
+    assert wide.workers == result.workers
+
+
+@given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS[:3]))
+def test_relabelling_changes_nothing(case, seed, link):  # property 8
+    # (not under rendezvous without cells, whose order breaks ties by number)
+    rng = np.random.default_rng(seed)
+    table = case.table
+    workers = rng.permutation(table.num_workers)
+    microbatches = rng.permutation(table.num_microbatches)
+    rows = [[] for _ in case.rows]
+    for worker, row in enumerate(table.rows()):
+        rows[workers[worker]] = [
+            tuple(op._replace(microbatch=int(microbatches[op.microbatch])) for op in cell)
+            for cell in row
+        ]
+    pipe_of = np.empty_like(table.pipe_of_microbatch)
+    pipe_of[microbatches] = table.pipe_of_microbatch
+    other = pj.ScheduleTable.from_rows(
+        rows, placement=workers[table.placement], pipe_of_microbatch=pipe_of
+    )
+    assert makespan(other, case.costs, *link) == makespan(table, case.costs, *link)
+
+
+@given(case=strategies.cases(), link=st.sampled_from(LINKS))
+def test_reversal(case, link):  # property 9
+    program, priced = lowered(case.table, case.costs, *link)
+    graph = graph_of(program, priced)
+    expected = nx.dag_longest_path_length(graph)
+    turned = nx.DiGraph()
+    for u, v, weight in graph.edges(data="weight"):
+        lag = weight - float(priced.duration[v])
+        turned.add_edge(v, u, weight=lag + float(priced.duration[u]))
+    first = float(max(priced.duration))
+    for node in [n for n in turned if turned.in_degree(n) == 0]:
+        turned.add_edge("sink", node, weight=float(priced.duration[node]))
+    assert nx.dag_longest_path_length(turned) == pytest.approx(expected, abs=1e-9 * (1 + first))
+
+
+@given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS))
+def test_more_dependencies_never_help(case, seed, link):  # property 10
+    program, priced = lowered(case.table, case.costs, *link)
+    rng = np.random.default_rng(seed)
+    more = np.array(program.preds)
+    head = rng.integers(1, NODES, 10)
+    more[head, -1] = rng.integers(0, head)  # nodes are in topological order
+    before, after = (_path(p, priced).finish.max() for p in (program.preds, more))
+    assert float(after) >= float(before)
+
+
+@settings(max_examples=15)
+@given(case=strategies.cases(), seed=RANDOM, link=st.sampled_from(LINKS))
+def test_vmap_jit_and_float32(case, seed, link):  # property 11
+    program, priced = lowered(case.table, case.costs, *link)
+    rng = np.random.default_rng(seed)
+    many = NodeCosts(*(c[None] * rng.random((3, *[1] * c.ndim)) for c in priced))
+    ends = jax.vmap(lambda c: _path(program.preds, c).finish.max())(many)
+    for k in range(3):
+        one = NodeCosts(*(c[k] for c in many))
+        alone = _path(program.preds, one).finish.max()
+        assert float(ends[k]) == float(alone)
+        single = NodeCosts(*(jnp.asarray(c, jnp.float32) for c in one))
+        assert float(_path(program.preds, single).finish.max()) == pytest.approx(
+            float(alone), rel=1e-5, abs=1e-5
+        )
+
+
+def test_jit_changes_nothing():  # property 11
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    program = pj.lower(table, link="queued")
+    costs = pj.Costs.uniform(table, forward=1.1, backward=2.3, transfer=0.7, latency=0.2)
+    with jax.disable_jit():
+        slow = float(pj.makespan(program, costs))
+    assert slow == float(pj.makespan(program, costs)) == pj.evaluate(
+        table, costs, link="queued"
+    ).makespan
+
+
+@given(case=strategies.cases(), link=st.sampled_from(LINKS))
+def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
+    result = pj.evaluate(case.table, case.costs, link=link[0], queues=link[1])
+    for worker in range(result.workers):
+        cells = result.program.node_of_cell[worker] > 0
+        start, finish = result.start[worker][cells], result.finish[worker][cells]
+        gaps = np.append(start, result.makespan) - np.insert(finish, 0, 0.0)
+        assert (gaps >= -1e-9).all()
+        assert gaps.sum() + result.busy[worker] == pytest.approx(result.makespan)
+    held = pj.in_flight(case.table)
+    assert (held >= 0).all()
+    last = held[np.arange(result.workers), -1] - _released_last(case.table)
+    assert (last == 0).all()
+
+
+def _released_last(table):
+    """Activations released by the last slot."""
+    return sum(np.isin(c.phase[:, -1], [pj.Phase.B, pj.Phase.W]).astype(int)
+               for c in (table.cells, table.partners))  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(seed=RANDOM, size=st.integers(2, 40))
+def test_random_graphs_equal_networkx(seed, size):  # property 1, graphs that are no schedules
+    rng = np.random.default_rng(seed)
+    preds = np.zeros((NODES, PREDS), np.int32)
+    lag, duration = np.zeros((NODES, PREDS)), np.zeros(NODES)
+    for v in range(1, size):
+        preds[v] = rng.integers(0, v, PREDS)
+        lag[v], duration[v] = rng.integers(0, 9, PREDS), rng.integers(0, 9)
+    finish = _path(preds, NodeCosts(duration, lag)).finish
+    graph = nx.DiGraph()
+    for v in range(1, size):
+        for u, delay in zip(preds[v], lag[v], strict=True):
+            weight = max(delay + duration[v], graph.get_edge_data(u, v, {"weight": 0})["weight"])
+            graph.add_edge(int(u), v, weight=weight)
+    assert float(finish.max()) == nx.dag_longest_path_length(graph)
+
+
+def test_cost_vector_is_the_same_in_numpy_and_jax():
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.1, latency=0.2)
+    program = pj.lower(table)
+    host = cost_vector(program, costs)
+    device = cost_vector(program, jax.tree.map(jnp.asarray, costs))
+    assert isinstance(host, np.ndarray)
+    assert np.array_equal(host, device)
