@@ -93,8 +93,8 @@ class ScheduleTable:
         if not self.stage_shares and self.placement.ndim == 2:
             object.__setattr__(self, "stage_shares", (1.0,) * self.num_stages)
         try:
-            check_shares(self.stage_shares, self.num_stages)
             check(self.content)
+            check_shares(self.stage_shares, self.num_stages)
         except IllegalSchedule as error:
             raise self.error(str(error), error.worker, error.slot) from None
 

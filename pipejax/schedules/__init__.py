@@ -13,7 +13,7 @@ from pipejax.schedules.gpipe import gpipe
 from pipejax.schedules.hanayo import hanayo
 from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
 from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from pipejax.table import ScheduleTable
+from pipejax.table import UNIT_SLOTS, ScheduleTable
 
 __all__ = ["REGISTRY", "Builder", "build", "names"]
 
@@ -90,4 +90,16 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
     for what, count in (("num_workers", num_workers), ("num_microbatches", num_microbatches)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{what} must be a whole number of at least 1, got {count!r}")
+    if "slots" in options:
+        default = inspect.signature(builder.function).parameters["slots"].default
+        options["slots"] = _check_slots({**default, **options["slots"]})
     return builder.function(num_workers, num_microbatches, **options)
+
+
+def _check_slots(slots: Mapping[str, float]) -> Mapping[str, float]:
+    for letter, duration in slots.items():
+        if letter not in UNIT_SLOTS:
+            raise ValueError(f"slots: unknown phase {letter!r}: known are {', '.join(UNIT_SLOTS)}")
+        if not 0 < duration < float("inf"):
+            raise ValueError(f"slots: {letter} must be above 0 and finite, got {duration!r}")
+    return slots

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from pipejax.idealised import spread
 from pipejax.ops import Op, Phase
 from pipejax.placement import looped
@@ -27,8 +29,9 @@ def interleaved_1f1b(
     """1F1B over V stages per worker, microbatches in groups of P; idle time falls to a V-th.
 
     A worker runs its first stage on a group of P microbatches, then its second on the same
-    group, and so on; backwards in the same groups, last stage first. The last group is short
-    where P does not divide M (that leaves extra idle slots).
+    group, and so on; backwards in the same groups, last stage first. Where P does not divide M
+    the groups are larger and as equal as can be, for one smaller than P could deadlock; with
+    M < P there is one group.
 
     Args:
       num_workers: P.
@@ -48,11 +51,9 @@ def interleaved_1f1b(
       [11, 9, 7, 5]
     """
     _check_stages_per_worker("interleaved-1f1b", stages_per_worker)
+    groups = np.array_split(np.arange(num_microbatches), max(1, num_microbatches // num_workers))
     turns = [
-        (loop, m)
-        for group in range(0, num_microbatches, num_workers)
-        for loop in range(stages_per_worker)
-        for m in range(group, min(group + num_workers, num_microbatches))
+        (loop, int(m)) for group in groups for loop in range(stages_per_worker) for m in group
     ]
     rows = []
     for r in range(num_workers):
@@ -60,7 +61,7 @@ def interleaved_1f1b(
         backwards = [
             Op(Phase.B, (stages_per_worker - 1 - loop) * num_workers + r, m) for loop, m in turns
         ]
-        warmup = 2 * (num_workers - r - 1) + (stages_per_worker - 1) * num_workers
+        warmup = 2 * (num_workers - r - 1) + (stages_per_worker - 1) * len(groups[0])
         rows.append(list(alternate(forwards, backwards, warmup)))
     packed = ScheduleTable.from_rows(
         rows,

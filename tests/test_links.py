@@ -1,0 +1,147 @@
+"""Link models on tables small enough to do by hand; expected values are the sums that explain."""
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+import reference
+
+F, B, L, X = 1.0, 2.0, 0.25, 3.0
+COSTS = pj.Costs(forward=F, backward=B, latency=L, transmit=X)
+GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+
+
+def makespan(table, link, queues="worker"):
+    return pj.evaluate(table, COSTS, link=link, queues=queues).makespan
+
+
+def test_delay():  # a message occupies nobody: the second forward hides behind the first message
+    assert makespan(GPIPE, "delay") == F + (L + X) + 2 * F + 2 * B + (L + X) + B + 0 * F + (
+        max(0, 2 * F - 2 * F)
+    )
+
+
+def test_queued():  # the link is busy for X per message: microbatch 1 leaves when 0 is through
+    # 1F0 at F+X+L; 1F1 waits for the second transmission; backwards B apart leave X apart
+    second_forward = F + X + X + L
+    first_backward = second_forward + F
+    last_gradient = max(first_backward + B + X, first_backward + 2 * B) + X + L
+    assert makespan(GPIPE, "queued") == last_gradient + B
+
+
+def test_blocking():  # worker 0 cannot start 0F1 before the message of 0F0 is transmitted
+    second_forward = (F + X) + F + X + L
+    first_backward = second_forward + F
+    second_backward = first_backward + B + X
+    assert makespan(GPIPE, "blocking") == second_backward + B + X + L + B
+
+
+@pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
+def test_rendezvous(queues):  # both queues are held for L + X, so transfers follow one another
+    second_forward = F + 2 * (L + X)
+    first_backward = second_forward + F
+    last = max(first_backward + B + (L + X), first_backward + 2 * B) + (L + X)
+    assert makespan(GPIPE, "rendezvous", queues) == last + B
+
+
+def test_head_of_line_blocking():
+    # worker 0's queue has the RECV of the gradient of microbatch 0 before the SEND of microbatch
+    # 1, so with one queue the second activation waits for the whole round trip of the first
+    early = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+             ["1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
+    late = [["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
+            ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
+    one, other = (pj.ScheduleTable.from_rows(rows) for rows in (early, late))
+    round_trip = F + (L + X) + F + B + (L + X)
+    assert makespan(other, "rendezvous") == round_trip + (L + X) + F + B + (L + X) + B
+    assert makespan(one, "rendezvous") < makespan(other, "rendezvous")
+    by_direction = makespan(other, "rendezvous", "direction")
+    assert by_direction < makespan(other, "rendezvous")
+    assert makespan(other, "delay") == makespan(one, "delay")  # the others ignore the cells
+
+
+CROSSED = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+           ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
+def test_deadlock_names_the_cycle(queues):
+    table = pj.ScheduleTable.from_rows(CROSSED)  # legal rows: only their transfers cross
+    message = r"deadlock under rendezvous with one queue per .*0SEND_F0/1RECV_F0.*0SEND_F1/1RECV_F1"
+    with pytest.raises(pj.ScheduleError, match=message) as caught:
+        pj.lower(table, link="rendezvous", queues=queues)
+    assert ">" in caught.value.grid
+    pj.lower(table, link="queued")
+    run = [r for r in CROSSED]
+    costs = reference.Costs({}, {}, {})
+    with pytest.raises(reference.DeadlockError):
+        reference.Run(run, [0, 0], costs, "rendezvous", queues)
+
+
+def test_unknown_models_are_named():
+    with pytest.raises(ValueError, match="unknown link model 'x': known are delay, queued"):
+        pj.lower(GPIPE, link="x")
+    with pytest.raises(ValueError, match="unknown queue scope 'x': known are worker, pair"):
+        pj.lower(GPIPE, queues="x")
+
+
+def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth
+    table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=1)
+    transmit = np.array([[[1.0, 5.0]], [[2.0, 7.0]]])
+    result = pj.evaluate(table, pj.Costs(forward=F, backward=B, transmit=transmit))
+    assert result.makespan == 3 * F + 1 + 5 + 3 * B + 7 + 2
+
+
+def test_fused_pair_waits_for_both_and_delivers_both():
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]]
+    table = pj.ScheduleTable.from_rows(rows)
+    total = pj.evaluate(table, pj.Costs(forward=F, backward=B))
+    assert total.makespan == F + F + (F + B) + B + B  # 1F0 hides 0F1; the pair lasts the sum
+    given = pj.evaluate(table, pj.Costs(forward=F, backward=B, pair=2.5))
+    assert given.makespan == F + F + 2.5 + B + B
+    assert given.busy.tolist() == [2 * F + 2 * B, F + 2.5 + B]
+    assert total.peak_in_flight.tolist() == [2, 2]
+
+
+def test_all_reduce_runs_beside_compute_and_update_waits_for_it():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    plain = pj.evaluate(table, pj.Costs(forward=F, backward=B))
+    assert plain.makespan == 2 * F + 2 * B
+    reduced = pj.evaluate(table, pj.Costs(forward=F, backward=B, all_reduce=1.5))
+    # stage 1 is reduced while the backward of stage 0 runs; stage 0 after it
+    assert reduced.makespan == 2 * F + 2 * B + 1.5
+    hidden = pj.evaluate(
+        table, pj.Costs(forward=F, backward=B, all_reduce=np.array([0.0, 2.0]))
+    )
+    assert hidden.makespan == plain.makespan
+    updated = pj.evaluate(table, pj.Costs(forward=F, backward=B, all_reduce=1.5, update=0.5))
+    assert updated.makespan == 2 * F + 2 * B + 1.5 + 0.5
+    assert updated.busy.tolist() == [2 * F + 2 * B + 2 * 0.5] * 2
+    assert reduced.busy.tolist() == plain.busy.tolist()
+    assert plain.program.num_nodes < reduced.program.num_nodes  # left out where they cost nothing
+
+
+def test_update_follows_the_row_and_every_copy():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=4)
+    # each worker updates its two stages one after the other, after its own last op
+    plain, updated = (
+        pj.evaluate(table, pj.Costs(forward=F, backward=B, update=u)) for u in (0.0, 1.0)
+    )
+    assert updated.makespan == plain.makespan + 2 * 1.0
+    # without copies a worker that is done early updates early
+    gpipe = pj.evaluate(GPIPE, pj.Costs(forward=F, backward=B, update=np.array([0.5, 9.0])))
+    assert gpipe.makespan == 2 * F + F + 2 * B + 9.0
+
+
+def test_sharding_cells_cost_nothing_unless_given():
+    rows = [["0UNSHARD", "0F0", "0RESHARD", "0UNSHARD", "0B0", "0REDUCE_GRAD", "0RESHARD",
+             "0WAIT_REDUCE_GRAD"]]  # fmt: skip
+    table = pj.ScheduleTable.from_rows(rows)
+    assert pj.evaluate(table, pj.Costs(forward=F, backward=B)).makespan == F + B
+    costs = pj.Costs(forward=F, backward=B, unshard=0.5, reduce_grad=0.25)
+    assert pj.evaluate(table, costs).makespan == F + B + 2 * 0.5 + 0.25
+
+
+def test_recompute_stands_between_forward_and_backward():
+    table = pj.ScheduleTable.from_rows([["0F0", "0R0", "0B0"], ["1F0", "1B0"]])
+    assert pj.evaluate(table, pj.Costs(forward=F, backward=B, recompute=5.0)).makespan == F + 5.0 + B

@@ -1,0 +1,85 @@
+"""Builders, crossed over the registry: complete, legal, in order, and clear about what is not."""
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.idealised import slot_times
+from pipejax.schedules import REGISTRY
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 5, 7, 8, 12, 13)]
+BOTH_EVEN = ("chimera", "chimera-asymmetric")
+OPTIONS = {"interleaved-1f1b": [{}, {"stages_per_worker": 3}], "hanayo": [{}, {"waves": 3}],
+           "looped-bfs": [{"stages_per_worker": 4}]}  # fmt: skip
+CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_builds_at_every_legal_size(name, options):
+    for p, m in SIZES:
+        if name in BOTH_EVEN and (p % 2 or m % 2):
+            continue
+        for slots in ({"F": 1, "B": 1}, {"F": 1, "B": 2}, {"F": 2, "B": 3}):
+            table = pj.schedules.build(
+                name, num_workers=p, num_microbatches=m, slots=slots, **options
+            )
+            assert (table.num_workers, table.num_microbatches, table.name) == (p, m, name)
+            for phase in (pj.Phase.F, pj.Phase.B):  # each stage in microbatch order, per pipe
+                for w, row in enumerate(table.rows()):
+                    order = [op for cell in row for op in cell if op.phase is phase]
+                    for stage in {op.stage for op in order}:
+                        for pipe in range(table.num_pipes):
+                            mine = [op.microbatch for op in order if op.stage == stage
+                                    and table.pipe_of_microbatch[op.microbatch] == pipe]  # fmt: skip
+                            assert mine == sorted(mine), (name, p, m, w)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_columns_are_start_slots(name, options):
+    table = pj.schedules.build(
+        name, num_workers=4, num_microbatches=8, slots={"F": 1, "B": 2}, **options
+    )
+    if name == "chimera-asymmetric":
+        return  # starts are no whole numbers there: columns are their order
+    start, _ = slot_times(table)
+    held = table.phase != pj.Phase.IDLE
+    assert np.array_equal(start[held], np.nonzero(held)[1])
+
+
+ILLEGAL = {
+    "unknown": (("1f2b", 4, 4, {}), "unknown schedule '1f2b': known are gpipe, 1f1b"),
+    "no microbatch": (("gpipe", 4, 0, {}), "num_microbatches must be a whole number of at least 1"),
+    "negative workers": (("1f1b", -1, 4, {}), "num_workers must be .* at least 1, got -1"),
+    "half a worker": (("1f1b", 1.5, 4, {}), "num_workers must be a whole number"),
+    "odd workers": (("chimera", 5, 4, {}), r"even number of workers \(2, 4, 6, ...\), got 5"),
+    "odd microbatches": (("chimera", 4, 3, {}), "even number of microbatches .* got 3"),
+    "odd asymmetric": (("chimera-asymmetric", 3, 4, {}), "chimera-asymmetric needs an even"),
+    "no wave": (("hanayo", 4, 4, {"waves": 0}), "hanayo needs at least 1 wave, got 0"),
+    "one stage": (("interleaved-1f1b", 4, 4, {"stages_per_worker": 1}), "at least 2 stages"),
+    "wrong option": (("gpipe", 4, 4, {"waves": 2}), "gpipe takes no waves: its options are slots"),
+    "shares": (("chimera-asymmetric", 4, 4, {"stage_shares": [1, 2]}), "needs 4 positive numbers"),
+    "negative share": (("chimera-asymmetric", 2, 2, {"stage_shares": [1, -2]}), "2 positive"),
+    "zero slot": (("gpipe", 4, 4, {"slots": {"F": 0, "B": 1}}), "slots"),
+    "unknown slot": (("gpipe", 4, 4, {"slots": {"X": 1}}), "slots"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_illegal_numbers_are_named(what):
+    (name, p, m, options), message = ILLEGAL[what]
+    with pytest.raises(ValueError, match=message):
+        pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+
+
+def test_asymmetric_shares_balance_workers():
+    table = pj.schedules.build("chimera-asymmetric", num_workers=6, num_microbatches=6)
+    shares = np.asarray(table.stage_shares)
+    assert shares.mean() == pytest.approx(1)
+    assert shares[-1] / shares[0] == pytest.approx(2)
+    np.testing.assert_allclose(shares[table.placement].sum(axis=0)[[0, 2, 5]], 2)
+
+
+def test_every_builder_names_its_source():
+    for builder in REGISTRY.values():
+        assert "arXiv" in builder.source
+        assert builder.summary

@@ -1,0 +1,125 @@
+"""Every way a table can be wrong, with its message; and what a right one prints."""
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.grid import format_grid
+from pipejax.ops import CELL_PHASES, SHARDING, format_cell, parse_cell
+
+TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+
+WRONG = {
+    "missing forward": ([["0F0", "0B0", "0B1"], TWO[1]], r"missing op 0F1 on worker 0: .*no forward"),
+    "missing backward": ([["0F0", "0F1", "0B0"], TWO[1]], r"missing op 0B1 on worker 0"),
+    "missing stage": ([["0F0", "0B0", "2F0", "2B0"]], r"missing op 1F0"),
+    "weight gradient alone": ([["0F0", "0W0"]], r"missing op 0I0 on worker 0"),
+    "input gradient alone": ([["0F0", "0I0"]], r"missing op 0W0 on worker 0"),
+    "both backwards": ([["0F0", "0B0", "0I0", "0W0"]], r"op 0B0 .* does the backward twice"),
+    "twice": ([[*TWO[0], "0F1"], TWO[1]], r"op 0F1 stands twice on worker 0: in slots 1 and 4"),
+    "twice, two workers": ([TWO[0], [*TWO[1], "0F1"]], r"op 0F1 is on worker 1, but 0F1 .* worker 0"),
+    "wrong worker": ([["0F0", "0F1", "0B0", "1B1"], ["1F0", "1B0", "1F1", "0B1"]],
+                     r"op 1F1 is on worker 1, but 1B1 is on worker 0"),
+    "third worker": ([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1", "1B1"]],
+                     r"op 1F1 is on worker 2, but stage 1 of microbatch 0 is on worker 1"),
+    "backward before forward": ([["0B0", "0F0"]], r"deadlock: 0B0 on worker 0 waits for 0F0"),
+    "weight before input": ([["0F0", "0W0", "0I0"]], r"deadlock: 0W0 on worker 0 waits for 0I0"),
+    "recompute after backward": ([["0F0", "0B0", "0R0"]], r"deadlock: 0B0 .* waits for 0R0"),
+    "cycle": ([["0F1", "0F0", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"],
+               ][:0] + [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]],
+              r"deadlock: .*1F1 \(worker 1\) -> 1F0 \(worker 1\).* -> 1F1 \(worker 1\)"),
+    "own pair": ([["(0F0;0B0)OVERLAP_F_B"]], r"deadlock: .* which is the same fused pair"),
+    "pair of forwards": ([["(0F0;0F1)OVERLAP_F_B", "0B0", "0B1"]], r"not a fused pair"),
+    "empty row": ([[], ["0F0", "0B0"]], r"worker 0 has no op"),
+    "nothing": ([[""]], r"holds no op"),
+    "no rows": ([], r"holds no op"),
+    "unknown letter": ([["0X0"]], r"worker 0, slot 0: '0X0' is not an op"),
+    "junk after op": ([["0F0junk"]], r"'0F0junk' is not an op"),
+    "old dialect": ([["3BW1"]], r"'3BW1' is not an op"),
+    "no microbatch": ([["0F"]], r"F carries a microbatch"),
+    "sharding with microbatch": ([["0UNSHARD1"]], r"UNSHARD carries no microbatch"),
+    "sharding elsewhere": ([["0F0", "1UNSHARD", "0B0"], ["1F0", "1B0"]], r"does not hold that stage"),
+    "huge stage": ([["99999999999F0", "99999999999B0"]], r"missing op 0F0"),
+    "huge microbatch": ([["0F4000000000", "0B4000000000"]], r"missing op 0F0"),
+    "missing RECV": ([["0F0", "0SEND_F0", "0B0"], ["1F0", "1B0"]], r"missing op 1RECV_F0"),
+    "missing SEND": ([["0F0", "0B0"], ["1RECV_F0", "1F0", "1B0"]], r"missing op 0SEND_F0"),
+    "SEND too early": ([["0SEND_F0", "0F0", "0RECV_B0", "0B0"],
+                        ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
+                       r"deadlock: 0SEND_F0 .* before 0F0, which makes"),
+    "RECV too late": ([["0F0", "0SEND_F0", "0B0", "0RECV_B0"],
+                       ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
+                      r"deadlock: 0RECV_B0 .* after 0B0, which waits"),
+    "SEND to itself": ([["0F0", "0SEND_F0", "1RECV_F0", "1F0", "1B0", "0B0"]],
+                       r"0SEND_F0 .* belongs to no message"),
+    "SEND twice": ([["0F0", "0SEND_F0", "0SEND_F0", "0RECV_B0", "0B0"],
+                    ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], r"op 0SEND_F0 stands twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_tables_are_refused(what):
+    rows, message = WRONG[what]
+    with pytest.raises(pj.ScheduleError, match=message) as caught:
+        pj.ScheduleTable.from_rows(rows)
+    assert "\n" not in caught.value.reason
+    assert isinstance(caught.value, ValueError)
+
+
+def test_error_shows_the_grid_with_the_place_marked():
+    with pytest.raises(pj.ScheduleError) as caught:
+        pj.ScheduleTable.from_rows([[*TWO[0], "0F1"], TWO[1]])
+    assert caught.value.grid.splitlines() == [
+        "             0    1    2    3     4",
+        "  worker 0  0F0  0F1  0B0  0B1  >0F1<",
+        "  worker 1  1F0  1B0  1F1  1B1    .",
+    ]
+    assert str(caught.value) == f"{caught.value.reason}\n{caught.value.grid}"
+
+
+def test_grid_of_a_long_table_is_a_window():
+    text = format_grid([[f"0F{m}" for m in range(100)]], mark=(0, 50), max_slots=9)
+    assert ">0F50<" in text
+    assert "(slots 46 to 54 of 100)" in text
+
+
+EXPLICIT = {
+    "off its placement": ({"placement": np.array([[1, 0]])}, r"stage 0 of pipe 0 is placed on worker 1"),
+    "worker that is not": ({"placement": np.array([[0, 5]])}, r"placed on worker 5: .* 0 to 1"),
+    "too few stages": ({"placement": np.array([[0]])}, r"op 1F0 .* has no place: stages are 0 to 0"),
+    "no such pipe": ({"placement": np.array([[0, 1]]), "pipe_of_microbatch": [0, 1]},
+                     r"belongs to no pipe: pipes are 0 to 0"),
+    "negative share": ({"placement": np.array([[0, 1]]), "stage_shares": [1, -1]}, r"stage_shares"),
+    "placement of another shape": ({"placement": np.array([0, 1])}, r"placement has shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EXPLICIT)
+def test_wrong_arguments_are_refused(what):
+    arguments, message = EXPLICIT[what]
+    with pytest.raises(pj.ScheduleError, match=message):
+        pj.ScheduleTable.from_rows(TWO, **arguments)
+
+
+def test_arrays_are_dense_integers_and_frozen():
+    table = pj.ScheduleTable.from_rows(TWO)
+    for array in (table.phase, table.stage, table.microbatch, table.pipe):
+        assert array.shape == (2, 4)
+        assert array.dtype == np.int32
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0] = 0
+    assert pj.Phase(table.phase[0, 2]) is pj.Phase.B
+
+
+def test_mirrored_rows_are_two_pipes():
+    table = pj.ScheduleTable.from_rows([["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]])
+    assert table.placement.tolist() == [[0, 1], [1, 0]]
+    assert table.pipe_of_microbatch.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("phase", CELL_PHASES)
+def test_parse_is_the_inverse_of_print(phase):
+    text = f"12{phase.name}" + ("" if phase in SHARDING else "345")
+    assert format_cell(parse_cell(text)) == text
+    pair = "(0F8;7B0)OVERLAP_F_B"
+    assert format_cell(parse_cell(f" {pair} ")) == pair
+    assert format_cell(parse_cell("")) == ""
