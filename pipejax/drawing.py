@@ -114,9 +114,7 @@ def _number(axes: Axes, drawn: Sequence[Bar], makespan: float) -> None:
     """Write microbatch numbers where they fit."""
     if len(drawn) > MAX_LABELS:
         return
-    points_per_time = (
-        axes.bbox.width * 72 / style.SCREEN_DPI / (makespan or 1)
-    )
+    points_per_time = axes.bbox.width * 72 / style.SCREEN_DPI / (makespan or 1)
     for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
         for k, op in enumerate(bar.ops):
             room = (bar.finish - bar.start) * points_per_time

@@ -13,7 +13,7 @@ from pipejax.costs import Costs
 from pipejax.hardware import Number, System, all_reduce_time, roofline_time
 from pipejax.memory import peak_activation_bytes, persistent_bytes
 from pipejax.ops import Phase
-from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
+from pipejax.shapes import Bool, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
 from pipejax.transformer import (
     Model,

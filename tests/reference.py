@@ -40,7 +40,9 @@ class Run:
     def __init__(self, rows, pipe_of, costs, link="delay", queues="worker"):
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
-        self.ops = [[c for c in row if not c[0][0].startswith(("SEND", "RECV"))] for row in self.rows]
+        self.ops = [
+            [c for c in row if not c[0][0].startswith(("SEND", "RECV"))] for row in self.rows
+        ]
         self.cell_of = {op: (w, c) for w, row in enumerate(self.ops) for c in row for op in c}
         self.messages = [
             (self.cell_of[p], self.cell_of[op], p, op)
@@ -53,7 +55,9 @@ class Run:
     def producers(self, op):
         phase, stage, m = op
         for phases, offset in WAITS.get(phase, []):
-            exist = [(p, stage + offset, m) for p in phases if (p, stage + offset, m) in self.cell_of]
+            exist = [
+                (p, stage + offset, m) for p in phases if (p, stage + offset, m) in self.cell_of
+            ]
             if exist:
                 yield exist[0]
 
@@ -71,7 +75,9 @@ class Run:
         chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
         order = {cell: k for row in chain.values() for k, cell in enumerate(row)}
         if self.link in ("queued", "blocking"):
-            for message in sorted(self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))):
+            for message in sorted(
+                self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))
+            ):
                 chain.setdefault(("link", message[0][0], message[1][0]), []).append(message)
         if self.link == "rendezvous":
             for _, key, message in sorted(self.ranked(), key=lambda x: x[0]):
@@ -108,7 +114,9 @@ class Run:
                 before.setdefault(b, []).append(a)
         todo = [user for users in chain.values() for user in users]
         while todo:
-            left = [user for user in todo if user not in self.end and not self.try_run(user, before)]
+            left = [
+                user for user in todo if user not in self.end and not self.try_run(user, before)
+            ]
             if len(left) == len(todo):
                 raise DeadlockError(todo)
             todo = left

@@ -7,10 +7,10 @@ appended to its worker's row. Whatever comes out can be executed, so it is legal
 from typing import NamedTuple
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
 
 import pipejax as pj
-import reference
 
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+import strategies
 from hypothesis import given
 
 import pipejax as pj
-import strategies
 from pipejax.files import to_csv, to_json
 
 

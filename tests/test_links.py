@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import reference
 
 import pipejax as pj
-import reference
 
 F, B, L, X = 1.0, 2.0, 0.25, 3.0
 COSTS = pj.Costs(forward=F, backward=B, latency=L, transmit=X)
@@ -110,9 +110,7 @@ def test_all_reduce_runs_beside_compute_and_update_waits_for_it():
     reduced = pj.evaluate(table, pj.Costs(forward=F, backward=B, all_reduce=1.5))
     # stage 1 is reduced while the backward of stage 0 runs; stage 0 after it
     assert reduced.makespan == 2 * F + 2 * B + 1.5
-    hidden = pj.evaluate(
-        table, pj.Costs(forward=F, backward=B, all_reduce=np.array([0.0, 2.0]))
-    )
+    hidden = pj.evaluate(table, pj.Costs(forward=F, backward=B, all_reduce=np.array([0.0, 2.0])))
     assert hidden.makespan == plain.makespan
     updated = pj.evaluate(table, pj.Costs(forward=F, backward=B, all_reduce=1.5, update=0.5))
     assert updated.makespan == 2 * F + 2 * B + 1.5 + 0.5
@@ -144,4 +142,6 @@ def test_sharding_cells_cost_nothing_unless_given():
 
 def test_recompute_stands_between_forward_and_backward():
     table = pj.ScheduleTable.from_rows([["0F0", "0R0", "0B0"], ["1F0", "1B0"]])
-    assert pj.evaluate(table, pj.Costs(forward=F, backward=B, recompute=5.0)).makespan == F + 5.0 + B
+    assert (
+        pj.evaluate(table, pj.Costs(forward=F, backward=B, recompute=5.0)).makespan == F + 5.0 + B
+    )

@@ -127,9 +127,7 @@ def test_korthikanti_figure_7(record):  # bar labels, 0.1 points for the embeddi
         for mode in ({}, {"sequence_parallel": True}, {"recompute": "selective"},
                      {"sequence_parallel": True, "recompute": "selective"})
     )  # fmt: skip
-    np.testing.assert_allclose(
-        100 * np.array(ours) / base, record["value"][:3], atol=0.15
-    )
+    np.testing.assert_allclose(100 * np.array(ours) / base, record["value"][:3], atol=0.15)
 
 
 def profile(setting):
@@ -185,9 +183,7 @@ def test_megatron_bubble(record):  # bubble / ideal of interleaved and plain 1F1
 @pytest.mark.parametrize("record", records("ch.eval."))
 def test_chimera(record):
     setting = record["setting"]
-    table = pj.schedules.build(
-        "chimera", num_workers=setting["D"], num_microbatches=setting["N"]
-    )
+    table = pj.schedules.build("chimera", num_workers=setting["D"], num_microbatches=setting["N"])
     costs = pj.Costs(forward=setting["T_F"], backward=setting["T_B"])
     result = pj.evaluate(table, costs)
     assert getattr(result, record["quantity"]) == pytest.approx(record["value"], abs=1e-9)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+import reference
+import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-import reference
-import strategies
 from pipejax.costs import NodeCosts, cost_vector
 from pipejax.recurrence import critical_path
 
@@ -220,9 +220,11 @@ def test_jit_changes_nothing():  # property 11
     costs = pj.Costs.uniform(table, forward=1.1, backward=2.3, transfer=0.7, latency=0.2)
     with jax.disable_jit():
         slow = float(pj.makespan(program, costs))
-    assert slow == float(pj.makespan(program, costs)) == pj.evaluate(
-        table, costs, link="queued"
-    ).makespan
+    assert (
+        slow
+        == float(pj.makespan(program, costs))
+        == pj.evaluate(table, costs, link="queued").makespan
+    )
 
 
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))

@@ -1,5 +1,6 @@
 """The application: commands, and how mistakes are reported."""
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -39,13 +40,24 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return _report("interrupted")
     except typer.TyperException as error:
-        return _report(error.format_message())
+        return _report(_with_value(error.format_message(), arguments))
     except ScheduleError as error:
         return _report(error.reason, error.grid if sys.stderr.isatty() else "")
     except OSError as error:
         return _report(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
         return _report(str(error))
+
+
+def _with_value(message: str, arguments: Sequence[str]) -> str:
+    """Add the value that an option was given, which typer leaves out of its message."""
+    option = re.match(r"Invalid value for '(--[\w-]+)'", message)
+    if option is None:
+        return message
+    name = option[1]
+    given = dict(zip(arguments, arguments[1:], strict=False))
+    given |= dict(a.split("=", 1) for a in arguments if a.startswith(f"{name}="))
+    return f"{message}, got {given[name]!r}" if name in given else message
 
 
 def _report(message: str, details: str = "") -> int:

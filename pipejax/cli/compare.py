@@ -1,8 +1,10 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -29,10 +31,7 @@ def compare(
         for count in _counts(microbatches)
         for name in _names(schedules)
     ]  # fmt: skip
-    rows = [
-        _row(name, workers, count, options, priced, links)
-        for name, count in track(points, "evaluating", console=_stderr(), transient=True)
-    ]
+    rows = [_row(name, workers, count, options, priced, links) for name, count in _track(points)]
     if all("error" in row for row in rows):
         raise ValueError(rows[0]["error"])
     if json:
@@ -41,10 +40,12 @@ def compare(
     _print(rows, priced)
 
 
-def _stderr() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
+def _track(points: list[tuple[str, int]]) -> Iterable[tuple[str, int]]:
+    """Show progress on stderr where a person sees it."""
+    console = Console(stderr=True)
+    return track(
+        points, "evaluating", console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def _names(text: str) -> list[str]:

@@ -52,9 +52,7 @@ def interleaved_1f1b(
     """
     _check_stages_per_worker("interleaved-1f1b", stages_per_worker)
     groups = np.array_split(np.arange(num_microbatches), max(1, num_microbatches // num_workers))
-    turns = [
-        (loop, int(m)) for group in groups for loop in range(stages_per_worker) for m in group
-    ]
+    turns = [(loop, int(m)) for group in groups for loop in range(stages_per_worker) for m in group]
     rows = []
     for r in range(num_workers):
         forwards = [Op(Phase.F, loop * num_workers + r, m) for loop, m in turns]

@@ -1,0 +1,280 @@
+"""The command line: what it prints, and that a mistake is one clear line with exit code 2."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pipejax as pj
+from pipejax.cli.app import run
+from pipejax.schedules import REGISTRY
+
+ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+TIMES = ["--stage-times", "F=1,B=2"]
+KEYS = {"schedule", "workers", "stages", "microbatches", "link", "makespan", "bubble_ratio",
+        "max_span", "span_bubble_ratio", "busy", "peak_in_flight"}  # fmt: skip
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command; return exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = run([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def answer(call):
+    """Run a command with --json; return the object."""
+
+    def answer(*arguments):
+        code, out, err = call(*arguments, "--json")
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return answer
+
+
+def test_evaluate_json(answer):
+    result = answer("evaluate", *ONE, *TIMES, "--comm", "0.1")
+    assert set(result) >= KEYS
+    assert result["makespan"] == pytest.approx(11 * 3 + (2 * 3 * 3 - 2) * 0.1)
+    assert result["busy"] == [24.0] * 4
+    assert result["peak_in_flight"] == [4, 3, 2, 1]
+    assert (result["schedule"], result["link"], result["stages"]) == ("1f1b", "delay", 4)
+
+
+def test_evaluate_with_a_model(answer):
+    result = answer("evaluate", *ONE, "--model", "gpt3-175b", "--system", "h100",
+                    "--minibatch", 16, "--tensor-parallel", 8, "--recompute", "selective")  # fmt: skip
+    assert set(result) >= KEYS | {"step_time", "memory_bytes", "tokens_per_second"}
+    assert result["tokens_per_second"] == pytest.approx(16 * 2048 / result["step_time"])
+    assert len(result["memory_bytes"]) == 4
+
+
+def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"unit": "seconds", "F": 1.0, "I": 1.5, "W": 0.7, '
+                     '"message": {"latency": 0.05, "transmit": 0.9}}')  # fmt: skip
+    table = ["--table", data / "1F1B_4_8.comms.csv", "--costs", costs]
+    assert answer("evaluate", *table)["makespan"] == pytest.approx(50.4)
+    for queues, expected in (("worker", 53.2), ("pair", 52.3), ("direction", 50.4)):
+        link = ["--link", "rendezvous", "--queues", queues]
+        assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["evaluate", *ONE, *TIMES],
+    ["evaluate", *ONE, "--model", "gpt-22b", "--system", "a100", "--minibatch", "8"],
+    ["evaluate", *ONE, *TIMES, "--link", "rendezvous", "--queues", "pair"],
+    ["compare", "--schedules", "gpipe,chimera,hanayo", "--workers", "4", "--microbatches", "4,7", *TIMES],
+    ["compare", "--schedules", "1f1b", "--workers", "4", "--microbatches", "8", "--model", "gpt-22b",
+     "--system", "a100", "--minibatch", "8"],
+    ["show", *ONE], ["show", *ONE, *TIMES, "--comm", "0.5", "--messages", "--width", "90"],
+    ["schedules"], [], ["evaluate", "--help"],
+], ids=lambda a: " ".join(map(str, a[:3])))  # fmt: skip
+def test_reports_are_readable(call, arguments):
+    code, out, _ = call(*arguments)
+    assert code == 0
+    assert len(out.splitlines()) > 3
+    assert max(map(len, out.splitlines())) <= 400
+
+
+def test_report_says_what_matters(call):
+    _, out, _ = call("evaluate", *ONE, *TIMES)
+    for text in ("33 s", "27.27 %", "idle", "peak in flight", "critical path", "B 67 %"):
+        assert text in out
+
+
+def test_compare_json(answer):
+    result = answer("compare", "--schedules", "gpipe,1f1b,chimera", "--workers", "4",
+                    "--microbatches", "4,6,8", *TIMES, "--comm", "0.2")  # fmt: skip
+    rows = result["rows"]
+    assert len(rows) == 9
+    chimera = next(r for r in rows if r["schedule"] == "chimera" and r["microbatches"] == 8)
+    assert chimera["formula_bubble_ratio"] == pytest.approx(2 / 18)
+    assert chimera["weight_copies"] == 2
+    assert "messages take" in chimera["why"]
+    assert "F = B" in answer("compare", "--schedules", "chimera", "--workers", "4", "--slots",
+                             "F=1,B=2", "--microbatches", "8", *TIMES)["rows"][0]["why"]  # fmt: skip
+
+
+def test_compare_marks_what_does_not_exist(answer):
+    rows = answer("compare", "--schedules", "1f1b,chimera", "--workers", "4",
+                  "--microbatches", "7", *TIMES)["rows"]  # fmt: skip
+    assert "even number of microbatches" in rows[1]["error"]
+    assert rows[0]["makespan"] == 30.0
+
+
+def test_schedules_json(answer):
+    result = answer("schedules")
+    assert [row["name"] for row in result["schedules"]] == list(REGISTRY)
+    assert "gpt3-175b" in result["models"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg", "html"])
+def test_show_draws(call, answer, suffix, tmp_path):
+    out = tmp_path / f"timeline.{suffix}"
+    code, text, _ = call("show", *ONE, *TIMES, "--comm", "0.2", "--messages", "--out", out)
+    assert code == 0
+    assert str(out) in text.replace("\n", "")
+    head = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "html": b"<!doctype html>"}
+    assert out.read_bytes().startswith(head[suffix])
+    if suffix == "svg":
+        assert "forward" in out.read_text()
+
+
+def test_show_json(answer):
+    result = answer("show", *ONE, *TIMES, "--comm", "0.2")
+    assert len(result["ops"]) == 64
+    assert len(result["messages"]) == 48
+    assert max(op["finish"] for op in result["ops"]) == result["makespan"]
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_export_round_trips(answer, name, tmp_path):
+    for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
+        out = tmp_path / f"table.{suffix}"
+        arguments = ["--schedule", name, "--workers", "4", "--microbatches", "4"]
+        answer("export", *arguments, "--format", fmt, "--out", out)
+        built = answer("evaluate", *arguments, *TIMES, "--comm", "0.3")
+        read = answer("evaluate", "--table", out, *TIMES, "--comm", "0.3")
+        assert read["makespan"] == built["makespan"]
+
+
+def test_export_trace(answer, tmp_path):
+    out = tmp_path / "trace.json"
+    answer("export", *ONE, *TIMES, "--comm", "0.5", "--format", "chrome-trace", "--out", out)
+    events = json.loads(out.read_text())["traceEvents"]
+    compute = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert len(compute) == 64
+    assert max(e["ts"] + e["dur"] for e in compute) == pytest.approx(41.0 * 1e6)
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        f"worker {w}" for w in range(4)
+    }
+    assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == 48
+    slices = [e for e in events if e["ph"] == "X"]
+    for arrow in (e for e in events if e["ph"] in "sf"):  # arrows bind to slices they lie in
+        assert any(s["pid"] == arrow["pid"] and s["tid"] == arrow["tid"]
+                   and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6
+                   for s in slices)  # fmt: skip
+    counters = [e["args"]["activations"] for e in events if e["ph"] == "C" and e["pid"] == 0]
+    assert (max(counters), counters[-1]) == (4, 0)
+
+
+E = "evaluate"
+MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "8"]
+MISTAKES = {
+    "unknown command": (["evaluat"], "evaluat"),
+    "unknown option": ([E, *ONE, *TIMES, "--colour"], "--colour"),
+    "unknown schedule": ([E, "--schedule", "2f2b", *ONE[2:], *TIMES], "unknown schedule '2f2b'"),
+    "M=0": ([E, *ONE[:-1], "0", *TIMES], "num_microbatches must be .* at least 1, got 0"),
+    "negative P": ([E, "--schedule", "gpipe", "--workers", "-2", "--microbatches", "4", *TIMES], "got -2"),
+    "P no number": ([E, "--schedule", "gpipe", "--workers", "two", "--microbatches", "4", *TIMES], "two"),
+    "odd P for chimera": ([E, "--schedule", "chimera", "--workers", "3", "--microbatches", "4", *TIMES],
+                          "even number of workers"),
+    "waves of gpipe": ([E, *ONE, "--waves", "2", *TIMES], "1f1b takes no waves"),
+    "no table": ([E, *TIMES], "give either --schedule"),
+    "both tables": ([E, *ONE, "--table", "x.csv", *TIMES], "give either --schedule"),
+    "no workers": ([E, "--schedule", "gpipe", "--microbatches", "4", *TIMES], "needs --workers"),
+    "no times": ([E, *ONE], "times are missing"),
+    "two times": ([E, *ONE, *TIMES, "--worker-times", "F=1,B=2"], "both give times"),
+    "negative time": ([E, *ONE, "--stage-times", "F=-1,B=2"], "F must be .* got '-1'"),
+    "NaN time": ([E, *ONE, "--stage-times", "F=nan,B=2"], "F must be .* got 'nan'"),
+    "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=SECONDS"),
+    "no backward": ([E, *ONE, "--stage-times", "F=1"], "the backward has no cost"),
+    "negative comm": ([E, *ONE, *TIMES, "--comm", "-1"], "--comm must be .* got '-1'"),
+    "infinite latency": ([E, *ONE, *TIMES, "--latency", "inf"], "--latency must be"),
+    "comm and latency": ([E, *ONE, *TIMES, "--comm", "1", "--latency", "1"], "--comm is latency 0"),
+    "unknown link": ([E, *ONE, *TIMES, "--link", "fast"], "--link must be one of delay"),
+    "unknown queues": ([E, *ONE, *TIMES, "--queues", "two"], "--queues must be one of worker"),
+    "no such file": ([E, "--table", "no-such.csv", *TIMES], "no-such.csv: No such file"),
+    "a folder": ([E, "--table", "{tmp}", *TIMES], "Is a directory"),
+    "empty file": ([E, "--table", "{empty}", *TIMES], "the file is empty"),
+    "binary file": ([E, "--table", "{binary}", *TIMES], "not text"),
+    "missing op": ([E, "--table", "{missing}", *TIMES], "missing op 0B1"),
+    "doubled op": ([E, "--table", "{doubled}", *TIMES], "op 0F0 stands twice"),
+    "wrong rank": ([E, "--table", "{rank}", *TIMES], "op 1F0 is on worker 1, but 1B0 is on worker 0"),
+    "cyclic order": ([E, "--table", "{cycle}", *TIMES], "deadlock"),
+    "unknown phase": ([E, "--table", "{phase}", *TIMES], "'0X0' is not an op"),
+    "crossed transfers": ([E, "--table", "{crossed}", *TIMES, "--link", "rendezvous"], "deadlock"),
+    "workers of a file": ([E, "--table", "{good}", "--workers", "2", *TIMES], "--workers belongs to"),
+    "costs without unit": ([E, *ONE, "--costs", "{nounit}"], '"unit" must be one of'),
+    "costs unknown key": ([E, *ONE, "--costs", "{badkey}"], "unknown key 'forwards'"),
+    "costs no json": ([E, *ONE, "--costs", "{good}"], "is not JSON"),
+    "costs and comm": ([E, *ONE, "--costs", "{nounit}", "--comm", "1"], "do not go with --costs"),
+    "unknown model": ([E, *ONE, "--model", "gpt5", *MODEL[2:]], "unknown model 'gpt5'"),
+    "unknown system": ([E, *ONE, "--model", "gpt-22b", "--system", "tpu", "--minibatch", "8"],
+                       "unknown system 'tpu'"),
+    "system without unit": ([E, *ONE, "--model", "gpt-22b", "--system", "{system}", "--minibatch", "8"],
+                            "has no unit"),
+    "no system": ([E, *ONE, "--model", "gpt-22b"], "--model needs --system"),
+    "no minibatch": ([E, *ONE, *MODEL[:4]], "--model needs --minibatch"),
+    "indivisible": ([E, *ONE, *MODEL[:5], "9"], "do not divide a minibatch of 9"),
+    "model and comm": ([E, *ONE, *MODEL, "--comm", "1"], "do not go with --model"),
+    "stray system": ([E, *ONE, *TIMES, "--system", "a100"], "--system needs --model"),
+    "recompute": ([E, *ONE, *MODEL, "--recompute", "most"], "--recompute must be one of"),
+    "bad slots": ([E, *ONE, *TIMES, "--slots", "F=0,B=1"], "slots"),
+    "bad shares": ([E, "--schedule", "chimera-asymmetric", *ONE[2:], *TIMES, "--stage-shares", "1,2"],
+                   "4 positive numbers"),
+    "compare unknown": (["compare", "--schedules", "gpipe,x", "--workers", "4", "--microbatches", "4",
+                         *TIMES], "unknown schedule 'x'"),
+    "compare nothing legal": (["compare", "--schedules", "chimera", "--workers", "3", "--microbatches",
+                               "4", *TIMES], "even number of workers"),
+    "compare no numbers": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "a",
+                            *TIMES], "--microbatches must be whole numbers"),
+    "compare no times": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "4"],
+                         "times are missing"),
+    "show format": (["show", *ONE, "--out", "x.gif"], "--out must end in one of"),
+    "show nowhere": (["show", *ONE, "--out", "{tmp}/no/such/x.png"], "No such file"),
+    "export format": (["export", *ONE, "--format", "xml", "--out", "x"], "--format must be one of"),
+    "export nowhere": (["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"], "No such file"),
+    "export no out": (["export", *ONE, "--format", "json"], "--out"),
+}  # fmt: skip
+FILES = {
+    "empty": b"", "binary": bytes(range(200, 256)), "missing": b"0F0,0F1,0B0\n",
+    "doubled": b"0F0,0F0,0B0\n", "rank": b"0F0,1B0\n1F0,0B0\n", "phase": b"0X0,0B0\n",
+    "cycle": b"0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", "good": b"0F0,0B0\n",
+    "crossed": b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+               b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
+    "nounit": b'{"F": 1, "B": 2}', "badkey": b'{"unit": "seconds", "forwards": 1}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_one_clear_line(call, what, tmp_path):
+    arguments, message = MISTAKES[what]
+    places = {"tmp": tmp_path}
+    for name, content in FILES.items():
+        places[name] = tmp_path / f"{name}.csv"
+        places[name].write_bytes(content)
+    system = json.loads(pj.hardware.data_file("hardware", "h100", "system").read_text())
+    system["network"] = {"bandwidth": 50, "latency_us": 1}
+    places["system"] = tmp_path / "system.json"
+    places["system"].write_text(json.dumps(system))
+    code, out, err = call(*(a.format(**places) if "{" in a else a for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert re.search(message, err), err
+
+
+def test_a_cold_process_answers_and_fails_cleanly(tmp_path):
+    command = [sys.executable, "-c", "from pipejax.cli import main; main()", "evaluate", *ONE]
+    began = time.perf_counter()
+    good = subprocess.run([*command, *TIMES, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(good.stdout)["makespan"] == 33.0
+    assert time.perf_counter() - began < 60  # a hang, not a speed, is what this catches
+    bad = subprocess.run([*command, "--stage-times", "F=x"], capture_output=True, text=True)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "Traceback" not in bad.stderr

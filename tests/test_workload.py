@@ -1,0 +1,218 @@
+"""Systems, models and what they cost: units, rooflines, placement in nodes, memory."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.hardware import all_reduce_time, data_file, roofline_time, system_names
+from pipejax.transformer import layer_activation_bytes, layer_flop, model_names
+from pipejax.workload import stage_bytes, stage_layers
+
+SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
+MODEL = json.loads(data_file("models", "gpt-22b", "model").read_text())
+TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+
+
+def test_all_data_files_load_and_name_their_source():
+    assert {"a100", "h100", "h200", "b200", "mi300x", "mid_nw_mid_cp"} <= set(system_names())
+    assert {"gpt3-175b", "llama3-70b", "llama3-405b", "tabular-128l"} <= set(model_names())
+    for thing in (*map(pj.load_system, system_names()), *map(pj.load_model, model_names())):
+        assert len(thing.source) > 20
+
+
+@pytest.mark.parametrize(("name", "billions"), [
+    ("gpt3-175b", 174.6), ("llama3-70b", 70.6), ("llama3-405b", 405.9), ("gpt-1t", 1008.0)])  # fmt: skip
+def test_parameters(name, billions):
+    assert pj.load_model(name).parameters / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_grid_of_systems_scales_by_ten():
+    mid, fast = pj.load_system("mid_nw_mid_cp"), pj.load_system("fast_nw_slow_cp")
+    assert fast.network.bandwidth == pytest.approx(10 * mid.network.bandwidth)
+    assert fast.peak_flops == pytest.approx(mid.peak_flops / 10)
+    assert mid.network.bandwidth == 50e9
+    assert mid.network.latency == pytest.approx(500e-9)
+
+
+def edited(base, path, section, changes, removed=()):
+    content = json.loads(json.dumps(base))
+    part = content[section] if section else content
+    part.update(changes)
+    for key in removed:
+        del part[key]
+    path.write_text(json.dumps(content))
+    return path
+
+
+BAD_SYSTEMS = {
+    "missing unit": ("network", {"bandwidth": 50}, ["bandwidth_GB_per_s"],
+                     "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s"),
+    "unknown unit": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"], "unknown key"),
+    "twice": ("network", {"bandwidth_TB_per_s": 1}, [], "bandwidth has bandwidth_GB_per_s and"),
+    "missing": ("memory", {}, ["capacity_GB"], "memory: capacity is missing"),
+    "negative": ("memory", {"capacity_GB": -1}, [], "capacity_GB must be a number of at least 0"),
+    "text": ("memory", {"capacity_GB": "80"}, [], "capacity_GB must be a number .* got '80'"),
+    "zero peak": ("compute", {"peak_TFLOP_per_s": 0}, [], "peak_flops must be above 0"),
+    "efficiency over 1": ("network", {"efficiency": 0}, [], "bandwidth times efficiency"),
+    "unordered steps": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}, [], "ascend"),
+    "no source": (None, {"source": None}, [], "source must be a text"),
+    "half a gpu": ("node", {"gpus": 1.5}, [], "gpus must be a whole number"),
+    "section missing": (None, {}, ["node"], "node: gpus must be a number"),
+    "section a number": (None, {"node": 3}, [], "node must be an object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_SYSTEMS)
+def test_bad_systems_are_refused(what, tmp_path):
+    section, changes, removed, message = BAD_SYSTEMS[what]
+    path = edited(SYSTEM, tmp_path / "mine.json", section, changes, removed)
+    with pytest.raises(ValueError, match=message):
+        pj.load_system(path)
+
+
+@pytest.mark.parametrize(("changes", "removed", "message"), [
+    ({"layers": 0}, [], "layers must be a number of at least 1"), ({"heads": 1.5}, [], "whole number"),
+    ({"gated_mlp": "yes"}, [], "true or false"), ({}, ["hidden"], "hidden is missing"),
+    ({"color": 1}, [], "unknown key 'color'"), ({"name": 3}, [], "name must be a text"),
+])  # fmt: skip
+def test_bad_models_are_refused(changes, removed, message, tmp_path):
+    path = edited(MODEL, tmp_path / "mine.json", None, changes, removed)
+    with pytest.raises(ValueError, match=message):
+        pj.load_model(path)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="unknown system 'h1000': known are a100"):
+        pj.load_system("h1000")
+    with pytest.raises(ValueError, match="unknown model 'gpt9': known are gpt-1t"):
+        pj.load_model("gpt9")
+
+
+def test_roofline_takes_the_slower_side():
+    system = pj.load_system("mid_nw_mid_cp")
+    assert float(roofline_time(system, 2e15, 0.0)) == pytest.approx(2.0)
+    assert float(roofline_time(system, 0.0, 34e12)) == pytest.approx(1.0 + 50e-9)
+    assert float(roofline_time(system, 2e15, 34e12)) == pytest.approx(2.0)
+
+
+def test_efficiency_depends_on_size():
+    system = pj.load_system("a100")
+    small, large = (float(system.compute_efficiency.at(size)) for size in (1e8, 1e12))
+    assert (small, large) == (0.1, 0.95)
+
+
+def test_all_reduce():
+    system = pj.load_system("mid_nw_mid_cp")
+    latency, volume = 500e-9, 1e9
+    expected = 2 * 2 * latency + 2 * 3 / 4 * volume / 50e9  # r = 4: 2 log2 r hops, 2 (r-1)/r bytes
+    assert float(all_reduce_time(system.network, volume, 4)) == pytest.approx(expected)
+
+
+def test_layers_are_dealt_out_whole():
+    model = pj.load_model("llama3-405b")  # 126 layers
+    for p in (1, 3, 4, 7, 16):
+        table = pj.schedules.build("1f1b", num_workers=p, num_microbatches=2)
+        layers = stage_layers(model, table)
+        assert layers.sum() == 126
+        assert np.ptp(layers) <= 1
+        assert layers[0] == layers.min() == layers[-1]
+    asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=4, num_microbatches=2)
+    assert stage_layers(pj.load_model("tabular-128l"), asymmetric).tolist() == [21, 21, 43, 43]
+    table = pj.schedules.build("1f1b", num_workers=60, num_microbatches=2)
+    with pytest.raises(ValueError, match="gpt-22b has 48 layers, too few for 60 stages"):
+        stage_layers(pj.load_model("gpt-22b"), table)
+
+
+def test_stage_costs_by_hand():
+    model, system = pj.load_model("tabular-128l"), pj.load_system("slow_nw_mid_cp")
+    workload = pj.Workload(model, minibatch=16)  # 2 sequences per microbatch
+    costs = pj.stage_costs(workload, system, TABLE)
+    flop = layer_flop(model, 2)
+    np.testing.assert_allclose(costs.forward, 32 * flop.forward / 1e15)
+    np.testing.assert_allclose(costs.backward, 32 * (flop.input_grad + flop.weight_grad) / 1e15)
+    np.testing.assert_allclose(costs.transmit, 2 * 4096 * 4096 * 2 / 5e9)
+    np.testing.assert_allclose(costs.latency, 500e-9)
+    assert costs.all_reduce == 0.0  # no copies, no exchange
+    chimera = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
+    exchange = pj.stage_costs(workload, system, chimera).all_reduce
+    np.testing.assert_allclose(exchange, 2 * 500e-9 + 2 * 32 * model.layer_parameters / 5e9)
+
+
+def test_workers_in_one_node_use_its_links():
+    model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(model, minibatch=8, tensor_parallel=4)  # two workers per node
+    latency = np.asarray(pj.stage_costs(workload, system, table).latency)
+    np.testing.assert_allclose(latency[0, 0], [10e-6, 20e-6, 10e-6])
+    alone = pj.stage_costs(pj.Workload(model, minibatch=8), system, table).latency
+    np.testing.assert_allclose(np.asarray(alone)[0, 0], 10e-6)
+
+
+def test_parallelism_and_recomputation_move_costs_the_right_way():
+    model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
+
+    def total(**options):
+        costs = pj.stage_costs(pj.Workload(model, minibatch=8, **options), system, TABLE)
+        return [float(np.sum(np.asarray(x))) for x in (costs.forward, costs.backward)]
+
+    plain, full, selective = total(), total(recompute="full"), total(recompute="selective")
+    assert plain[0] == full[0] == selective[0]
+    assert plain[1] < selective[1] < full[1]
+    split = total(tensor_parallel=8)
+    assert plain[0] / 8 < split[0] < plain[0]  # the all-reduces of tensor parallelism cost time
+    copies = pj.stage_costs(pj.Workload(model, minibatch=8, data_parallel=4), system, TABLE)
+    assert float(np.min(np.asarray(copies.all_reduce))) > 0
+
+
+def test_costs_are_differentiable_in_the_system():
+    model = pj.load_model("tabular-128l")
+    program = pj.lower(TABLE)
+
+    def step(system):
+        return pj.makespan(program, pj.stage_costs(pj.Workload(model, 8), system, TABLE))
+
+    system = jax.tree.map(jnp.asarray, pj.load_system("mid_nw_mid_cp"))
+    slope = jax.grad(step)(system)
+    assert float(slope.peak_flops) < 0
+    assert float(slope.network.bandwidth) < 0
+    assert float(slope.network.latency) == 2 * 3 * (8 / 4 + 1) - 2  # messages on the path
+
+
+def test_memory():
+    model = pj.load_model("gpt-22b")
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(model, minibatch=8, tensor_parallel=8)
+    persistent, activations = stage_bytes(workload, table)
+    # two bytes of parameter and gradient, twelve of optimizer; the head counts on the last stage
+    total = model.parameters + model.head_parameters
+    assert persistent.sum() == pytest.approx(16 * total / 8)
+    need = pj.memory_bytes(workload, table)
+    layer = layer_activation_bytes(model, 1, tensor_parallel=8)
+    mask, head = activations[0] - 12 * layer, activations[-1] - 12 * layer
+    held = pj.peak_in_flight(table)[1]
+    assert need[1] == pytest.approx(persistent[1] + persistent[2] + held * 12 * layer)
+    assert mask > 0
+    assert head > 0
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
+    ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
+    ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
+])  # fmt: skip
+def test_bad_workloads_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pj.Workload(pj.load_model("gpt-22b"), **arguments)
+
+
+def test_microbatches_divide_the_minibatch():
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=12)
+    with pytest.raises(ValueError, match="8 microbatches do not divide a minibatch of 12: legal "
+                       "are 1, 2, 3, 4, 6, 12"):  # fmt: skip
+        pj.stage_costs(workload, pj.load_system("h100"), TABLE)
+    with pytest.raises(ValueError, match="unknown recompute 'some'"):
+        layer_flop(workload.model, 1, "some")
