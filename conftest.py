@@ -1,5 +1,7 @@
 """The tests run stricter than users do: float64, no silent rank promotion, fixed seeds."""
 
+import os
+
 import jax
 from hypothesis import HealthCheck, settings
 
@@ -8,6 +10,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
-settings.register_profile("ci", max_examples=100, derandomize=True, **_quiet)
+settings.register_profile("ci", max_examples=60, derandomize=True, **_quiet)
 settings.register_profile("nightly", max_examples=2000, **_quiet)
-settings.load_profile("ci")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

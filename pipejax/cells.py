@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.ops import NO_MICROBATCH, Cell, Op, Phase
-from pipejax.shapes import Int, NumpyArray
+from pipejax.ops import COMPUTE, NO_MICROBATCH, Cell, Op, Phase
+from pipejax.shapes import Bool, Int, NumpyArray
 
 
 class Cells(NamedTuple):
@@ -58,15 +58,20 @@ class Content(NamedTuple):
         return int(self.placement.shape[0])
 
     @property
+    def _computes(self) -> Bool[NumpyArray, "workers slots"]:
+        """Where a cell computes: messages say nothing about how many microbatches there are."""
+        return np.isin(self.cells.phase, COMPUTE)
+
+    @property
     def num_microbatches(self) -> int:
         """Number of microbatches over all pipes."""
-        return int(self.cells.microbatch.max(initial=NO_MICROBATCH)) + 1
+        return int(self.cells.microbatch[self._computes].max(initial=NO_MICROBATCH)) + 1
 
     @property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
         """Pipe of each microbatch."""
         pipe_of = np.zeros(self.num_microbatches, np.int32)
-        held = self.cells.microbatch != NO_MICROBATCH
+        held = self._computes
         pipe_of[self.cells.microbatch[held]] = self.cells.pipe[held]
         return pipe_of
 

@@ -10,7 +10,7 @@ import numpy as np
 from pipejax.costs import PHASE_FIELDS, Costs
 from pipejax.shapes import Float, NumpyArray
 from pipejax.table import ScheduleTable
-from pipejax.units import load_json
+from pipejax.units import is_number, load_json
 
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 MESSAGE_KEYS = ("latency", "transmit", "bytes", "bandwidth")
@@ -80,12 +80,7 @@ def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray,
     """Read a number, or a list with one number per stage or boundary."""
     values = value if isinstance(value, list) else [value] * count
     for entry in values:
-        if (
-            isinstance(entry, bool)
-            or not isinstance(entry, int | float)
-            or not math.isfinite(entry)
-            or entry < 0
-        ):
+        if not is_number(entry):
             raise ValueError(f"{where} must be finite numbers of at least 0, got {entry!r}")
     if len(values) != count:
         raise ValueError(f"{where} has {len(values)} entries, the table has {count} {what}")

@@ -4,7 +4,7 @@ import numpy as np
 
 from pipejax.graph import CycleError, topological_order
 from pipejax.layout import ZERO, CostLayout
-from pipejax.ops import Phase
+from pipejax.ops import SHARDING, Phase
 from pipejax.program import NO_WORKER, SOURCE, MessageTable, Program
 from pipejax.shapes import Int, NumpyArray
 from pipejax.table import ScheduleError, ScheduleTable
@@ -107,8 +107,10 @@ class Draft:
           ScheduleError: if no order exists.
         """
         tail, head, lag = np.concatenate(self._edges, axis=1)
-        _, first = np.unique(tail * self._num_nodes + head, return_index=True)
-        keep = np.sort(first)  # one edge per pair of nodes: the one that was added first
+        # equal edges count once, but two lags between the same nodes are two edges: fused pairs
+        # may send each other an activation and a gradient
+        _, first = np.unique(np.stack([tail, head, lag]), axis=1, return_index=True)
+        keep = np.sort(first)
         tail, head, lag = tail[keep], head[keep], lag[keep]
         try:
             order = np.array(topological_order(self._num_nodes, tail, head))
@@ -127,7 +129,8 @@ class Draft:
             name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)
             for name in _FIELDS
         }
-        on_worker = np.flatnonzero(nodes["worker"] != NO_WORKER)
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
+        on_worker = np.flatnonzero(is_op)
         first_node, last_node = np.zeros((2, self._table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker
         first_node[nodes["worker"][on_worker[::-1]]] = on_worker[::-1]

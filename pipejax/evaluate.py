@@ -102,7 +102,8 @@ def evaluate(
       Times, ratios, memory counts and the critical path.
 
     Raises:
-      ValueError: if a cost has the wrong number of entries, or link or queues is unknown.
+      ValueError: if a cost has the wrong number of entries, the times overflow, or link or
+        queues is unknown.
       ScheduleError: if the transfers of the table deadlock under rendezvous.
 
     Example:
@@ -119,6 +120,8 @@ def evaluate(
     priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
     finish, critical, edges = _run(program, vector)
     total = float(finish.max())
+    if not np.isfinite(total):
+        raise ValueError("the makespan is too large for a float: costs must be smaller")
     busy, span = busy_times(program, vector), float(spans(program, priced, finish).max())
     node, sent = program.node_of_cell, program.messages
     carried = sent.carrier != SOURCE

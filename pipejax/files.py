@@ -15,6 +15,7 @@ import numpy as np
 
 from pipejax.ops import format_cell
 from pipejax.table import ScheduleError, ScheduleTable
+from pipejax.units import parse_json
 
 FORMAT = "pipejax-table"
 VERSION = 1
@@ -24,6 +25,10 @@ _KEYS = {"format", "version", "name", "placement", "pipe_of_microbatch", "slots"
 
 def read_table(path: str | Path) -> ScheduleTable:
     r"""Read a table from PyTorch's CSV or from JSON (by its first character).
+
+    A CSV does not state the placement: there each stage is on one rank, or there are two pipes
+    that mirror each other; JSON holds any placement. Where there are SEND and RECV cells, they
+    are checked on reading, whatever link model is used later.
 
     Args:
       path: the file.
@@ -51,6 +56,7 @@ def read_table(path: str | Path) -> ScheduleTable:
         raise ScheduleError(f"{path} is not a table: the file is empty")
     if "\0" in text:
         raise ScheduleError(f"{path} is not a table: it holds binary data")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     read = _from_json if text.lstrip().startswith("{") else _from_csv
     try:
         return read(text, path.stem)
@@ -136,8 +142,8 @@ def _from_csv(text: str, name: str) -> ScheduleTable:
 def _from_json(text: str, name: str) -> ScheduleTable:
     del name
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = parse_json(text)
+    except ValueError as error:
         raise ScheduleError(f"this is not JSON: {error}") from None
     _check_json(data)
     try:

@@ -85,7 +85,8 @@ def check_ranges(content: Content) -> None:
         for wrong, what in (
             (held & ((cells.stage < 0) | (cells.stage >= content.num_stages)),
              f"has no place: stages are 0 to {content.num_stages - 1}"),
-            (numbered & (cells.microbatch < 0), "has no microbatch"),
+            (numbered & ((cells.microbatch < 0) | (cells.microbatch >= content.num_microbatches)),
+             f"has no forward: microbatches are 0 to {content.num_microbatches - 1}"),
             (numbered & ((cells.pipe < 0) | (cells.pipe >= content.num_pipes)),
              f"belongs to no pipe: pipes are 0 to {content.num_pipes - 1}"),
         ):  # fmt: skip

@@ -69,8 +69,9 @@ class Op(NamedTuple):
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
 
-_OP = re.compile(rf"(\d+)({'|'.join(p.name for p in reversed(CELL_PHASES))})(\d*)")
-_PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
+_LETTERS = "|".join(phase.name for phase in reversed(CELL_PHASES))
+_OP = re.compile(rf"([0-9]{{1,9}})({_LETTERS})([0-9]{{0,9}})")
+_PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 
 def parse_op(text: str) -> Op:
@@ -94,16 +95,21 @@ def parse_op(text: str) -> Op:
       ValueError: '3BW1' is not an op: expected stage, letter, microbatch, as in 2F0...
     """
     match = _OP.fullmatch(text.strip())
-    if match is None or not text.strip().isascii():
+    if match is None:
         raise ValueError(
-            f"{text.strip()!r} is not an op: expected stage, letter, microbatch, as in 2F0; "
-            f"letters are {', '.join(p.name for p in CELL_PHASES)}"
+            f"{_shorten(text.strip())!r} is not an op: expected stage, letter, microbatch, as in "
+            f"2F0; letters are {', '.join(p.name for p in CELL_PHASES)}, numbers have at most 9 "
+            "digits"
         )
     phase = Phase[match[2]]
     if (phase in SHARDING) != (match[3] == ""):
         need = "no microbatch" if phase in SHARDING else "a microbatch"
         raise ValueError(f"{text.strip()!r} is not an op: {phase.name} carries {need}")
     return Op(phase, int(match[1]), int(match[3]) if match[3] else NO_MICROBATCH)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def parse_cell(text: str) -> Cell:

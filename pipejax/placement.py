@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipejax.ops import SHARDING, Cell, Op
+from pipejax.ops import COMPUTE, Cell, Op
 from pipejax.shapes import Int, NumpyArray
 
 Placement = Int[NumpyArray, "pipes stages"]
@@ -101,8 +101,8 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
     seen: dict[tuple[int, int], tuple[Op, int, int]] = {}  # first op, its worker and slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):
-            if op.phase in SHARDING:
-                continue
+            if op.phase not in COMPUTE:
+                continue  # messages and sharding follow the ops that they serve
             first, home, _ = seen.setdefault((op.stage, op.microbatch), (op, worker, slot))
             if home != worker:
                 raise PlacementError(

@@ -63,8 +63,8 @@ class Program:
       sender: (nodes) worker that sends a message, or `NO_WORKER`.
       receiver: (nodes) worker that receives it, or `NO_WORKER`.
       node_of_cell: (workers, slots) node of each cell of the table, the source where it has none.
-      last_node: (workers) last node of each worker's row.
-      first_node: (workers) first node of each worker's row.
+      first_node: (workers) first op of each worker; sharding cells are no ops here.
+      last_node: (workers) last op of each worker.
       messages: what is sent between workers.
       layout: positions in the cost vector.
       num_microbatches: M.

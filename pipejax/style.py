@@ -31,8 +31,9 @@ _SETTINGS: dict[Any, Any] = {
     "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
     "lines.linewidth": 1.2, "lines.markersize": 4, "legend.frameon": False,
-    "savefig.bbox": "tight", "savefig.dpi": 200, "figure.dpi": SCREEN_DPI, "svg.fonttype": "none", "svg.hashsalt": "pipejax",
-    "pdf.fonttype": 42, "figure.constrained_layout.use": True,
+    "savefig.bbox": "tight", "savefig.dpi": 200, "figure.dpi": SCREEN_DPI,
+    "svg.fonttype": "none", "svg.hashsalt": "pipejax", "pdf.fonttype": 42,
+    "figure.constrained_layout.use": True,
 }  # fmt: skip
 
 

@@ -302,8 +302,6 @@ def _dense(rows: Sequence[Sequence[Cell]], member: int, pipe_of: NumpyArray) -> 
         if held:
             slots = [slot for slot, _ in held]
             phase, stage, microbatch = np.array([op for _, op in held], np.int64).T
-            if max(stage.max(), microbatch.max()) > np.iinfo(np.int32).max:
-                raise ScheduleError(f"worker {worker}: a stage or microbatch number is too large")
             cells.phase[worker, slots], cells.stage[worker, slots] = phase, stage
             cells.microbatch[worker, slots] = microbatch
             numbered = microbatch != NO_MICROBATCH

@@ -28,6 +28,38 @@ UNITS: Mapping[str, tuple[str, float]] = {
 }
 
 
+def parse_json(text: str) -> Any:
+    """Read JSON in which no key stands twice.
+
+    Args:
+      text: the text.
+
+    Returns:
+      What it holds.
+
+    Raises:
+      ValueError: if it is not JSON, or an object has a key twice.
+
+    Example:
+      >>> parse_json('{"F": 1, "F": 2}')
+      Traceback (most recent call last):
+      ...
+      ValueError: key 'F' stands twice
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def load_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
@@ -42,12 +74,27 @@ def load_json(path: Path) -> dict[str, Any]:
       OSError: if it cannot be read.
     """
     try:
-        data = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = parse_json(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:  # undecodable bytes are one too
         raise ValueError(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a JSON object")
     return data
+
+
+def is_number(value: Any, *, least: float = 0.0) -> bool:
+    """Return whether a value read from JSON is a finite number of at least `least`.
+
+    Example:
+      >>> is_number(10**400), is_number(True), is_number(2)
+      (False, False, True)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value) and value >= least
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def number(value: Any, where: str, *, least: float = 0.0) -> float:
@@ -70,12 +117,7 @@ def number(value: Any, where: str, *, least: float = 0.0) -> float:
       ...
       ValueError: latency_us must be a number of at least 0, got -1
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value < least
-    ):
+    if not is_number(value, least=least):
         raise ValueError(f"{where} must be a number of at least {least:g}, got {value!r}")
     return float(value)
 

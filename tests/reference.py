@@ -6,6 +6,7 @@ start until all is done; a run that stops before is a deadlock.
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "F": [("F", -1)], "R": [("F", 0)], "W": [("I", 0)],
@@ -110,7 +111,7 @@ class Run:
         chain = self.chains()
         before = {}
         for users in chain.values():
-            for a, b in zip(users, users[1:], strict=False):
+            for a, b in pairwise(users):
                 before.setdefault(b, []).append(a)
         todo = [user for users in chain.values() for user in users]
         while todo:

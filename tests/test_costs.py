@@ -163,6 +163,23 @@ def test_nan_in_a_cost_file_is_refused(tmp_path):
         pj.read_costs(path, TABLE)
 
 
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"unit": "seconds", "F": 1' + "0" * 400 + ', "B": 1}', "F must be finite"),
+    ('{"unit": "seconds", "F": 1, "B": 2, "F": 3}', "key 'F' stands twice"),
+    ("[" * 100000, "nested too deeply|not JSON"),
+])  # fmt: skip
+def test_strange_json_is_refused(text, message, tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        pj.read_costs(path, TABLE)
+
+
+def test_overflow_is_refused():
+    with pytest.raises(ValueError, match="makespan is too large"), np.errstate(over="ignore"):
+        pj.evaluate(TABLE, pj.Costs(forward=1e308, backward=1e308))
+
+
 def test_cost_file_in_full(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({

@@ -45,6 +45,12 @@ def test_pytorch_files_are_written_as_they_were_read(name, data):
     assert written == [row.rstrip(",") for row in path.read_bytes().decode().splitlines()] + [""]
 
 
+def test_old_line_ends_and_spaces_in_pairs_are_read(tmp_path):
+    path = tmp_path / "old.csv"
+    path.write_bytes(b"0F0,0F1,0B0,0B1\r1F0, ( 1F1 ; 1B0 ) OVERLAP_F_B ,1B1\r")
+    assert pj.read_table(path).is_fused.sum() == 1
+
+
 def test_what_spreadsheets_do_to_a_csv_is_read(tmp_path):
     path = tmp_path / "edited.csv"
     path.write_bytes("\ufeff 0F0 , 0B0,,\r\n1F0,1B0\r\n\r\n,,\r\n".encode())
@@ -70,6 +76,7 @@ BAD = {
     "ragged placement": (json.dumps(GOOD | {"placement": [[0, 1], [1]]}).encode(), "not a table"),
     "huge placement": (json.dumps(GOOD | {"placement": [[0, 10**20], [1, 0]]}).encode(), "not a table"),
     "another version": (json.dumps(GOOD | {"version": 7}).encode(), "version"),
+    "key twice": (b'{"format": 1, "format": 2}', "key 'format' stands twice"),
     "missing op": (b"0F0,0B0,0F1\n", "missing op 0B1"),
 }  # fmt: skip
 

@@ -72,10 +72,9 @@ def test_deadlock_names_the_cycle(queues):
         pj.lower(table, link="rendezvous", queues=queues)
     assert ">" in caught.value.grid
     pj.lower(table, link="queued")
-    run = [r for r in CROSSED]
     costs = reference.Costs({}, {}, {})
     with pytest.raises(reference.DeadlockError):
-        reference.Run(run, [0, 0], costs, "rendezvous", queues)
+        reference.Run(CROSSED, [0, 0], costs, "rendezvous", queues)
 
 
 def test_unknown_models_are_named():
@@ -101,6 +100,25 @@ def test_fused_pair_waits_for_both_and_delivers_both():
     assert given.makespan == F + F + 2.5 + B + B
     assert given.busy.tolist() == [2 * F + 2 * B, F + 2.5 + B]
     assert total.peak_in_flight.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+def test_two_messages_between_the_same_two_pairs(link):
+    # (1F1;1B0) sends an activation and a slower gradient to (2F1;0B0): both have to arrive
+    rows = [["0F0", "2F0", "2B0", "0F1", "(2F1;0B0)OVERLAP_F_B", "2B1", "0B1"],
+            ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]]  # fmt: skip
+    table = pj.ScheduleTable.from_rows(rows)
+    transmit = np.array([[[0.0, 0.0]], [[8.0, 0.0]]])
+    result = pj.evaluate(table, pj.Costs(forward=F, backward=B, transmit=transmit), link=link)
+    first_pair = 5 * F + 1 * F + (F + B)  # 0F0 1F0 2F0, 2B0, 0F1, then (1F1;1B0)
+    assert result.makespan == first_pair + 8 + (F + B) + B + B + 8 + B
+
+
+def test_spans_leave_sharding_cells_out():
+    rows = [["0F0", "0B0"], ["1UNSHARD", "1F0", "1I0", "1W0"]]
+    table = pj.ScheduleTable.from_rows(rows)
+    costs = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=9.0)
+    assert pj.evaluate(table, costs).max_span == 1.0 + 1.0 + 9.0
 
 
 def test_all_reduce_runs_beside_compute_and_update_waits_for_it():

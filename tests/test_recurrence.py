@@ -112,7 +112,7 @@ def test_euler(case, link):  # property 5: ties included
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_bounds(case, link):  # property 6
     result = pj.evaluate(case.table, case.costs, link=link[0], queues=link[1])
-    program, priced = lowered(case.table, case.costs, *link)
+    _, priced = lowered(case.table, case.costs, *link)
     assert result.makespan >= result.busy.max() - 1e-9
     assert result.makespan <= float(priced.duration.sum() + priced.lag.sum()) + 1e-9
     for m in range(case.table.num_microbatches):

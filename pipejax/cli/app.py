@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 import jax
 import typer
@@ -55,7 +56,7 @@ def _with_value(message: str, arguments: Sequence[str]) -> str:
     if option is None:
         return message
     name = option[1]
-    given = dict(zip(arguments, arguments[1:], strict=False))
+    given = dict(pairwise(arguments))
     given |= dict(a.split("=", 1) for a in arguments if a.startswith(f"{name}="))
     return f"{message}, got {given[name]!r}" if name in given else message
 

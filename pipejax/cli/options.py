@@ -1,5 +1,6 @@
 """Options that commands share: which table, at what costs, over which links."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -218,7 +219,7 @@ def worker_time_costs(table: ScheduleTable, times: dict[str, float]) -> Costs:
     message = {name: times[name] for name in ("latency", "transmit") if name in times}
     ops = {name: value for name, value in times.items() if name not in message}
     divided = worker_times(table, ops)
-    return type(divided)(**{**vars(divided), **message})
+    return dataclasses.replace(divided, **message)
 
 
 def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float]:

@@ -1,0 +1,71 @@
+"""The straight line: a module imports only from its left, and stays small."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pipejax"
+LINE = [
+    "shapes", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
+    "idealised", "memory", "schedules", "files", "layout", "program", "drafting", "links", "lowering",
+    "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "metrics",
+    "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
+]  # fmt: skip
+HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),
+         "zarr": set(), "networkx": set(), "hypothesis": set()}  # fmt: skip
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_module_has_its_place():
+    assert {module(path) for path in FILES} == {*LINE, "__init__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_left(path):
+    name = module(path)
+    if name == "__init__":
+        return
+    for imported in imports(path):
+        top, *rest = imported.split(".")
+        if top == "pipejax" and rest and rest[0] in LINE and rest[0] != name:
+            assert LINE.index(rest[0]) < LINE.index(name), f"{name} imports {rest[0]}"
+        if top in HEAVY:
+            assert name in HEAVY[top], f"{name} imports {top}"
+
+
+def test_the_engine_needs_only_jax_and_numpy():
+    code = (
+        "import sys, pipejax; "
+        "bad = {'matplotlib', 'typer', 'rich', 'xarray', 'zarr', 'networkx', 'hypothesis'}; "
+        "sys.exit(len(bad & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_and_functions_stay_small(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= 400
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            assert lines <= 60, f"{node.name} has {lines} lines"

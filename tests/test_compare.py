@@ -1,0 +1,96 @@
+"""Three levels side by side, and the explanation of where they part."""
+
+import re
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.compare import table_bubble_ratio
+from pipejax.timeline import arrows, bars
+
+
+def levels(name, p=4, m=8, link="delay", slots=None, **costs):
+    options = {} if slots is None else {"slots": slots}
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    return pj.levels(table, pj.Costs.per_stage(table, **costs), link=link)
+
+
+def test_levels_agree_without_messages():
+    point = levels("gpipe", forward=1.0, backward=2.0)
+    assert point.why == "all three agree"
+    assert point.formula_bubble_ratio == point.table_bubble_ratio == pytest.approx(3 / 11)
+    assert point.bubble_ratio == pytest.approx(3 / 11)
+    assert (point.formula_in_flight, point.peak_in_flight, point.weight_copies) == (8, 8, 1)
+
+
+@pytest.mark.parametrize(("arguments", "why"), [
+    ({"name": "1f1b", "forward": 1.0, "backward": 2.0, "transmit": 1.0}, r"run above table: messages take \d+ %"),
+    ({"name": "chimera", "forward": 1.0, "backward": 2.0}, "times are not in the ratio of the slots"),
+    ({"name": "chimera", "forward": 1.0, "backward": 2.0, "slots": {"F": 1, "B": 2}},
+     "table above formula: the formula assumes equal stages, F = B"),
+    ({"name": "gpipe", "forward": [1.0, 2.0, 1.0, 1.0], "backward": 2.0}, "stages are unequal"),
+    ({"name": "chimera", "forward": 1.0, "backward": 1.0, "all_reduce": 3.0}, "all-reduce and update take"),
+    ({"name": "hanayo", "forward": 0.5, "backward": 1.0}, "no formula: no closed form is published"),
+    ({"name": "interleaved-1f1b", "m": 6, "forward": 1.0, "backward": 2.0}, r"in flight: .* says 11, the table holds 12"),
+])  # fmt: skip
+def test_why(arguments, why):
+    assert re.search(why, levels(**arguments).why)
+
+
+def test_bound_by_names_the_dominant_cost():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    for costs, name in (({"forward": 9.0, "backward": 1.0}, "F"), ({"forward": 1.0, "backward": 9.0}, "B"),
+                        ({"forward": 1.0, "backward": 1.0, "transmit": 9.0}, "message")):  # fmt: skip
+        result = pj.evaluate(table, pj.Costs(**costs))
+        assert result.bound_by == name
+        assert sum(result.path_share.values()) == pytest.approx(1)
+
+
+def test_nothing_takes_time():
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    result = pj.evaluate(table, pj.Costs())
+    assert (result.makespan, result.bubble_ratio, result.bubble_overhead) == (0, 0, 0)
+    assert (result.bound_by, result.path_share) == ("nothing", {})
+
+
+def test_table_bubble_counts_idle_slots():
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+    idle = (table.phase == pj.Phase.IDLE).sum()
+    assert table_bubble_ratio(table) == pytest.approx(idle / table.phase.size)
+
+
+@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+def test_timeline_is_consistent(link, data):
+    table = pj.read_table(data / "DualPipeV_4_8.comms.csv")
+    costs = pj.Costs.per_stage(table, forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1,
+                               transmit=0.4)  # fmt: skip
+    run = pj.evaluate(table, costs, link=link)
+    drawn, sent = bars(run), arrows(run)
+    assert max(bar.finish for bar in drawn) == run.makespan
+    ends = {(bar.worker, str(op)): bar for bar in drawn for op in bar.ops}
+    for arrow in sent:
+        letters = "F" if arrow.op.phase is pj.Phase.SEND_F else "BI"
+        producer = next(ends[arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}"] for x in letters
+                        if (arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}") in ends)  # fmt: skip
+        next_stage = arrow.op.stage + (1 if letters == "F" else -1)
+        consumer = next(ends[arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}"] for x in letters
+                        if (arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}") in ends)  # fmt: skip
+        assert producer.finish - 1e-9 <= arrow.start
+        assert arrow.start + 0.5 - 1e-9 <= arrow.finish <= consumer.start + 1e-9
+    critical = [bar for bar in drawn if bar.is_critical]
+    assert critical
+    length = sum(bar.finish - bar.start for bar in critical)
+    waits = sum(
+        share for name, share in run.path_share.items() if name not in ("F", "B", "I", "W", "pair")
+    )
+    assert length == pytest.approx(run.makespan * (1 - waits))
+
+
+def test_collectives_are_drawn_beside_compute():
+    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, all_reduce=1.0, update=0.5))
+    phases = [bar.ops[0].phase.name for bar in bars(run)]
+    assert (phases.count("A"), phases.count("U")) == (2, 4)
+    assert np.isclose(max(bar.finish for bar in bars(run)), run.makespan)
+    assert '"collectives"' in pj.chrome_trace(run)
