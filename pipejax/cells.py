@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.ops import COMPUTE, NO_MICROBATCH, Cell, Op, Phase
-from pipejax.shapes import Bool, Int, NumpyArray
+from pipejax.shapes import Bool, Index, Int, NumpyArray
 
 
 class Cells(NamedTuple):
@@ -75,7 +75,7 @@ class Content(NamedTuple):
         pipe_of[self.cells.microbatch[held]] = self.cells.pipe[held]
         return pipe_of
 
-    def cell(self, worker: int, slot: int) -> Cell:
+    def cell(self, worker: Index, slot: Index) -> Cell:
         """Return the ops of one cell: none where it is idle, two for a fused pair."""
         place = worker, slot
         return tuple(
@@ -84,7 +84,7 @@ class Content(NamedTuple):
             if c.phase[place] != Phase.IDLE
         )
 
-    def place(self, cell: int) -> tuple[int, int]:
+    def place(self, cell: Index) -> tuple[int, int]:
         """Return worker and slot of a cell that is numbered worker * slots + slot."""
         worker, slot = divmod(int(cell), self.num_slots)
         return worker, slot

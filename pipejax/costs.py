@@ -6,7 +6,7 @@ cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `hard
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.table import ScheduleTable
 
 Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
-Number = float | Array | np.ndarray[Any, Any]
+Number = float | Array | NumpyArray | Sequence[float]
 
 PHASE_FIELDS: Mapping[str, str] = {
     "F": "forward",

@@ -4,7 +4,6 @@ import numpy as np
 
 from pipejax.shapes import Int, NumpyArray
 
-NodeIds = Int[NumpyArray, " nodes"]
 EdgeEnds = Int[NumpyArray, " edges"]
 
 

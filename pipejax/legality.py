@@ -8,7 +8,7 @@ from pipejax.cells import Content
 from pipejax.dependencies import NOWHERE, find_dependencies, locate
 from pipejax.graph import CycleError, topological_order
 from pipejax.ops import CELL_PHASES, COMMUNICATION, SHARDING, Op, Phase, format_cell
-from pipejax.shapes import NumpyArray
+from pipejax.shapes import Index, NumpyArray
 
 
 class IllegalSchedule(ValueError):
@@ -243,7 +243,7 @@ def check_communication(content: Content) -> None:
 
 
 def _check_transfer(
-    content: Content, where: dict[Phase, NumpyArray], op: Op, partner: int, *, after: bool
+    content: Content, where: dict[Phase, NumpyArray], op: Op, partner: Index, *, after: bool
 ) -> None:
     """A SEND stands after the op that makes its message, a RECV before the op that uses it."""
     worker, slot = content.place(partner)

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 
 from pipejax.costs import Costs, NodeCosts, price
 from pipejax.program import Program
-from pipejax.shapes import Array, Bool, Float, Int
+from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
 
 Times = Float[Array, " nodes"]
 Preds = Int[Array, "nodes max_preds"]
+HostPreds = Int[NumpyArray, "nodes max_preds"]
 
 
 def finish_times(program: Program, costs: NodeCosts) -> Times:
@@ -141,7 +142,7 @@ class CriticalPath(NamedTuple):
     edges: Bool[Array, "nodes max_preds"]
 
 
-def critical_path(preds: Preds, costs: NodeCosts) -> CriticalPath:
+def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
     """Find finish times and a critical path in one pass forth and one back.
 
     Args:

@@ -11,7 +11,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+
+    NumpyArray = np.ndarray[Any, np.dtype[Any]]
 else:
+    NumpyArray = np.ndarray
     try:
         from jaxtyping import Bool, Float, Int
     except ModuleNotFoundError:
@@ -25,6 +28,6 @@ else:
         Bool = Float = Int = _Unchecked
 
 Array = jax.Array
-NumpyArray = np.ndarray[Any, np.dtype[Any]]
+Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
 
-__all__ = ["Array", "Bool", "Float", "Int", "NumpyArray"]
+__all__ = ["Array", "Bool", "Float", "Index", "Int", "NumpyArray"]

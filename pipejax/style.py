@@ -1,4 +1,4 @@
-"""House style of all drawings: paper sizes, fonts, one colour per phase and per schedule.
+"""House style of all drawings: paper sizes, fonts, one colour per phase.
 
 Colours are Okabe and Ito's palette, which stays distinct for colour-blind readers and in grey.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
-COLUMN, PAGE = 3.5, 7.2  # widths of a paper's column and page [inch]
+PAGE = 7.2  # width of a paper's page [inch]
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
@@ -17,15 +17,6 @@ BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999
 PHASE_COLOUR: Mapping[str, str] = {
     "F": SKY, "B": ORANGE, "I": GREEN, "W": YELLOW, "R": PURPLE, "U": GREY, "A": GREY,
 }  # fmt: skip
-SCHEDULE_COLOUR: Mapping[str, str] = {
-    "gpipe": GREY, "1f1b": BLACK, "eager-1f1b": PURPLE, "interleaved-1f1b": BLUE,
-    "looped-bfs": YELLOW, "chimera": VERMILION, "chimera-asymmetric": ORANGE, "hanayo": GREEN,
-}  # fmt: skip
-SCHEDULE_MARKER: Mapping[str, str] = {
-    "gpipe": "s", "1f1b": "o", "eager-1f1b": "h", "interleaved-1f1b": "D", "looped-bfs": "P",
-    "chimera": "^", "chimera-asymmetric": "v", "hanayo": "X",
-}  # fmt: skip
-
 _SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",

@@ -26,7 +26,7 @@ from pipejax.ops import (
     format_cell,
     parse_cell,
 )
-from pipejax.shapes import Bool, Int, NumpyArray
+from pipejax.shapes import Bool, Index, Int, NumpyArray
 
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
 
@@ -208,11 +208,6 @@ class ScheduleTable:
         return int(max(np.bincount(row).max() for row in self.placement))
 
     @property
-    def is_split(self) -> bool:
-        """Whether any backward is split into input and weight gradient."""
-        return bool(np.any(self.cells.phase == Phase.W))
-
-    @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
         """Where a slot holds a forward and a backward that run as one."""
         return self.partners.phase != Phase.IDLE
@@ -227,7 +222,7 @@ class ScheduleTable:
         """Pipe of each microbatch."""
         return self.content.pipe_of_microbatch
 
-    def cell(self, worker: int, slot: int) -> Cell:
+    def cell(self, worker: Index, slot: Index) -> Cell:
         """Return the ops of one cell.
 
         Args:

@@ -38,6 +38,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_costs_are_refused(what):
     arguments, message = WRONG[what]
     with pytest.raises(ValueError, match=message):

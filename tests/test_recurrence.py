@@ -132,13 +132,15 @@ def test_bounds(case, link):  # property 6
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_padding_changes_nothing(case, link):  # property 7
     program = pj.lower(case.table, link=link[0], queues=link[1])
-    padded = pj.pad(program, num_nodes=NODES, max_preds=PREDS)
-    paths = [_path(p.preds, pj.price(p, case.costs)) for p in (program, padded)]
     n, k = program.preds.shape
+    some, more = (pj.pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
+    paths = [_path(p.preds, pj.price(p, case.costs)) for p in (some, more)]
     assert float(paths[0].finish.max()) == float(paths[1].finish.max())
-    assert np.array_equal(paths[0].nodes, paths[1].nodes[:n])
-    assert np.array_equal(paths[0].edges, paths[1].edges[:n, :k])
-    assert not np.asarray(paths[1].nodes)[n:].any()
+    assert np.array_equal(paths[0].nodes[:n], paths[1].nodes[:n])
+    assert np.array_equal(paths[0].edges[:n, :k], paths[1].edges[:n, :k])
+    for path in paths:
+        assert not np.asarray(path.nodes)[n:].any()
+        assert not np.asarray(path.edges)[:, k:].any()
     idle = [["", *row, "", ""] for row in case.rows]
     wider = pj.ScheduleTable.from_rows(
         idle, placement=case.table.placement, pipe_of_microbatch=case.table.pipe_of_microbatch

@@ -100,6 +100,7 @@ EXPLICIT = {
 
 
 @pytest.mark.parametrize("what", EXPLICIT)
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_arguments_are_refused(what):
     arguments, message = EXPLICIT[what]
     with pytest.raises(pj.ScheduleError, match=message):

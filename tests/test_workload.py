@@ -204,6 +204,7 @@ def test_memory():
     ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
     ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
 ])  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
 def test_bad_workloads_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         pj.Workload(pj.load_model("gpt-22b"), **arguments)
