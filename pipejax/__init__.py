@@ -4,7 +4,7 @@ The names here are the library; `import pipejax as pj` is the convention. They f
 from a schedule to a number: build or read a table, lower it to a program, price it, evaluate.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from pipejax import schedules
 from pipejax.compare import Levels, levels
@@ -23,7 +23,10 @@ from pipejax.trace import chrome_trace
 from pipejax.transformer import Model, load_model
 from pipejax.workload import Workload, memory_bytes, stage_costs
 
-__version__ = version("pipejax")
+try:
+    __version__ = version("pipejax")
+except PackageNotFoundError:  # run from a folder of sources that is not installed
+    __version__ = "unknown"
 
 __all__ = [
     "Costs",

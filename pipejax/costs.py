@@ -238,6 +238,22 @@ class Costs:
         checked |= {"backward": b, "input_grad": i, "weight_grad": w}
         return cls(**checked)
 
+    def check_values(self) -> None:
+        """Check that every cost is finite and at least 0.
+
+        Raises:
+          ValueError: if one is not; the message names it.
+
+        Example:
+          >>> Costs(forward=-1.0).check_values()
+          Traceback (most recent call last):
+          ...
+          ValueError: forward must be finite and at least 0 seconds, got -1.0
+        """
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                _checked(field.name, getattr(self, field.name))
+
     def check_shapes(self, num_stages: int, num_pipes: int) -> None:
         """Check that every cost has one entry, or one per stage or boundary.
 

@@ -1,4 +1,4 @@
-"""What waits for what: the rules of DESIGN as data, and the edges they make in a table."""
+"""What waits for what: the rules as data, and the edges they make in a table."""
 
 from typing import NamedTuple
 

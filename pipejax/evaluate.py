@@ -102,8 +102,8 @@ def evaluate(
       Times, ratios, memory counts and the critical path.
 
     Raises:
-      ValueError: if a cost has the wrong number of entries, the times overflow, or link or
-        queues is unknown.
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, the
+        times overflow, or link or queues is unknown.
       ScheduleError: if the transfers of the table deadlock under rendezvous.
 
     Example:
@@ -113,6 +113,7 @@ def evaluate(
       >>> result.makespan, result.peak_in_flight.tolist()
       (33.0, [8, 8, 8, 8])
     """
+    costs.check_values()
     step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
     program = lower(table, link=link, queues=queues, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
@@ -187,9 +188,10 @@ def _path_share(
 ) -> dict[str, float]:
     """Share of the makespan by kind of cost: counts on the path times cost, which sum to it."""
     spent = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
+    groups = program.layout.groups
     seconds: dict[str, float] = {}
     for position in spent[vector[spent] > 0].tolist():
-        group = program.layout.groups[position]
+        group = groups[position]
         seconds[group] = seconds.get(group, 0.0) + float(vector[position])
     total = sum(seconds.values())
     return {group: time / total for group, time in seconds.items()}

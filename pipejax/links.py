@@ -1,7 +1,7 @@
 """Link models: what a message between workers does besides arriving later.
 
 Each model is a function that adds the messages to a program under construction; all of them end
-in the same kind of program. The semantics are those of DESIGN section 4, rule 3.
+in the same kind of program. What each model means is in docs/semantics.md.
 """
 
 from collections.abc import Callable, Mapping

@@ -26,7 +26,8 @@ def lower(
 
     Args:
       table: the schedule.
-      link: link model: "delay", "queued", "blocking" or "rendezvous" (DESIGN section 4).
+      link: link model: "delay", "queued", "blocking" or "rendezvous"
+        (docs/semantics.md).
       queues: scope of the communication queues under rendezvous: "worker", "pair", "direction".
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
         optimizer update of every stage copy (on its worker, after the all-reduce).

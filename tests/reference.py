@@ -1,4 +1,4 @@
-"""The oracle: DESIGN section 4 as an event loop over dictionaries.
+"""The oracle: docs/semantics.md as an event loop over dictionaries.
 
 Plain Python; it shares no code with the library but the text of cells. A run starts whatever can
 start until all is done; a run that stops before is a deadlock.

@@ -1,4 +1,4 @@
-"""The values of DESIGN section 7, and closed forms at sizes that include 1 and M < P."""
+"""Closed forms that schedules are known by, at sizes that include 1 and M < P."""
 
 import jax
 import numpy as np

@@ -176,6 +176,12 @@ def test_strange_json_is_refused(text, message, tmp_path):
         pj.read_costs(path, TABLE)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), np.array([1.0, np.inf, 1.0, 1.0])])
+def test_evaluate_refuses_wrong_values(wrong):
+    with pytest.raises(ValueError, match="update must be finite and at least 0"):
+        pj.evaluate(TABLE, pj.Costs(forward=1.0, backward=1.0, update=wrong))
+
+
 def test_overflow_is_refused():
     with pytest.raises(ValueError, match="makespan is too large"), np.errstate(over="ignore"):
         pj.evaluate(TABLE, pj.Costs(forward=1e308, backward=1e308))

@@ -50,7 +50,7 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
       pricing: what it was priced with.
 
     Returns:
-      The object of DESIGN section 6; times in seconds.
+      Results by name; times in seconds.
     """
     result = {
         name: getattr(evaluation, name)
