@@ -93,7 +93,7 @@ def levels(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
       >>> levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5)).why
-      'run above table: messages take 8 % of the critical path'
+      'run above table: messages take 8.3 % of the critical path'
     """
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link, queues=queues)
@@ -150,9 +150,9 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str
         ("W", costs.weight_grad)) if np.any(table.phase == Phase[letter])}  # fmt: skip
     reasons = []
     if messages > 0:
-        reasons.append(f"messages take {messages:.0%} of the critical path".replace("%", " %"))
+        reasons.append(f"messages take {100 * messages:.2g} % of the critical path")
     if end > 0:
-        reasons.append(f"all-reduce and update take {end:.0%} of it".replace("%", " %"))
+        reasons.append(f"all-reduce and update take {100 * end:.2g} % of it")
     if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):
         reasons.append("stages are unequal")
     elif len({round(float(_relative(table, c).max() / table.slots[k]), 9)

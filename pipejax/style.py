@@ -13,9 +13,10 @@ PAGE = 7.2  # width of a paper's page [inch]
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
+SILVER = "#CCCCCC"
 
 PHASE_COLOUR: Mapping[str, str] = {
-    "F": SKY, "B": ORANGE, "I": GREEN, "W": YELLOW, "R": PURPLE, "U": GREY, "A": GREY,
+    "F": SKY, "B": ORANGE, "I": GREEN, "W": YELLOW, "R": PURPLE, "U": GREY, "A": SILVER,
 }  # fmt: skip
 _SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,

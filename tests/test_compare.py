@@ -25,7 +25,7 @@ def test_levels_agree_without_messages():
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
-    ({"name": "1f1b", "forward": 1.0, "backward": 2.0, "transmit": 1.0}, r"run above table: messages take \d+ %"),
+    ({"name": "1f1b", "forward": 1.0, "backward": 2.0, "transmit": 1.0}, r"run above table: messages take [\d.]+ %"),
     ({"name": "chimera", "forward": 1.0, "backward": 2.0}, "times are not in the ratio of the slots"),
     ({"name": "chimera", "forward": 1.0, "backward": 2.0, "slots": {"F": 1, "B": 2}},
      "table above formula: the formula assumes equal stages, F = B"),

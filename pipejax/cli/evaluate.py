@@ -34,8 +34,8 @@ def evaluate(
     totals.add_row("largest span", f"{seconds(result['max_span'])}, of which idle "
                                    f"{percent(result['span_bubble_ratio'])}")  # fmt: skip
     shares = sorted(result["critical_path"].items(), key=lambda item: -item[1])
-    path = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-    totals.add_row("critical path", path.replace("%", " %"))
+    path = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares)
+    totals.add_row("critical path", path)
     if "tokens_per_second" in result:
         totals.add_row("tokens", f"{result['tokens_per_second']:.4g} per second")
     out.print(totals)
