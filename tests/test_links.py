@@ -137,6 +137,14 @@ def test_all_reduce_runs_beside_compute_and_update_waits_for_it():
     assert plain.program.num_nodes < reduced.program.num_nodes  # left out where they cost nothing
 
 
+def test_all_reduce_waits_for_the_later_copy():
+    # microbatch 0 goes down, 1 and 2 go up: stage 0 is done on worker 0 at 6, on worker 1 at 12
+    rows = [["0F0", "1F1", "1B1", "0B0", "1F2", "1B2"], ["0F1", "1F0", "1B0", "0B1", "0F2", "0B2"]]
+    table = pj.ScheduleTable.from_rows(rows)
+    costs = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.5, 0.0]))
+    assert pj.evaluate(table, costs).makespan == 12.0 + 1.5
+
+
 def test_update_follows_the_row_and_every_copy():
     table = pj.schedules.build("chimera", num_workers=2, num_microbatches=4)
     # each worker updates its two stages one after the other, after its own last op
