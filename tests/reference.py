@@ -41,9 +41,7 @@ class Run:
     def __init__(self, rows, pipe_of, costs, link="delay", queues="worker"):
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
-        self.ops = [
-            [c for c in row if not c[0][0].startswith(("SEND", "RECV"))] for row in self.rows
-        ]
+        self.ops = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
         self.cell_of = {op: (w, c) for w, row in enumerate(self.ops) for c in row for op in c}
         self.messages = [
             (self.cell_of[p], self.cell_of[op], p, op)
