@@ -111,7 +111,8 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     """Price every op and message of a schedule.
 
     A layer is one roofline op per phase; it reads its weights and writes, or reads, its
-    activations. Tensor parallelism adds two all-reduces of bsh elements per layer to F and to I.
+    activations. Tensor parallelism adds two all-reduces of bsh elements per layer to F and to I
+    (four to I where the whole forward is recomputed), inside a node if the worker fits into one.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -156,7 +157,9 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
         tail = roofline_time(system, edge / split, edge_bytes) if model.vocabulary else 0.0
         return layers * body + last * tail
 
-    exchange = layers * 2 * all_reduce_time(system.node, message, split) if split > 1 else 0.0
+    inside = system.node if split <= system.gpus_per_node else system.network
+    exchange = layers * 2 * all_reduce_time(inside, message, split) if split > 1 else 0.0
+    exchange_back = exchange * (2 if in_backward == "full" else 1)  # the forward's once more
     forward = time(flop.forward, head.forward, weights + kept, head_weights + head_kept)
     input_grad = time(
         flop.input_grad, head.input_grad, weights + kept + 2 * message, head_weights + head_kept
@@ -170,8 +173,8 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     latency, transmit = _message_times(workload, system, table, size)
     return Costs(
         forward=forward + exchange,
-        backward=input_grad + exchange + weight_grad,
-        input_grad=input_grad + exchange,
+        backward=input_grad + exchange_back + weight_grad,
+        input_grad=input_grad + exchange_back,
         weight_grad=weight_grad,
         recompute=forward + exchange,
         all_reduce=_reduction_times(workload, system, table, model.element_bytes * parameters),

@@ -164,6 +164,12 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     assert plain[1] < selective[1] < full[1]
     split = total(tensor_parallel=8)
     assert plain[0] / 8 < split[0] < plain[0]  # the all-reduces of tensor parallelism cost time
+    forward, backward = total(tensor_parallel=8, recompute="full")
+    exchange = 48 * 2 * float(all_reduce_time(system.node, 2048 * 6144 * 2, 8))  # two per layer
+    assert forward == split[0]
+    assert backward - split[1] > exchange  # the forward again, its all-reduces too
+    across = total(tensor_parallel=16)  # more than a node holds: over the network
+    assert across[0] > split[0]
     copies = pj.stage_costs(pj.Workload(model, minibatch=8, data_parallel=4), system, TABLE)
     assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
