@@ -238,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
     out: Path = parser.parse_args().out
+    # jax leaves this function without annotations
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
     dataset = sweep()
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
       Exit code: 0, or 2 for a user's mistake, which is named in one line on stderr; where a
       person reads it, the table follows with the place marked.
     """
+    # jax leaves this function without annotations
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
     try:
         result = app(list(arguments) or ["--help"], standalone_mode=False)
