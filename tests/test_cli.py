@@ -132,6 +132,17 @@ def test_show_draws(call, answer, suffix, tmp_path):
         assert "forward" in out.read_text()
 
 
+def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
+    table = tmp_path / "mine[red].csv"
+    table.write_text("0F0,0B0\n")
+    out = tmp_path / "x[bold].svg"
+    _, text, _ = call("show", "--table", table, "--out", out)
+    assert "x[bold].svg" in text
+    assert out.exists()
+    for command in (["show"], ["evaluate", *TIMES]):
+        assert "mine[red]" in call(*command, "--table", table)[1]
+
+
 def test_show_json(answer):
     result = answer("show", *ONE, *TIMES, "--comm", "0.2")
     assert len(result["ops"]) == 64

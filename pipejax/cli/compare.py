@@ -118,4 +118,8 @@ def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
     out.print("where the levels disagree, and why:")
     for row in rows:
         reason = row.get("why") or f"not evaluated: {row['error']}"
-        out.print(f"  {row['schedule']}, M = {row['microbatches']}: {reason}", soft_wrap=True)
+        out.print(
+            f"  {row['schedule']}, M = {row['microbatches']}: {reason}",
+            soft_wrap=True,
+            markup=False,
+        )

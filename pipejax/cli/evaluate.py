@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options import JsonFlag, Links, Pricing, required
@@ -24,7 +25,7 @@ def evaluate(
         print_json(result)
         return
     out = console()
-    out.print(f"[bold]{result['schedule']}[/], {result['workers']} workers, "
+    out.print(f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
               f"{result['stages']} stages, {result['microbatches']} microbatches, "
               f"{_link(evaluation)} links")  # fmt: skip
     totals = Table(show_header=False, box=None, padding=(0, 2))

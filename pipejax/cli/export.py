@@ -43,4 +43,5 @@ def export(
     if json:
         print_json(result)
     else:
-        console().print(f"wrote {format} to {out} ({result['bytes']} bytes)")
+        text = f"wrote {format} to {out} ({result['bytes']} bytes)"
+        console().print(text, markup=False, soft_wrap=True)

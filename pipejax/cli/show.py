@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from pipejax.cli.options import JsonFlag, Links, Pricing, or_slots
@@ -54,7 +55,7 @@ def show(
     if json:
         print_json(_as_json(evaluation, out))
     elif out is not None:
-        console().print(f"drawn to {out}")
+        console().print(f"drawn to {out}", markup=False, soft_wrap=True)
     else:
         _print(evaluation, messages, unit, width)
 
@@ -83,7 +84,7 @@ def _print(evaluation: Evaluation, messages: bool, unit: str, width: int | None)
     scale = columns / (evaluation.makespan or 1)
     total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
     out.print(
-        f"[bold]{evaluation.schedule}[/] on {evaluation.workers} workers: {total}, idle "
+        f"[bold]{escape(evaluation.schedule)}[/] on {evaluation.workers} workers: {total}, idle "
         f"{percent(evaluation.bubble_ratio)}, {evaluation.link} links"
     )
     drawn, sent = bars(evaluation), arrows(evaluation)
