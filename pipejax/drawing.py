@@ -83,6 +83,7 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
         f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
         f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.link} links",
         loc="left",
+        parse_math=False,  # the name is a file's, not a formula
     )
 
 

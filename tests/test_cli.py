@@ -133,7 +133,7 @@ def test_show_draws(call, answer, suffix, tmp_path):
 
 
 def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
-    table = tmp_path / "mine[red].csv"
+    table = tmp_path / r"mine[red]$\frac$.csv"
     table.write_text("0F0,0B0\n")
     out = tmp_path / "x[bold].svg"
     _, text, _ = call("show", "--table", table, "--out", out)
