@@ -49,7 +49,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     for key in data:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}: known are {', '.join(known)}")
-    if data.get("unit") not in UNIT_SECONDS:
+    if data.get("unit") not in tuple(UNIT_SECONDS):
         raise ValueError(
             f'{path}: "unit" must be one of {", ".join(UNIT_SECONDS)}, got {data.get("unit")!r}'
         )
@@ -108,7 +108,8 @@ def _message(
     if by_volume:
         if (values["bandwidth"] <= 0).any():
             raise ValueError(f"{where}: bandwidth must be above 0 bytes per second")
-        transmit = values["bytes"] / values["bandwidth"]
+        with np.errstate(over="ignore"):  # infinite times are refused with the other costs
+            transmit = values["bytes"] / values["bandwidth"]
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
 
 

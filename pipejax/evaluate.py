@@ -117,7 +117,8 @@ def evaluate(
     step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
     program = lower(table, link=link, queues=queues, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
-    vector = np.asarray(cost_vector(program, exact))
+    with np.errstate(over="ignore"):  # an infinite makespan is refused below
+        vector = np.asarray(cost_vector(program, exact))
     priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
     finish, critical, edges = _run(program, vector)
     total = float(finish.max())

@@ -58,6 +58,9 @@ def test_evaluate_with_a_model(answer):
     assert set(result) >= KEYS | {"step_time", "memory_bytes", "tokens_per_second"}
     assert result["tokens_per_second"] == pytest.approx(16 * 2048 / result["step_time"])
     assert len(result["memory_bytes"]) == 4
+    twice = answer("evaluate", *ONE, "--model", "gpt3-175b", "--system", "h100", "--minibatch", 16,
+                   "--tensor-parallel", 8, "--data-parallel", 2)  # fmt: skip
+    assert twice["tokens_per_second"] == pytest.approx(2 * 16 * 2048 / twice["step_time"])
 
 
 def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):

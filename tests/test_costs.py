@@ -131,6 +131,7 @@ def test_worker_times_divide_over_stages():
 GOOD = {"unit": "seconds", "F": 1.0, "B": [2.0, 2.5, 3.0, 2.0]}
 BAD = {
     "no unit": ({"F": 1, "B": 2}, '"unit" must be one of seconds'),
+    "unit list": (GOOD | {"unit": ["seconds"]}, '"unit" must be one of seconds'),
     "other unit": (GOOD | {"unit": "days"}, "\"unit\" must be .* got 'days'"),
     "unknown key": (GOOD | {"G": 1}, "unknown key 'G': known are unit, F, B"),
     "unknown message key": (GOOD | {"message": {"speed": 1}}, "message: unknown key 'speed'"),

@@ -65,7 +65,8 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
         del result["queues"]
     result["critical_path"] = dict(evaluation.path_share)
     if pricing.workload is not None:
-        tokens = pricing.workload.minibatch * pricing.workload.model.sequence
+        work = pricing.workload
+        tokens = work.minibatch * work.data_parallel * work.model.sequence
         result["step_time"] = evaluation.step_time
         result["memory_bytes"] = memory_bytes(pricing.workload, evaluation.table)
         result["tokens_per_second"] = tokens / evaluation.step_time
