@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.checks import is_number
 from pipejax.costs import PHASE_FIELDS, Costs
 from pipejax.shapes import Float, NumpyArray
 from pipejax.table import ScheduleTable
-from pipejax.units import is_number, load_json
+from pipejax.units import load_json
 
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 MESSAGE_KEYS = ("latency", "transmit", "bytes", "bandwidth")

@@ -232,9 +232,9 @@ class Costs:
                 )
             b = i + w
         if i is None:
-            i = b / 2 if w is None else _checked("input_grad = backward - weight_grad", b - w)
+            i = b / 2 if w is None else _checked("I = B - W (input_grad)", b - w)
         if w is None:
-            w = _checked("weight_grad = backward - input_grad", b - i)
+            w = _checked("W = B - I (weight_grad)", b - i)
         checked |= {"backward": b, "input_grad": i, "weight_grad": w}
         return cls(**checked)
 
@@ -318,7 +318,7 @@ def price(program: Program, costs: Costs) -> NodeCosts:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
-      >>> pj.price(pj.lower(table), costs).duration.tolist()
+      >>> pj.price(pj.lower(table, step_end=False), costs).duration.tolist()
       [0.0, 1.0, 1.0, 2.0, 2.0]
     """
     vector = cost_vector(program, costs)

@@ -74,7 +74,8 @@ class Draft:
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
         """Return the node after each node in its worker's row, or -1 after the last."""
         worker = np.concatenate([columns["worker"] for columns in self._nodes])
-        on_worker = np.flatnonzero(worker != NO_WORKER)  # rows were added one after the other
+        on_worker = np.flatnonzero(worker != NO_WORKER)
+        on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)
         same = worker[on_worker[1:]] == worker[on_worker[:-1]]
         following[on_worker[:-1][same]] = on_worker[1:][same]

@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def step_time(self) -> float:
-        """Seconds for the step: the makespan, all-reduce and update included."""
+        """Seconds for the step: the makespan, in which all-reduce and update take part."""
         return self.makespan
 
 

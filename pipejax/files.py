@@ -57,9 +57,8 @@ def read_table(path: str | Path) -> ScheduleTable:
     if "\0" in text:
         raise ScheduleError(f"{path} is not a table: it holds binary data")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    read = _from_json if text.lstrip().startswith("{") else _from_csv
     try:
-        return read(text, path.stem)
+        return _from_json(text) if text.lstrip().startswith("{") else _from_csv(text, path.stem)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error.reason}", error.grid) from None
 
@@ -139,8 +138,7 @@ def _from_csv(text: str, name: str) -> ScheduleTable:
     return ScheduleTable.from_rows(rows, name=name)
 
 
-def _from_json(text: str, name: str) -> ScheduleTable:
-    del name
+def _from_json(text: str) -> ScheduleTable:
     try:
         data = parse_json(text)
     except ValueError as error:
@@ -155,11 +153,7 @@ def _from_json(text: str, name: str) -> ScheduleTable:
             slots=data["slots"],
             stage_shares=data["stage_shares"],
         )
-    except (TypeError, OverflowError) as error:
-        raise ScheduleError(f"this is not a table: {error}") from None
-    except ScheduleError:
-        raise
-    except ValueError as error:
+    except OverflowError as error:  # a worker or pipe beyond every integer of the arrays
         raise ScheduleError(f"this is not a table: {error}") from None
 
 
@@ -186,6 +180,7 @@ def _check_json(data: Mapping[str, Any]) -> None:
         and all(is_list_of(row, str) for row in rows)
         and is_list_of(data["placement"], list)
         and all(is_list_of(row, int) for row in data["placement"])
+        and len({len(row) for row in data["placement"]}) <= 1
         and is_list_of(data["pipe_of_microbatch"], int)
         and is_list_of(data["stage_shares"], (int, float))
         and isinstance(data["slots"], dict)
@@ -194,5 +189,5 @@ def _check_json(data: Mapping[str, Any]) -> None:
     if not fits:
         raise ScheduleError(
             "this is not a table: name is a text, rows are lists of texts, placement lists of "
-            "whole numbers, slots numbers by phase letter"
+            "whole numbers of one length, slots numbers by phase letter"
         )

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pipejax.shapes import Array, Float, NumpyArray
-from pipejax.units import check_keys, load_json, number, quantity
+from pipejax.checks import number, whole_number
+from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.units import check_keys, load_json, quantity
 
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
 
@@ -117,7 +119,9 @@ def roofline_time(system: System, flop: Number, volume: Number) -> Number:
     return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
 
 
-def all_reduce_time(link: Link, volume: Number, participants: int) -> Number:
+def all_reduce_time(
+    link: Link, volume: Number, participants: int | Int[NumpyArray, "..."]
+) -> Number:
     """Time of an all-reduce by Rabenseifner's algorithm.
 
         t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
@@ -137,13 +141,21 @@ def all_reduce_time(link: Link, volume: Number, participants: int) -> Number:
     References:
       Chimera (arXiv:2107.06925), section 3.4.
     """
-    hops = 2 * jnp.log2(float(participants))
+    hops = 2 * np.log2(participants)
     return hops * link.latency + 2 * (participants - 1) / participants * volume / link.bandwidth
 
 
 def system_names() -> tuple[str, ...]:
     """Return the names of the systems that come with pipejax."""
     return _names("hardware")
+
+
+_SECTIONS = {
+    "compute": {"peak": "FLOP/s", "latency": "s", "efficiency": ""},
+    "memory": {"capacity": "B", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+}
 
 
 def load_system(name: str | Path) -> System:
@@ -166,19 +178,14 @@ def load_system(name: str | Path) -> System:
     path = data_file("hardware", name, "system")
     data = load_json(path)
     where = path.name
-    check_keys(data, ("name", "source", "compute", "memory", "node", "network"), where)
+    check_keys(data, dict.fromkeys(("name", "source", *_SECTIONS), ""), where)
     for key in ("name", "source"):
         if not isinstance(data.get(key), str):
             raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
-    sections = {key: data.get(key, {}) for key in ("compute", "memory", "node", "network")}
+    sections = {key: data.get(key, {}) for key in _SECTIONS}
+    for key, section in sections.items():
+        check_keys(section, _SECTIONS[key], f"{where}: {key}")
     compute, memory, node, network = sections.values()
-    check_keys(compute, ("peak", "latency", "efficiency"), f"{where}: compute")
-    check_keys(memory, ("capacity", "bandwidth", "latency", "efficiency"), f"{where}: memory")
-    check_keys(node, ("gpus", "bandwidth", "latency", "efficiency"), f"{where}: node")
-    check_keys(network, ("bandwidth", "latency", "efficiency"), f"{where}: network")
-    gpus = number(node.get("gpus"), f"{where}: node: gpus", least=1)
-    if gpus != int(gpus):
-        raise ValueError(f"{where}: node: gpus must be a whole number, got {gpus}")
     system = System(
         peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),
         compute_latency=quantity(compute, "latency", "s", f"{where}: compute", 0.0),
@@ -189,7 +196,7 @@ def load_system(name: str | Path) -> System:
         memory_capacity=quantity(memory, "capacity", "B", f"{where}: memory"),
         node=_link(node, f"{where}: node"),
         network=_link(network, f"{where}: network"),
-        gpus_per_node=int(gpus),
+        gpus_per_node=whole_number(node.get("gpus"), f"{where}: node: gpus"),
         name=data["name"],
         source=data["source"],
     )
@@ -200,11 +207,18 @@ def load_system(name: str | Path) -> System:
 
 
 def _link(section: dict[str, Any], where: str) -> Link:
-    share = number(section.get("efficiency", 1.0), f"{where}: efficiency")
-    bandwidth = quantity(section, "bandwidth", "B/s", where) * share
+    bandwidth = quantity(section, "bandwidth", "B/s", where)
     if not bandwidth > 0:
-        raise ValueError(f"{where}: bandwidth times efficiency must be above 0")
-    return Link(bandwidth, quantity(section, "latency", "s", where))
+        raise ValueError(f"{where}: bandwidth must be above 0")
+    share = _share(section.get("efficiency", 1.0), f"{where}: efficiency")
+    return Link(bandwidth * share, quantity(section, "latency", "s", where))
+
+
+def _share(value: Any, where: str) -> float:
+    share = number(value, where)
+    if not 0 < share <= 1:
+        raise ValueError(f"{where} must be above 0 and at most 1, got {value!r}")
+    return share
 
 
 def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
@@ -214,13 +228,11 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
                                                     else "from_MB": 0, "share": given}]  # fmt: skip
     sizes, shares = [], []
     for step in steps:
-        check_keys(step, ("from", "share"), f"{where}: efficiency")
+        check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")
         sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
-        shares.append(number(step.get("share"), f"{where}: efficiency: share"))
+        shares.append(_share(step.get("share"), f"{where}: efficiency"))
     if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
         raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
-    if not all(0 < share <= 1 for share in shares):
-        raise ValueError(f"{where}: efficiency must be above 0 and at most 1, got {shares}")
     return Efficiency(tuple(sizes), tuple(shares))
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.graph import topological_order
-from pipejax.ops import SHARDING, Phase
+from pipejax.ops import EXECUTED, Phase
 from pipejax.shapes import Float, NumpyArray
 from pipejax.table import ScheduleTable, dependencies_of, row_order
 
-EXECUTED = tuple(phase for phase in Phase if phase in SHARDING or Phase.IDLE < phase <= Phase.R)
+MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 
 
 def slot_times(
@@ -76,8 +76,8 @@ def spread(table: ScheduleTable) -> ScheduleTable:
       table: the schedule; only the order of its rows matters.
 
     Returns:
-      The same schedule. A column is one slot where all starts are whole numbers, otherwise one
-      column per distinct start.
+      The same schedule. A column is one slot where all starts are whole numbers and not far
+      apart; otherwise there is one column per distinct start.
 
     Example:
       >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]], slots={"B": 1})
@@ -89,7 +89,8 @@ def spread(table: ScheduleTable) -> ScheduleTable:
     start, _ = slot_times(table)
     held = table.cells.phase != Phase.IDLE
     times, rank = np.unique(start[held], return_inverse=True)
-    column = times[rank].astype(int) if np.all(times == np.round(times)) else rank
+    is_to_scale = np.all(times == np.round(times)) and times.max() <= MOST_IDLE * len(times)
+    column = times[rank].astype(int) if is_to_scale else rank
     shape = (table.num_workers, int(column.max()) + 1)
     worker = np.nonzero(held)[0]
 

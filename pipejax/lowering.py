@@ -1,8 +1,8 @@
 """Lowering: from a table to a program.
 
 Ops become nodes, rows become chains of nodes, and a link model turns every message between
-workers into an edge with a lag or into a node of its own. At the end come, where they cost
-anything, the all-reduce of each stage and the optimizer update of each worker.
+workers into an edge with a lag or into a node of its own. At the end come the all-reduce of each
+stage and the optimizer update of each stage copy.
 """
 
 import numpy as np
@@ -11,16 +11,14 @@ from pipejax.dependencies import BACKWARD
 from pipejax.drafting import Draft
 from pipejax.layout import ZERO, CostLayout
 from pipejax.links import LINKS, QUEUES, Messages
-from pipejax.ops import STEP_END, TIMED, Phase
+from pipejax.ops import EXECUTED, Phase
 from pipejax.program import SOURCE, MessageTable, Program
 from pipejax.shapes import Int, NumpyArray
 from pipejax.table import ScheduleTable, dependencies_of, row_order
 
-EXECUTED = tuple(phase for phase in TIMED if phase not in STEP_END)
-
 
 def lower(
-    table: ScheduleTable, *, link: str = "delay", queues: str = "worker", step_end: bool = False
+    table: ScheduleTable, *, link: str = "delay", queues: str = "worker", step_end: bool = True
 ) -> Program:
     """Lower a table to a program.
 
@@ -30,7 +28,8 @@ def lower(
         (docs/semantics.md).
       queues: scope of the communication queues under rendezvous: "worker", "pair", "direction".
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
-        optimizer update of every stage copy (on its worker, after the all-reduce).
+        optimizer update of every stage copy (on its worker, after the all-reduce). Where both
+        cost nothing they change no makespan; without them their costs play no part.
 
     Returns:
       The program; it holds no costs.
@@ -45,8 +44,8 @@ def lower(
     Example:
       >>> from pipejax import schedules
       >>> program = lower(schedules.build("1f1b", num_workers=2, num_microbatches=2))
-      >>> program.num_nodes, program.max_preds  # 8 ops and the source
-      (9, 2)
+      >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
+      (13, 2)
     """
     if link not in LINKS:
         raise ValueError(f"unknown link model {link!r}: known are {', '.join(LINKS)}")
@@ -56,10 +55,10 @@ def lower(
     layout = CostLayout(table.num_stages, table.num_pipes, len(pairs))
     draft = Draft(table)
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
-    messages = _messages(table, node_of_cell)
-    carried = LINKS[link](draft, messages, layout, queues, table)
     if step_end:
         _add_step_end(draft, table, layout, node_of_cell)
+    messages = _messages(table, node_of_cell)
+    carried = LINKS[link](draft, messages, layout, queues, table)
     pair_index = np.stack(
         [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
     )
@@ -146,28 +145,26 @@ def _messages(table: ScheduleTable, node_of_cell: NumpyArray) -> Messages:
 def _add_step_end(
     draft: Draft, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
 ) -> None:
-    """Add A, which waits for the last gradient of a stage on every copy, and U after it."""
-    last = np.full((table.num_pipes, table.num_stages), SOURCE)
-    place = np.full((table.num_pipes, table.num_stages), -1)
+    """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
+    place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
-        for cell in np.flatnonzero(np.isin(cells.phase, [Phase.B, Phase.W]).ravel()):
-            key = cells.pipe.ravel()[cell], cells.stage.ravel()[cell]
-            if cell > place[key]:
-                place[key], last[key] = cell, node_of_cell.ravel()[cell]
+        worker, slot = np.nonzero(np.isin(cells.phase, [Phase.B, Phase.W]))
+        np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
+    copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
+    copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
     stages = np.arange(table.num_stages)
     reductions = draft.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
+    worker, stage = copies.T
+    last = node_of_cell[worker, place[worker, stage]]
+    draft.add_edges(last, reductions[stage], ZERO)
     row_end = draft.row_ends()
-    for pipe in range(table.num_pipes):
-        draft.add_edges(last[pipe], reductions, ZERO)
-    for pipe, stage in np.argwhere(place >= 0)[np.argsort(place[place >= 0], kind="stable")]:
-        worker = table.placement[pipe, stage]
-        (update,) = draft.add_nodes(
-            duration=layout.op(Phase.U, stages[stage : stage + 1]),
-            phase=np.array([Phase.U]), stage=stages[stage : stage + 1],
-            pipe=np.array([pipe]), worker=np.array([worker]),
-        )  # fmt: skip
-        tail = np.array([row_end[worker], reductions[stage]])
-        draft.add_edges(tail, np.array([update, update]), ZERO)
-        row_end[worker] = update
+    updates = draft.add_nodes(
+        duration=layout.op(Phase.U, stage), phase=np.full_like(stage, Phase.U), stage=stage,
+        worker=worker,
+    )  # fmt: skip
+    is_first = np.append(True, worker[1:] != worker[:-1])
+    before = np.where(is_first, row_end[worker], np.roll(updates, 1))
+    draft.add_edges(before, updates, ZERO)
+    draft.add_edges(reductions[stage], updates, ZERO)

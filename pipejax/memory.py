@@ -23,7 +23,8 @@ def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
       >>> in_flight(ScheduleTable.from_rows([["0F0", "0F1", "0B0", "0B1"]])).tolist()
       [[1, 2, 2, 1]]
     """
-    return _held(table, np.ones(table.num_stages, int))
+    one = np.ones(table.num_stages, int)
+    return _held(table, one, one)
 
 
 def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
@@ -44,46 +45,68 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
 
 def peak_activation_bytes(
-    table: ScheduleTable, bytes_per_stage: Float[NumpyArray, " stages"]
+    table: ScheduleTable,
+    bytes_per_stage: Float[NumpyArray, " stages"],
+    checkpoint_bytes: Float[NumpyArray, " stages"] | None = None,
 ) -> Float[NumpyArray, " workers"]:
     """Return the most activation memory that each worker holds at once.
 
     Args:
       table: the schedule.
-      bytes_per_stage: (stages) bytes that one microbatch leaves on a stage.
+      bytes_per_stage: (stages) bytes that one microbatch holds on a stage until its backward.
+      checkpoint_bytes: (stages) bytes that it holds there between F and R, where the table
+        recomputes it; `bytes_per_stage` if None.
 
     Returns:
       (workers) bytes.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0F1", "0R0", "0B0", "0R1", "0B1"]])
+      >>> peak_activation_bytes(table, np.array([10.0]), np.array([2.0])).tolist()
+      [12.0]
     """
-    return _held(table, np.asarray(bytes_per_stage, float)).max(axis=1)
+    kept = np.asarray(bytes_per_stage, float)
+    checkpoint = kept if checkpoint_bytes is None else np.asarray(checkpoint_bytes, float)
+    return _held(table, kept, checkpoint).max(axis=1)
 
 
 def persistent_bytes(
     table: ScheduleTable, bytes_per_stage: Float[NumpyArray, " stages"]
 ) -> Float[NumpyArray, " workers"]:
-    """Return the memory that lasts the whole step: every copy of a stage counts.
+    """Return the memory that lasts the whole step: every worker's copy of a stage counts.
 
     Args:
       table: the schedule.
       bytes_per_stage: (stages) parameters, gradients and optimizer state of one copy.
 
     Returns:
-      (workers) bytes.
+      (workers) bytes; two pipes that have a stage on one worker share its copy.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> table = schedules.build("chimera", num_workers=2, num_microbatches=2)
+      >>> persistent_bytes(table, np.array([1.0, 10.0])).tolist()
+      [11.0, 11.0]
     """
+    stages = np.broadcast_to(np.arange(table.num_stages), table.placement.shape)
+    worker, stage = np.unique([table.placement.ravel(), stages.ravel()], axis=1)
     total = np.zeros(table.num_workers)
-    for workers in table.placement:
-        np.add.at(total, workers, np.asarray(bytes_per_stage, float))
+    np.add.at(total, worker, np.asarray(bytes_per_stage, float)[stage])
     return total
 
 
-def _held(table: ScheduleTable, size: NumpyArray) -> NumpyArray:
+def _held(table: ScheduleTable, size: NumpyArray, checkpoint: NumpyArray) -> NumpyArray:
     """Sum of the sizes held during each slot: taken in it or before, released after it."""
-    size = np.append(size, 0)  # the last entry serves idle cells
-    taken, released = (
-        sum(
-            np.where(np.isin(cells.phase, phases), size[cells.stage], 0)
-            for cells in (table.cells, table.partners)
-        )
-        for phases in ([Phase.F], [Phase.B, Phase.W])
+    size, checkpoint = np.append(size, 0), np.append(checkpoint, 0)  # the last entry: idle cells
+    at = table.cells
+    recomputes = at.phase == Phase.R
+    has_recompute = np.zeros((table.num_stages + 1, table.num_microbatches + 1), bool)
+    has_recompute[at.stage[recomputes], at.microbatch[recomputes]] = True
+    first = np.where(has_recompute[at.stage, at.microbatch], checkpoint[at.stage], size[at.stage])
+    taken = np.where(at.phase == Phase.F, first, 0)
+    taken = np.where(recomputes, size[at.stage] - checkpoint[at.stage], taken)
+    released = sum(
+        np.where(np.isin(cells.phase, [Phase.B, Phase.W]), size[cells.stage], 0)
+        for cells in (table.cells, table.partners)
     )
     return np.cumsum(taken, axis=1) - np.cumsum(released, axis=1) + released

@@ -44,6 +44,7 @@ SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_G
 COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
 STEP_END = (Phase.A, Phase.U)  # follow the table; lowering adds them, no cell holds them
 TIMED = COMPUTE + SHARDING + STEP_END  # phases with a duration
+EXECUTED = COMPUTE + SHARDING  # phases that a worker executes in row order
 CELL_PHASES = COMPUTE + SHARDING + COMMUNICATION
 
 
@@ -140,6 +141,33 @@ def parse_cell(text: str) -> Cell:
     if forward.phase is not Phase.F or backward.phase not in (Phase.B, Phase.I):
         raise ValueError(f"{text!r} is not a fused pair: expected (F;B) or (F;I), forward first")
     return forward, backward
+
+
+def check_cell(cell: Cell) -> Cell:
+    """Check that a cell which is not given as text is what its text would be.
+
+    Args:
+      cell: a tuple of no op, one op, or a forward and a backward.
+
+    Returns:
+      The same cell.
+
+    Raises:
+      ValueError: otherwise.
+
+    Example:
+      >>> check_cell((Op(Phase.F, stage=0, microbatch=-3),))
+      Traceback (most recent call last):
+      ...
+      ValueError: '0F-3' is not an op: expected stage, letter, microbatch, as in 2F0...
+    """
+    if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
+        raise ValueError(f"a cell is a text such as '2F0' or a tuple of Op, got {cell!r}")
+    if any(not isinstance(op.phase, Phase) for op in cell):
+        raise ValueError(f"the phase of an op is one of Phase, got {cell!r}")
+    if len(cell) > 2:
+        raise ValueError(f"a cell holds at most a fused pair, got {len(cell)} ops")
+    return parse_cell(format_cell(tuple(cell)))
 
 
 def format_cell(cell: Cell) -> str:

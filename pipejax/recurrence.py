@@ -38,7 +38,8 @@ def finish_times(program: Program, costs: NodeCosts) -> Times:
       (nodes) finish times [s]; the source and padding finish at 0.
 
     Differentiation:
-      Exact path counts in forward and reverse mode; at a tie the first predecessor wins.
+      Exact path counts in forward and reverse mode; at a tie the first predecessor wins. A
+      `max` over the times themselves hands out fractions where several are largest.
 
     Cost:
       One scan of `nodes` steps, O(nodes * max_preds). For the gradient of the last end alone
@@ -47,7 +48,7 @@ def finish_times(program: Program, costs: NodeCosts) -> Times:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
-      >>> program = pj.lower(table)
+      >>> program = pj.lower(table, step_end=False)
       >>> costs = pj.price(program, pj.Costs.uniform(table, forward=1.0, backward=2.0))
       >>> pj.finish_times(program, costs).tolist()
       [0.0, 1.0, 2.0, 4.0, 6.0]
@@ -71,6 +72,10 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
     Returns:
       Makespan [s], a scalar.
 
+    Raises:
+      ValueError: if a cost that is not traced is negative or not finite, or one has the wrong
+        number of entries.
+
     Differentiation:
       The derivative with respect to a cost is the number of times that the cost stands on a
       critical path; the sum of derivative times cost is the makespan (Euler).
@@ -83,6 +88,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
       >>> int(counts.forward), int(counts.backward), int(counts.transmit)
       (39, 39, 68)
     """
+    costs.check_values()
     return _makespan(program, costs)
 
 
@@ -155,7 +161,7 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
-      >>> program = pj.lower(table)
+      >>> program = pj.lower(table, step_end=False)
       >>> costs = pj.price(program, pj.Costs.uniform(table, forward=1.0, backward=2.0))
       >>> critical_path(program.preds, costs).nodes.tolist()
       [True, True, True, True, True]

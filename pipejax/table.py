@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax import placement as placements
 from pipejax.cells import Cells, Content
+from pipejax.checks import are_positive
 from pipejax.dependencies import Dependencies, find_dependencies
 from pipejax.grid import MAX_SLOTS, format_grid
 from pipejax.legality import IllegalSchedule, check
@@ -23,6 +24,7 @@ from pipejax.ops import (
     NO_STAGE,
     Cell,
     Phase,
+    check_cell,
     format_cell,
     parse_cell,
 )
@@ -83,20 +85,23 @@ class ScheduleTable:
     placement: placements.Placement
     name: str = "table"
     slots: Mapping[str, float] = dataclasses.field(default_factory=lambda: UNIT_SLOTS)
-    stage_shares: tuple[float, ...] = ()
+    stage_shares: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         """Freeze the arrays and check the schedule."""
         for array in (*self.cells, *self.partners, self.placement):
             array.flags.writeable = False
-        object.__setattr__(self, "slots", MappingProxyType({**UNIT_SLOTS, **self.slots}))
-        if not self.stage_shares and self.placement.ndim == 2:
+        if np.size(self.stage_shares) == 0 and self.placement.ndim == 2:
             object.__setattr__(self, "stage_shares", (1.0,) * self.num_stages)
         try:
             check(self.content)
             check_shares(self.stage_shares, self.num_stages)
+            check_slots(self.slots)
         except IllegalSchedule as error:
             raise self.error(str(error), error.worker, error.slot) from None
+        slots = {letter: _plain(duration) for letter, duration in self.slots.items()}
+        object.__setattr__(self, "slots", MappingProxyType({**UNIT_SLOTS, **slots}))
+        object.__setattr__(self, "stage_shares", tuple(map(float, self.stage_shares)))
 
     @classmethod
     def from_rows(
@@ -114,7 +119,8 @@ class ScheduleTable:
         Args:
           rows: cells by worker and slot, as text or as tuples of ops; rows may differ in length.
           placement: (pipes, stages) worker of each stage; read off the rows if None.
-          pipe_of_microbatch: (microbatches) pipe of each microbatch; pipe 0 if None.
+          pipe_of_microbatch: (microbatches) pipe of each microbatch, with a placement; pipe 0 if
+            None.
           name: schedule name, for reports.
           slots: slot durations that the rows were drawn with.
           stage_shares: (stages) relative share of the layers on each stage; equal if empty.
@@ -132,6 +138,8 @@ class ScheduleTable:
           pipejax.table.ScheduleError: op 0B0 stands twice on worker 0: in slots 1 and 2 ...
         """
         cells = _parse_rows(rows)
+        if placement is None and pipe_of_microbatch is not None:
+            raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
         try:
             if placement is None:
                 placement, pipe_of_microbatch = placements.infer(cells)
@@ -149,7 +157,7 @@ class ScheduleTable:
             placement=np.array(placement, np.int32),
             name=name,
             slots=slots,
-            stage_shares=tuple(map(float, stage_shares)),
+            stage_shares=stage_shares,
         )
 
     @property
@@ -276,7 +284,7 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
         cells: list[Cell] = []
         for slot, cell in enumerate(row):
             try:
-                cells.append(parse_cell(cell) if isinstance(cell, str) else tuple(cell))
+                cells.append(parse_cell(cell) if isinstance(cell, str) else check_cell(cell))
             except ValueError as error:
                 raise ScheduleError(f"worker {worker}, slot {slot}: {error}") from None
         parsed.append(cells)
@@ -307,6 +315,11 @@ def _dense(rows: Sequence[Sequence[Cell]], member: int, pipe_of: NumpyArray) -> 
     return cells
 
 
+def _plain(duration: float) -> float:
+    """Python's number for NumPy's, so that tables can be written as JSON."""
+    return int(duration) if duration == int(duration) else float(duration)
+
+
 def check_shares(shares: Sequence[float], num_stages: int) -> None:
     """Check that every stage has a positive share of the layers.
 
@@ -317,8 +330,27 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
     Raises:
       IllegalSchedule: otherwise.
     """
-    if len(shares) != num_stages or not all(0 < share < float("inf") for share in shares):
-        raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares}")
+    if not are_positive(shares, num_stages):
+        raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
+
+
+def check_slots(slots: Mapping[str, float]) -> None:
+    """Check that slot durations are positive and belong to phases that have one.
+
+    Args:
+      slots: duration by phase letter.
+
+    Raises:
+      IllegalSchedule: otherwise.
+    """
+    for letter, duration in slots.items():
+        if letter not in UNIT_SLOTS:
+            known = ", ".join(UNIT_SLOTS)
+            raise IllegalSchedule(f"slots: unknown phase {letter!r}: known are {known}")
+        if not are_positive([duration], 1):
+            raise IllegalSchedule(
+                f"slots: {letter} must be a finite number above 0, got {duration!r}"
+            )
 
 
 def dependencies_of(table: ScheduleTable) -> Dependencies:

@@ -11,8 +11,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipejax.checks import whole_number
 from pipejax.hardware import Number, _names, data_file
-from pipejax.units import check_keys, load_json, number
+from pipejax.units import check_keys, load_json
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -123,7 +124,8 @@ def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -
       model: the transformer.
       microbatch_size: b [sequences].
       recompute: "none", "selective" (attention scores again: 4bs^2h) or "full" (the whole
-        forward again); it is part of I.
+        forward again); it is part of I. Flash attention recomputes the scores, 2bs^2h, in any
+        case, and has nothing that "selective" could drop.
 
     Returns:
       FLOP of F, I and W.
@@ -139,11 +141,14 @@ def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     """
-    _check_recompute(recompute)
+    check_recompute(recompute)
     tokens = microbatch_size * model.sequence
     linear = 2 * tokens * model.matrix_parameters
     scores = 4 * tokens * model.sequence * model.hidden
-    again = {"none": 0.0, "selective": scores, "full": linear + scores}[recompute]
+    in_attention = scores / 2 if model.flash_attention else 0.0
+    selective = in_attention if model.flash_attention else scores
+    again = {"none": in_attention, "selective": selective,
+             "full": in_attention + linear + scores}[recompute]  # fmt: skip
     return PhaseFlop(linear + scores, linear + 2 * scores + again, linear)
 
 
@@ -215,7 +220,7 @@ def layer_activation_bytes(
     References:
       Korthikanti et al. (arXiv:2205.05198), Table 2.
     """
-    _check_recompute(recompute)
+    check_recompute(recompute)
     e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
     shared_by = tensor_parallel if sequence_parallel else 1
     if recompute == "full":
@@ -230,7 +235,11 @@ def layer_activation_bytes(
 
 
 def edge_activation_bytes(
-    model: Model, microbatch_size: Number, *, tensor_parallel: int = 1
+    model: Model,
+    microbatch_size: Number,
+    *,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
 ) -> tuple[Number, Number]:
     """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
 
@@ -238,6 +247,8 @@ def edge_activation_bytes(
       model: the transformer.
       microbatch_size: b [sequences].
       tensor_parallel: t.
+      sequence_parallel: whether the mask and the inputs of norm and head are split by t too, as
+        the logits always are.
 
     Returns:
       Dropout mask of the embedding, sbh/t, and final norm, head input and logits in 4 bytes,
@@ -249,9 +260,10 @@ def edge_activation_bytes(
     if not model.vocabulary:
         return 0.0, 0.0
     tokens = microbatch_size * model.sequence
-    mask = tokens * model.hidden / tensor_parallel if model.dropout else 0.0
-    head = tokens * (2 * model.element_bytes * model.hidden + 4 * model.vocabulary)
-    return mask, head / tensor_parallel
+    shared_by = tensor_parallel if sequence_parallel else 1
+    mask = tokens * model.hidden / shared_by if model.dropout else 0.0
+    inputs = tokens * 2 * model.element_bytes * model.hidden / shared_by
+    return mask, inputs + tokens * 4 * model.vocabulary / tensor_parallel
 
 
 def boundary_bytes(
@@ -299,7 +311,7 @@ def load_model(name: str | Path) -> Model:
     data = load_json(path)
     fields = {field.name: field for field in dataclasses.fields(Model)}
     keys = {_KEYS.get(name, name): name for name in fields}
-    check_keys(data, tuple(keys), path.name)
+    check_keys(data, dict.fromkeys(keys, ""), path.name)
     values: dict[str, Any] = {}
     for key, field in keys.items():
         if key not in data:
@@ -313,10 +325,8 @@ def load_model(name: str | Path) -> Model:
                 raise ValueError(f"{path.name}: {key} must be {wanted}, got {value!r}")
             values[field] = value
             continue
-        count = number(value, f"{path.name}: {key}", least=0 if field == "vocabulary" else 1)
-        if count != int(count):
-            raise ValueError(f"{path.name}: {key} must be a whole number, got {value!r}")
-        values[field] = int(count)
+        least = 0 if field == "vocabulary" else 1
+        values[field] = whole_number(value, f"{path.name}: {key}", least=least)
     return Model(**values)
 
 
@@ -324,6 +334,14 @@ _KEYS = {"sequence": "sequence_tokens", "optimizer_bytes": "optimizer_bytes_per_
          "element_bytes": "bytes_per_element"}  # fmt: skip
 
 
-def _check_recompute(recompute: str) -> None:
+def check_recompute(recompute: str) -> None:
+    """Check the name of a way of recomputation.
+
+    Args:
+      recompute: "none", "selective" or "full".
+
+    Raises:
+      ValueError: if it is another.
+    """
     if recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {recompute!r}: known are {', '.join(RECOMPUTE)}")

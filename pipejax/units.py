@@ -5,10 +5,11 @@ prefixes; a key without a known unit is an error, never a guess.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pipejax.checks import number
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "TFLOP_per_s": ("FLOP/s", 1e12),
@@ -82,46 +83,6 @@ def load_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def is_number(value: Any, *, least: float = 0.0) -> bool:
-    """Return whether a value read from JSON is a finite number of at least `least`.
-
-    Example:
-      >>> is_number(10**400), is_number(True), is_number(2)
-      (False, False, True)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value) and value >= least
-    except OverflowError:  # a whole number beyond every float
-        return False
-
-
-def number(value: Any, where: str, *, least: float = 0.0) -> float:
-    """Check that a value is a finite number of at least `least`.
-
-    Args:
-      value: what the file holds.
-      where: its place, for the message.
-      least: smallest legal value.
-
-    Returns:
-      The number.
-
-    Raises:
-      ValueError: otherwise.
-
-    Example:
-      >>> number(-1, "latency_us")
-      Traceback (most recent call last):
-      ...
-      ValueError: latency_us must be a number of at least 0, got -1
-    """
-    if not is_number(value, least=least):
-        raise ValueError(f"{where} must be a number of at least {least:g}, got {value!r}")
-    return float(value)
-
-
 def quantity(
     section: Mapping[str, Any], name: str, dimension: str, where: str, default: float | None = None
 ) -> float:
@@ -161,20 +122,33 @@ def quantity(
     return number(section[given[0]], f"{where}: {given[0]}") * units[given[0]]
 
 
-def check_keys(section: Any, known: tuple[str, ...], where: str) -> None:
+def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
     """Refuse keys that nothing reads.
 
     Args:
       section: part of a data file.
-      known: legal keys; a quantity stands for the key with any unit.
+      known: dimension of each legal key as for `quantity`, or "" where it is no quantity.
       where: place of the section, for messages.
 
     Raises:
-      ValueError: if the section is not an object or has another key.
+      ValueError: if the section is not an object, or has another key or a unit of another
+        dimension.
+
+    Example:
+      >>> check_keys({"latency_GB": 1}, {"latency": "s"}, "network")
+      Traceback (most recent call last):
+      ...
+      ValueError: network: unknown key 'latency_GB': known are latency_ns, latency_us, ...
     """
+    legal = [
+        f"{key}_{unit}" if dimension else key
+        for key, dimension in known.items()
+        for unit, (kind, _) in (UNITS.items() if dimension else [("", ("", 1.0))])
+        if kind == dimension
+    ]
     if not isinstance(section, dict):
-        raise ValueError(f"{where} must be an object with the keys {', '.join(known)}")
+        raise ValueError(f"{where} must be an object with the keys {', '.join(legal)}")
     for key in section:
-        stem = next((key[: -len(unit) - 1] for unit in UNITS if key.endswith(f"_{unit}")), key)
-        if key not in known and stem not in known:
-            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(known)}")
+        # a quantity without a unit is refused by its reader, which says what is missing
+        if key not in legal and not known.get(key):
+            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(legal)}")

@@ -5,10 +5,12 @@ the fields of the system may be arrays in a `jax.vmap` or the argument of a grad
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from pipejax.checks import whole_number
 from pipejax.costs import Costs
 from pipejax.hardware import Number, System, all_reduce_time, roofline_time
 from pipejax.memory import peak_activation_bytes, persistent_bytes
@@ -18,6 +20,7 @@ from pipejax.table import ScheduleTable
 from pipejax.transformer import (
     Model,
     boundary_bytes,
+    check_recompute,
     edge_activation_bytes,
     head_flop,
     layer_activation_bytes,
@@ -38,7 +41,7 @@ class Workload:
       recompute: "none", "selective" or "full".
 
     Raises:
-      ValueError: if a number is below 1.
+      ValueError: if a number is below 1, or recompute is unknown.
     """
 
     model: Model
@@ -51,9 +54,13 @@ class Workload:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("minibatch", "tensor_parallel", "data_parallel"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+        check_recompute(self.recompute)
+
+    @property
+    def recompute_in_layer(self) -> str:
+        """What is recomputed besides whole layers: "none" or "selective"."""
+        return "selective" if self.recompute == "selective" else "none"
 
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Sequences of one microbatch.
@@ -111,8 +118,9 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     """Price every op and message of a schedule.
 
     A layer is one roofline op per phase; it reads its weights and writes, or reads, its
-    activations. Tensor parallelism adds two all-reduces of bsh elements per layer to F and to I
-    (four to I where the whole forward is recomputed), inside a node if the worker fits into one.
+    activations. Tensor parallelism adds two all-reduces of bsh elements per layer to F and to I,
+    inside a node if the worker fits into one. Full recomputation is the layers' forward once
+    more, in I or, where the table has R cells for the stage, in R.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -136,47 +144,41 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       0.0616 s
     """
     model, size = workload.model, workload.microbatch_size(table)
-    split = workload.tensor_parallel
+    split, shared = workload.tensor_parallel, workload.sequence_parallel
     layers = stage_layers(model, table)
-    first = np.arange(table.num_stages) == 0
     last = np.arange(table.num_stages) == table.num_stages - 1
-    # where the table itself recomputes (R cells), the backward does not do it again
-    in_backward = "none" if np.any(table.phase == Phase.R) else workload.recompute
-    flop = layer_flop(model, size, in_backward)
+    flop = layer_flop(model, size, workload.recompute_in_layer)
     weights = model.element_bytes * model.layer_parameters / split
-    kept = layer_activation_bytes(
-        model, size, tensor_parallel=split, sequence_parallel=workload.sequence_parallel
-    )
-    message = boundary_bytes(model, size)
-    head = head_flop(model, size)
-    _, head_kept = edge_activation_bytes(model, size, tensor_parallel=split)
-    head_weights = model.element_bytes * model.head_parameters / split
-
-    def time(layer: Number, edge: Number, bytes_per_layer: Number, edge_bytes: Number) -> Number:
-        body = roofline_time(system, layer / split, bytes_per_layer)
-        tail = roofline_time(system, edge / split, edge_bytes) if model.vocabulary else 0.0
-        return layers * body + last * tail
-
+    kept = layer_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
+    boundary = boundary_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
     inside = system.node if split <= system.gpus_per_node else system.network
-    exchange = layers * 2 * all_reduce_time(inside, message, split) if split > 1 else 0.0
-    exchange_back = exchange * (2 if in_backward == "full" else 1)  # the forward's once more
-    forward = time(flop.forward, head.forward, weights + kept, head_weights + head_kept)
-    input_grad = time(
-        flop.input_grad, head.input_grad, weights + kept + 2 * message, head_weights + head_kept
+    exchange = 2 * all_reduce_time(inside, boundary_bytes(model, size), split) if split > 1 else 0.0
+
+    def body(layer: Number, volume: Number) -> Number:
+        return layers * roofline_time(system, layer / split, volume)
+
+    _, head_kept = edge_activation_bytes(
+        model, size, tensor_parallel=split, sequence_parallel=shared
     )
-    weight_grad = time(flop.weight_grad, head.weight_grad, weights + kept, head_weights + head_kept)
-    parameters = (
-        layers * model.layer_parameters
-        + first * model.embedding_parameters
-        + last * model.head_parameters
-    ) / split
-    latency, transmit = _message_times(workload, system, table, size)
+    head_volume = model.element_bytes * model.head_parameters / split + head_kept
+    head = [
+        last * roofline_time(system, each / split, head_volume) if model.vocabulary else 0.0
+        for each in head_flop(model, size)
+    ]
+    again = body(flop.forward, weights + kept) + layers * exchange
+    forward = again + head[0]
+    input_grad = body(flop.input_grad, weights + kept + 2 * boundary) + layers * exchange + head[1]
+    weight_grad = body(flop.weight_grad, weights + kept) + head[2]
+    if workload.recompute == "full":
+        input_grad += np.where(_recomputed_stages(table), 0.0, 1.0) * again
+    parameters = _stage_parameters(model, table) / split
+    latency, transmit = _message_times(workload, system, table, boundary)
     return Costs(
-        forward=forward + exchange,
-        backward=input_grad + exchange_back + weight_grad,
-        input_grad=input_grad + exchange_back,
+        forward=forward,
+        backward=input_grad + weight_grad,
+        input_grad=input_grad,
         weight_grad=weight_grad,
-        recompute=forward + exchange,
+        recompute=again,
         all_reduce=_reduction_times(workload, system, table, model.element_bytes * parameters),
         update=_update_times(model, system, parameters),
         latency=latency,
@@ -184,39 +186,81 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     )
 
 
-def stage_bytes(
-    workload: Workload, table: ScheduleTable
-) -> tuple[Float[NumpyArray, " stages"], Float[NumpyArray, " stages"]]:
+def _stage_parameters(model: Model, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
+    """Parameters of one copy of each stage; a tied head is a second copy on another stage."""
+    parameters = stage_layers(model, table) * float(model.layer_parameters)
+    parameters[0] += model.embedding_parameters
+    if table.num_stages > 1 or not model.tied_embeddings:
+        parameters[-1] += model.head_parameters
+    return parameters
+
+
+def _recomputed_stages(table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
+    """Stages whose recomputation the table itself states as R cells."""
+    return np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
+
+
+class StageBytes(NamedTuple):
     """Memory of one copy of each stage, per accelerator.
+
+    Attributes:
+      persistent: (stages) parameters, gradients and optimizer state [B].
+      activations: (stages) what one microbatch leaves there until its backward [B].
+      checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+    """
+
+    persistent: Float[NumpyArray, " stages"]
+    activations: Float[NumpyArray, " stages"]
+    checkpoint: Float[NumpyArray, " stages"]
+
+
+def stage_bytes(workload: Workload, table: ScheduleTable) -> StageBytes:
+    """Memory of one copy of each stage, per accelerator.
+
+    Full recomputation leaves the input of every layer, or, on stages that the table recomputes
+    in R cells, the same until R and all activations after it.
 
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
 
     Returns:
-      (stages) persistent bytes: parameters, gradients and optimizer state; and (stages) bytes of
-      activations that one microbatch leaves there.
+      Bytes by stage.
 
     Raises:
       ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.transformer import load_model
+      >>> table = schedules.build("1f1b", num_workers=8, num_microbatches=8)
+      >>> memory = stage_bytes(Workload(load_model("gpt-22b"), minibatch=8), table)
+      >>> print(f"{memory.persistent[1] / 1e9:.1f} GB, {memory.activations[1] / 1e9:.1f} GB")
+      43.5 GB, 10.6 GB
     """
     model, size = workload.model, workload.microbatch_size(table)
+    split, shared = workload.tensor_parallel, workload.sequence_parallel
     layers = stage_layers(model, table).astype(float)
-    parameters = layers * model.layer_parameters
-    activations = layers * layer_activation_bytes(
-        model,
-        size,
-        tensor_parallel=workload.tensor_parallel,
-        sequence_parallel=workload.sequence_parallel,
-        recompute=workload.recompute,
+
+    def per_layer(recompute: str) -> Number:
+        return layer_activation_bytes(
+            model, size, tensor_parallel=split, sequence_parallel=shared, recompute=recompute
+        )
+
+    checkpoint = layers * per_layer("full")
+    activations = np.where(
+        _recomputed_stages(table),
+        layers * per_layer(workload.recompute_in_layer),
+        layers * per_layer(workload.recompute),
     )
-    mask, head = edge_activation_bytes(model, size, tensor_parallel=workload.tensor_parallel)
-    parameters[0] += model.embedding_parameters
-    parameters[-1] += model.head_parameters
-    activations[0] += mask
-    activations[-1] += head
+    mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
+    for kept in (checkpoint, activations):
+        kept[0] += mask
+        kept[-1] += head
     per_parameter = 2 * model.element_bytes + model.optimizer_bytes
-    return per_parameter * parameters / workload.tensor_parallel, activations
+    return StageBytes(
+        per_parameter * _stage_parameters(model, table) / split, activations, checkpoint
+    )
 
 
 def memory_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
@@ -238,10 +282,11 @@ def memory_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, 
       >>> table = schedules.build("1f1b", num_workers=8, num_microbatches=8)
       >>> workload = Workload(load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
       >>> print(f"{memory_bytes(workload, table)[0] / 1e9:.1f} GB")
-      100.4 GB
+      100.6 GB
     """
-    persistent, activations = stage_bytes(workload, table)
-    return persistent_bytes(table, persistent) + peak_activation_bytes(table, activations)
+    memory = stage_bytes(workload, table)
+    held = peak_activation_bytes(table, memory.activations, memory.checkpoint)
+    return persistent_bytes(table, memory.persistent) + held
 
 
 def _same_node(
@@ -253,14 +298,8 @@ def _same_node(
 
 
 def _message_times(
-    workload: Workload, system: System, table: ScheduleTable, size: int
+    workload: Workload, system: System, table: ScheduleTable, volume: Number
 ) -> tuple[Number, Number]:
-    volume = boundary_bytes(
-        workload.model,
-        size,
-        tensor_parallel=workload.tensor_parallel,
-        sequence_parallel=workload.sequence_parallel,
-    )
     near = _same_node(workload, system, table.placement[:, :-1], table.placement[:, 1:])
     near = np.broadcast_to(near, (2, *near.shape))
     latency = jnp.where(near, system.node.latency, system.network.latency)
@@ -274,12 +313,11 @@ def _reduction_times(
     table: ScheduleTable,
     gradient_bytes: Float[NumpyArray, " stages"],
 ) -> Number:
-    """All-reduce of each stage over its copies in all pipes and replicas."""
-    participants = table.num_pipes * workload.data_parallel
-    if participants == 1:
-        return 0.0
-    near = _same_node(workload, system, table.placement[0], table.placement[-1])
-    near = near & (workload.data_parallel == 1)
+    """All-reduce of each stage over the workers that hold it, in all pipes and replicas."""
+    holders = [len(np.unique(workers)) for workers in table.placement.T]
+    participants = np.array(holders) * workload.data_parallel
+    lowest, highest = table.placement.min(axis=0), table.placement.max(axis=0)
+    near = _same_node(workload, system, lowest, highest) & (workload.data_parallel == 1)
     node, network = (
         all_reduce_time(link, gradient_bytes, participants)
         for link in (system.node, system.network)

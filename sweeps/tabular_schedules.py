@@ -69,7 +69,7 @@ def run(
     Returns:
       (systems) makespan [s] and bubble ratio; (systems, shares) share of the critical path.
     """
-    program = pj.lower(table, step_end=table.num_pipes > 1)
+    program = pj.lower(table)
     size = 1 << (program.num_nodes - 1).bit_length()
     padded = pj.pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
     group = np.array([SHARES.index(g) if g in SHARES else len(SHARES)
@@ -181,10 +181,10 @@ def sweep(
                     total = finish.max() * p
                     idle = (total - (finish - start).sum()) / total
                     ours["table_bubble_ratio"][c, w, m, d, k] = idle
-            persistent, activations = stage_bytes(workload, table)
+            memory = stage_bytes(workload, table)
             ours["peak_in_flight"][c, w, m, :p] = pj.peak_in_flight(table)
-            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(table, activations)
-            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(table, persistent)
+            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(table, memory.activations)
+            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(table, memory.persistent)
     return _label(ours, workers, microbatches)
 
 

@@ -43,6 +43,16 @@ class Run:
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
         self.ops = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
         self.cell_of = {op: (w, c) for w, row in enumerate(self.ops) for c in row for op in c}
+        self.gradients = {}  # (stage, worker): the cell of its last gradient
+        for w, row in enumerate(self.ops):
+            for c in row:
+                for phase, stage, _ in c:
+                    if phase in "BW":
+                        self.gradients.pop((stage, w), None)
+                        self.gradients[stage, w] = (w, c)  # the last comes last
+        if any(costs.op.get((phase, stage)) for phase in "AU" for stage, _ in self.gradients):
+            for stage, w in self.gradients:
+                self.ops[w].append((("U", stage, w),))
         self.messages = [
             (self.cell_of[p], self.cell_of[op], p, op)
             for row in self.ops for c in row for op in c for p in self.producers(op)
@@ -70,9 +80,13 @@ class Run:
         return sum(self.costs.op.get((phase, stage), 0.0) for phase, stage, _ in cell)
 
     def chains(self):
-        """Resource -> its users in order; a user is a cell (worker, ops) or a message."""
+        """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""
         chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
-        order = {cell: k for row in chain.values() for k, cell in enumerate(row)}
+        chain |= {
+            ("reduction", stage): [("A", stage, None)]
+            for row in self.ops for c in row for phase, stage, _ in c if phase == "U"
+        }  # fmt: skip
+        order = {user: k for users in chain.values() for k, user in enumerate(users)}
         if self.link in ("queued", "blocking"):
             for message in sorted(
                 self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))
@@ -128,9 +142,12 @@ class Run:
         """Run a cell or message if all that it waits for has ended."""
         is_message = len(user) == 4
         waits = [(other, 0.0) for other in before.get(user, [])]
-        if is_message:
+        if user[0] == "A":
+            waits += [(cell, 0.0) for key, cell in self.gradients.items() if key[0] == user[1]]
+        elif is_message:
             waits.append((user[0], 0.0))
         else:
+            waits += [(("A", op[1], None), 0.0) for op in user[1] if op[0] == "U"]
             waits += [(self.cell_of[p], 0.0) for op in user[1] for p in self.producers(op)
                       if self.cell_of[p][0] == user[0]]  # fmt: skip
             for message in self.messages:
@@ -147,6 +164,8 @@ class Run:
         if is_message:
             lag, transmit = self.lags(user)
             lasts = lag + transmit if self.link == "rendezvous" else transmit
+        elif user[0] == "A":
+            lasts = self.costs.op.get(("A", user[1]), 0.0)
         else:
             lasts = self.duration(user[1])
         self.start[user] = max([0.0] + [self.end[other] + lag for other, lag in waits])

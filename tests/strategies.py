@@ -97,23 +97,25 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(draw, communication=False, pairs=False):
+def cases(draw, communication=False, pairs=False, step_end=False):
     """Draw a legal table and costs for it."""
     table, rows = draw(tables(communication=communication))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return price(table, rows, rng, pairs=pairs)
+    return price(table, rows, rng, pairs=pairs, step_end=step_end and draw(st.booleans()))
 
 
-def price(table, rows, rng, pairs=False):
+def price(table, rows, rng, pairs=False, step_end=False):
     """Give a table random per-stage and per-link costs."""
     stages, pipes = table.num_stages, table.num_pipes
     values = lambda *shape: rng.integers(0, 40, shape) / 8  # noqa: E731
     ops = {name: values(stages) for name in ("forward", "backward", "input_grad", "weight_grad",
                                              "recompute")}  # fmt: skip
+    if step_end:
+        ops |= {"all_reduce": values(stages) * 2, "update": values(stages)}
     latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2
     pair = values(stages) * 2 if pairs else None
     costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair)
-    letters = dict(zip("FBIWR", ops.values(), strict=True))
+    letters = dict(zip("FBIWRAU", ops.values(), strict=False))
     links = np.ndindex(2, pipes, max(stages - 1, 0))
     where = list(links)
     theirs = reference.Costs(

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
 LINE = [
-    "shapes", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
+    "shapes", "checks", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
     "idealised", "memory", "schedules", "files", "layout", "program", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "metrics",
     "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",

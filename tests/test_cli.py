@@ -10,6 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli.app import run
+from pipejax.files import to_json
 from pipejax.schedules import REGISTRY
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
@@ -146,6 +147,26 @@ def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
         assert "mine[red]" in call(*command, "--table", table)[1]
 
 
+def test_drawing_without_matplotlib_says_what_to_install(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pipejax.drawing", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = call("show", *ONE, "--out", "x.png")
+    assert code == 2
+    assert "pip install 'pipejax[figures]'" in err
+    assert call("show", *ONE)[0] == 0
+
+
+def test_compare_gives_each_schedule_its_options(answer):
+    rows = answer("compare", "--schedules", "gpipe,hanayo", "--workers", "2", "--microbatches", "4",
+                  "--waves", "2", *TIMES)["rows"]  # fmt: skip
+    assert [row["stages"] for row in rows] == [2, 8]
+
+
+def test_short_ops_are_shown(call):
+    _, out, _ = call("show", *ONE, "--stage-times", "F=1000,B=1000,W=1,I=999", "--width", "60")
+    assert all(f"worker {w}" in out for w in range(4))
+
+
 def test_show_json(answer):
     result = answer("show", *ONE, *TIMES, "--comm", "0.2")
     assert len(result["ops"]) == 64
@@ -190,8 +211,8 @@ MISTAKES = {
     "unknown command": (["evaluat"], "evaluat"),
     "unknown option": ([E, *ONE, *TIMES, "--colour"], "--colour"),
     "unknown schedule": ([E, "--schedule", "2f2b", *ONE[2:], *TIMES], "unknown schedule '2f2b'"),
-    "M=0": ([E, *ONE[:-1], "0", *TIMES], "num_microbatches must be .* at least 1, got 0"),
-    "negative P": ([E, "--schedule", "gpipe", "--workers", "-2", "--microbatches", "4", *TIMES], "got -2"),
+    "M=0": ([E, *ONE[:-1], "0", *TIMES], "'--microbatches': .* got '0'"),
+    "negative P": ([E, "--schedule", "gpipe", "--workers", "-2", "--microbatches", "4", *TIMES], "'--workers': .* got '-2'"),
     "P no number": ([E, "--schedule", "gpipe", "--workers", "two", "--microbatches", "4", *TIMES], "two"),
     "odd P for chimera": ([E, "--schedule", "chimera", "--workers", "3", "--microbatches", "4", *TIMES],
                           "even number of workers"),
@@ -204,7 +225,12 @@ MISTAKES = {
     "negative time": ([E, *ONE, "--stage-times", "F=-1,B=2"], "F must be .* got '-1'"),
     "NaN time": ([E, *ONE, "--stage-times", "F=nan,B=2"], "F must be .* got 'nan'"),
     "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=SECONDS"),
-    "no backward": ([E, *ONE, "--stage-times", "F=1"], "the backward has no cost"),
+    "no backward": ([E, *ONE, "--stage-times", "F=1"], "--stage-times F=1: the backward has no cost"),
+    "more I than B": ([E, *ONE, "--worker-times", "F=1,B=2,I=3"], r"--worker-times F=1,B=2,I=3: W = B - I .* got -1"),
+    "no wave": ([E, "--schedule", "hanayo", *ONE[2:], *TIMES, "--waves", "0"], "--waves"),
+    "no replica": ([E, *ONE, *MODEL, "--data-parallel", "0"], "'--data-parallel': .* got '0'"),
+    "slots of a file": (["show", "--table", "{slots}"], "slots: unknown phase 'Z'"),
+    "negative slots of a file": (["show", "--table", "{minus}"], "slots: F must be .* got -1"),
     "negative comm": ([E, *ONE, *TIMES, "--comm", "-1"], "--comm must be .* got '-1'"),
     "infinite latency": ([E, *ONE, *TIMES, "--latency", "inf"], "--latency must be"),
     "comm and latency": ([E, *ONE, *TIMES, "--comm", "1", "--latency", "1"], "--comm is latency 0"),
@@ -243,6 +269,8 @@ MISTAKES = {
                          *TIMES], "unknown schedule 'x'"),
     "compare nothing legal": (["compare", "--schedules", "chimera", "--workers", "3", "--microbatches",
                                "4", *TIMES], "even number of workers"),
+    "compare stray option": (["compare", "--schedules", "gpipe,1f1b", "--workers", "4", "--microbatches",
+                              "4", "--waves", "2", *TIMES], "--waves: none of gpipe, 1f1b has this"),
     "compare no numbers": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "a",
                             *TIMES], "--microbatches must be whole numbers"),
     "compare no times": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "4"],
@@ -253,12 +281,14 @@ MISTAKES = {
     "export nowhere": (["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"], "No such file"),
     "export no out": (["export", *ONE, "--format", "json"], "--out"),
 }  # fmt: skip
+TABLE = to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)).encode()
 FILES = {
     "empty": b"", "binary": bytes(range(200, 256)), "missing": b"0F0,0F1,0B0\n",
     "doubled": b"0F0,0F0,0B0\n", "rank": b"0F0,1B0\n1F0,0B0\n", "phase": b"0X0,0B0\n",
     "cycle": b"0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", "good": b"0F0,0B0\n",
     "crossed": b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
                b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
+    "slots": TABLE.replace(b'"F": 1', b'"Z": 1'), "minus": TABLE.replace(b'"F": 1', b'"F": -1'),
     "nounit": b'{"F": 1, "B": 2}', "badkey": b'{"unit": "seconds", "forwards": 1}',
 }  # fmt: skip
 

@@ -36,6 +36,14 @@ def test_blocking():  # worker 0 cannot start 0F1 before the message of 0F0 is t
     assert makespan(GPIPE, "blocking") == second_backward + B + X + L + B
 
 
+def test_blocking_holds_the_update_back():  # U is the sender's next op, A runs beside compute
+    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+    costs = pj.Costs(forward=1.0, backward=1.0, transmit=5.0, update=np.array([0.0, 100.0]))
+    first_backward = 1 + 5 + 1 + 1
+    assert pj.evaluate(table, costs, link="queued").makespan == first_backward + 100
+    assert pj.evaluate(table, costs, link="blocking").makespan == first_backward + 5 + 100
+
+
 @pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
 def test_rendezvous(queues):  # both queues are held for L + X, so transfers follow one another
     second_forward = F + 2 * (L + X)

@@ -114,7 +114,9 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
 def test_korthikanti_embedding_and_head():  # section 4.2.3
     model, b, t = pj.load_model("gpt-22b"), 4, 8
     s, h, v = model.sequence, model.hidden, model.vocabulary
-    mask, head = edge_activation_bytes(model, b, tensor_parallel=t)
+    whole, _ = edge_activation_bytes(model, b, tensor_parallel=t)
+    assert whole == s * b * h  # only sequence parallelism splits the mask
+    mask, head = edge_activation_bytes(model, b, tensor_parallel=t, sequence_parallel=True)
     assert mask == s * b * h / t
     assert head == pytest.approx(4 * s * b * h / t * (1 + v / h), rel=1e-12)
 

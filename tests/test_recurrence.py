@@ -48,7 +48,7 @@ def graph_of(program, priced):
 @given(data=st.data())
 def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
     cells = data.draw(st.booleans()) if link == "rendezvous" else data.draw(st.just(False))
-    case = data.draw(strategies.cases(communication=cells, pairs=True))
+    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
     expected = reference.Run(
         case.rows, case.table.pipe_of_microbatch.tolist(), case.theirs, link, queues
     )

@@ -1,9 +1,12 @@
 """Builders, crossed over the registry: complete, legal, in order, and clear about what is not."""
 
+import json
+
 import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.files import to_json
 from pipejax.idealised import slot_times
 from pipejax.schedules import REGISTRY
 
@@ -54,7 +57,11 @@ ILLEGAL = {
     "odd workers": (("chimera", 5, 4, {}), r"even number of workers \(2, 4, 6, ...\), got 5"),
     "odd microbatches": (("chimera", 4, 3, {}), "even number of microbatches .* got 3"),
     "odd asymmetric": (("chimera-asymmetric", 3, 4, {}), "chimera-asymmetric needs an even"),
-    "no wave": (("hanayo", 4, 4, {"waves": 0}), "hanayo needs at least 1 wave, got 0"),
+    "no wave": (("hanayo", 4, 4, {"waves": 0}), "waves must be .* at least 1, got 0"),
+    "half a wave": (("hanayo", 4, 4, {"waves": 1.5}), "waves must be a whole number .* got 1.5"),
+    "waves as text": (("hanayo", 4, 4, {"waves": "2"}), "waves must be .* got '2'"),
+    "share alone": (("chimera-asymmetric", 4, 4, {"stage_shares": 3}), "4 positive numbers, got 3"),
+    "slot as text": (("gpipe", 4, 4, {"slots": {"F": "1"}}), "F must be a finite number .* got '1'"),
     "one stage": (("interleaved-1f1b", 4, 4, {"stages_per_worker": 1}), "at least 2 stages"),
     "wrong option": (("gpipe", 4, 4, {"waves": 2}), "gpipe takes no waves: its options are slots"),
     "shares": (("chimera-asymmetric", 4, 4, {"stage_shares": [1, 2]}), "needs 4 positive numbers"),
@@ -70,6 +77,27 @@ def test_illegal_numbers_are_named(what):
     (name, p, m, options), message = ILLEGAL[what]
     with pytest.raises(ValueError, match=message):
         pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_numbers():
+    table = pj.schedules.build("hanayo", num_workers=np.int64(2), num_microbatches=np.int32(3),
+                               waves=np.int8(1), slots={"F": np.float32(1), "B": np.int64(2)})  # fmt: skip
+    assert table.num_stages == 4
+    assert json.loads(to_json(table))["slots"] == dict(table.slots)
+
+
+@pytest.mark.parametrize(
+    "slots", [{"F": 1e12, "B": 1e12 + 1}, {"F": 1e-7, "B": 3e-7}, {"F": 1e-12, "B": 2e-12}]
+)
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "hanayo"])
+def test_slots_of_any_size_are_drawn(name, slots):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8, slots=slots)
+    assert table.num_slots < 1000
+    smaller = {letter: size / slots["F"] for letter, size in slots.items()}
+    same = pj.schedules.build(name, num_workers=4, num_microbatches=8, slots=smaller)
+    for one, other in zip(table.rows(), same.rows(), strict=True):
+        assert [c for c in one if c] == [c for c in other if c]
 
 
 def test_asymmetric_shares_balance_workers():

@@ -95,6 +95,10 @@ EXPLICIT = {
     "no such pipe": ({"placement": np.array([[0, 1]]), "pipe_of_microbatch": [0, 1]},
                      r"belongs to no pipe: pipes are 0 to 0"),
     "negative share": ({"placement": np.array([[0, 1]]), "stage_shares": [1, -1]}, r"stage_shares"),
+    "share that is none": ({"placement": np.array([[0, 1]]), "stage_shares": 3}, r"stage_shares .* got 3"),
+    "unknown slot": ({"slots": {"Z": 1}}, r"slots: unknown phase 'Z'"),
+    "endless slot": ({"slots": {"F": float("inf")}}, r"slots: F must be a finite number above 0"),
+    "pipes without placement": ({"pipe_of_microbatch": [0, 1]}, r"pipe_of_microbatch needs the placement"),
     "placement of another shape": ({"placement": np.array([0, 1])}, r"placement has shape"),
 }  # fmt: skip
 
@@ -105,6 +109,25 @@ def test_wrong_arguments_are_refused(what):
     arguments, message = EXPLICIT[what]
     with pytest.raises(pj.ScheduleError, match=message):
         pj.ScheduleTable.from_rows(TWO, **arguments)
+
+
+CELLS = {
+    "numbers": ((1, 2), "a cell is a text such as '2F0' or a tuple of Op"),
+    "an op alone": (pj.Op(pj.Phase.F, 0, 0), "a tuple of Op"),
+    "no phase": ((pj.Op("F", 0, 0),), "is one of Phase"),
+    "negative stage": ((pj.Op(pj.Phase.F, -2, 0),), "'-2F0' is not an op"),
+    "idle op": ((pj.Op(pj.Phase.IDLE, 0, 0),), "is not an op"),
+    "three ops": ((pj.Op(pj.Phase.F, 0, 0),) * 3, "at most a fused pair, got 3 ops"),
+    "two forwards": ((pj.Op(pj.Phase.F, 0, 0),) * 2, "not a fused pair"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CELLS)
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_cells_are_refused(what):
+    cell, message = CELLS[what]
+    with pytest.raises(pj.ScheduleError, match=f"worker 0, slot 0: .*{message}"):
+        pj.ScheduleTable.from_rows([[cell]])
 
 
 def test_arrays_are_dense_integers_and_frozen():

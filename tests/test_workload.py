@@ -1,5 +1,6 @@
 """Systems, models and what they cost: units, rooflines, placement in nodes, memory."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.hardware import all_reduce_time, data_file, roofline_time, system_names
+from pipejax.memory import persistent_bytes
 from pipejax.transformer import layer_activation_bytes, layer_flop, model_names
 from pipejax.workload import stage_bytes, stage_layers
 
@@ -57,11 +59,15 @@ BAD_SYSTEMS = {
     "negative": ("memory", {"capacity_GB": -1}, [], "capacity_GB must be a number of at least 0"),
     "text": ("memory", {"capacity_GB": "80"}, [], "capacity_GB must be a number .* got '80'"),
     "zero peak": ("compute", {"peak_TFLOP_per_s": 0}, [], "peak_flops must be above 0"),
-    "efficiency over 1": ("network", {"efficiency": 0}, [], "bandwidth times efficiency"),
+    "no efficiency": ("network", {"efficiency": 0}, [], "efficiency must be above 0 and at most 1, got 0"),
+    "efficiency over 1": ("network", {"efficiency": 7}, [], "efficiency must be above 0 .* got 7"),
+    "step over 1": ("compute", {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]}, [], "at most 1, got 1.5"),
+    "unit of another quantity": ("network", {"latency_GB": 1}, [], "unknown key 'latency_GB': known are .*latency_us"),
+    "unit of a share": ("compute", {"efficiency_s": 1}, [], "unknown key 'efficiency_s'"),
     "unordered steps": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}, [], "ascend"),
     "no source": (None, {"source": None}, [], "source must be a text"),
     "half a gpu": ("node", {"gpus": 1.5}, [], "gpus must be a whole number"),
-    "section missing": (None, {}, ["node"], "node: gpus must be a number"),
+    "section missing": (None, {}, ["node"], "node: bandwidth is missing"),
     "section a number": (None, {"node": 3}, [], "node must be an object"),
 }  # fmt: skip
 
@@ -75,7 +81,7 @@ def test_bad_systems_are_refused(what, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "removed", "message"), [
-    ({"layers": 0}, [], "layers must be a number of at least 1"), ({"heads": 1.5}, [], "whole number"),
+    ({"layers": 0}, [], "layers must be a whole number of at least 1"), ({"heads": 1.5}, [], "whole number"),
     ({"gated_mlp": "yes"}, [], "true or false"), ({}, ["hidden"], "hidden is missing"),
     ({"color": 1}, [], "unknown key 'color'"), ({"name": 3}, [], "name must be a text"),
 ])  # fmt: skip
@@ -136,7 +142,7 @@ def test_stage_costs_by_hand():
     np.testing.assert_allclose(costs.backward, 32 * (flop.input_grad + flop.weight_grad) / 1e15)
     np.testing.assert_allclose(costs.transmit, 2 * 4096 * 4096 * 2 / 5e9)
     np.testing.assert_allclose(costs.latency, 500e-9)
-    assert costs.all_reduce == 0.0  # no copies, no exchange
+    assert not np.any(costs.all_reduce)  # no copies, no exchange
     chimera = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     exchange = pj.stage_costs(workload, system, chimera).all_reduce
     np.testing.assert_allclose(exchange, 2 * 500e-9 + 2 * 32 * model.layer_parameters / 5e9)
@@ -192,7 +198,7 @@ def test_memory():
     model = pj.load_model("gpt-22b")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     workload = pj.Workload(model, minibatch=8, tensor_parallel=8)
-    persistent, activations = stage_bytes(workload, table)
+    persistent, activations, _ = stage_bytes(workload, table)
     # two bytes of parameter and gradient, twelve of optimizer; the head counts on the last stage
     total = model.parameters + model.head_parameters
     assert persistent.sum() == pytest.approx(16 * total / 8)
@@ -205,10 +211,68 @@ def test_memory():
     assert head > 0
 
 
+def test_stages_share_what_is_on_one_worker():
+    model = pj.load_model("gpt-22b")
+    alone = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
+    assert model.tied_embeddings
+    persistent = stage_bytes(pj.Workload(model, minibatch=1), alone).persistent
+    assert persistent.sum() == pytest.approx(16 * model.parameters)  # the head is the embedding
+    rows = [
+        ["0F0", "0B0", "2F1", "2B1"],
+        ["1F0", "1B0", "1F1", "1B1"],
+        ["2F0", "2B0", "0F1", "0B1"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows)  # both pipes have stage 1 on worker 1
+    memory = stage_bytes(pj.Workload(model, minibatch=2), table).persistent
+    np.testing.assert_allclose(
+        persistent_bytes(table, memory), [memory[0] + memory[2], memory[1], memory[0] + memory[2]]
+    )
+    costs = pj.stage_costs(pj.Workload(model, minibatch=2), pj.load_system("h100"), table)
+    assert np.flatnonzero(costs.all_reduce).tolist() == [0, 2]
+    updates = pj.evaluate(table, costs).program.phase == pj.Phase.U
+    assert updates.sum() == 5
+
+
+def test_flash_attention_has_nothing_to_drop():
+    model = pj.load_model("llama3-70b")
+    assert layer_flop(model, 1, "selective") == layer_flop(model, 1)
+    plain = layer_flop(dataclasses.replace(model, flash_attention=False), 1)
+    scores = 2 * model.sequence**2 * model.hidden  # one matrix product, once more in the backward
+    assert layer_flop(model, 1).input_grad - plain.input_grad == scores
+
+
+def test_recompute_cells_say_when_activations_come_back():
+    model = pj.load_model("gpt-22b")
+    table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0R1", "0B1", "0R0", "0B0"]])
+    workload = pj.Workload(model, minibatch=2, recompute="full")
+    memory = stage_bytes(workload, table)
+    layer, kept = (48 * layer_activation_bytes(model, 1, recompute=r) for r in ("none", "full"))
+    assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - kept)
+    need = pj.memory_bytes(workload, table)[0] - memory.persistent[0]
+    assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])
+    system = pj.load_system("h100")
+    cells, inside = (pj.stage_costs(workload, system, t) for t in (
+        table, pj.ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]])))  # fmt: skip
+    np.testing.assert_allclose(cells.input_grad + cells.recompute, inside.input_grad)
+
+
+def test_sequence_parallelism_splits_what_it_says():
+    model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    plain, split = (
+        pj.Workload(model, 2, tensor_parallel=8, sequence_parallel=s) for s in (False, True)
+    )
+    ours = [pj.stage_costs(w, system, table) for w in (plain, split)]
+    np.testing.assert_allclose(ours[0].transmit, 8 * np.asarray(ours[1].transmit))
+    activations = [stage_bytes(w, table).activations for w in (plain, split)]
+    assert np.all(activations[1] < activations[0])
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
     ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
     ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
+    ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("unchecked")
 def test_bad_workloads_are_refused(arguments, message):

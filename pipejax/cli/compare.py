@@ -20,17 +20,15 @@ def compare(
     pricing: Pricing | None,
     links: Links,
     schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
-    workers: Annotated[int, typer.Option(help="Workers P.")],
+    workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
     microbatches: Annotated[str, typer.Option(help="Microbatches, as 8,16,32.")],
     json: JsonFlag = False,
 ) -> None:
     """Compare schedules as published formula, idealised table and communication-aware run."""
     priced = required(pricing)
-    points = [
-        (name.strip(), count)
-        for count in _counts(microbatches)
-        for name in _names(schedules)
-    ]  # fmt: skip
+    names = _names(schedules)
+    _check_options(options, names)
+    points = [(name, count) for count in _counts(microbatches) for name in names]
     rows = [_row(name, workers, count, options, priced, links) for name, count in _track(points)]
     if all("error" in row for row in rows):
         raise ValueError(rows[0]["error"])
@@ -56,6 +54,14 @@ def _names(text: str) -> list[str]:
     return names
 
 
+def _check_options(options: TableOptions, names: list[str]) -> None:
+    """Refuse an option that none of the schedules has."""
+    for option in options.options:
+        if option != "slots" and not any(option in REGISTRY[name].options for name in names):
+            flag = f"--{option.replace('_', '-')}"
+            raise ValueError(f"{flag}: none of {', '.join(names)} has this option")
+
+
 def _counts(text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]
@@ -70,8 +76,7 @@ def _row(
     name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: Links
 ) -> dict[str, Any]:
     """Evaluate one point; one that does not exist says why instead."""
-    takes = {*REGISTRY[name].options, "slots"}
-    own = TableOptions({k: v for k, v in options.options.items() if k in takes})
+    own = options.of(name)
     try:
         table = own.build(name, workers, count)
         point: Levels = levels(table, pricing.of(table), link=links.link, queues=links.queues)

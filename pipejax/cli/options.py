@@ -8,15 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pipejax import schedules
-from pipejax.cost_files import (
-    parse_seconds,
-    parse_times,
-    read_costs,
-    slot_costs,
-    stage_times,
-    worker_times,
-)
+from pipejax import cost_files, schedules
+from pipejax.cost_files import parse_seconds, parse_times, read_costs, slot_costs
 from pipejax.costs import Costs
 from pipejax.files import read_table
 from pipejax.hardware import System, load_system
@@ -59,13 +52,18 @@ class TableOptions(NamedTuple):
             schedule, num_workers=workers, num_microbatches=microbatches, **self.options
         )
 
+    def of(self, schedule: str) -> "TableOptions":
+        """Keep the options that a schedule has."""
+        takes = {*schedules.REGISTRY[schedule].options, "slots"}
+        return TableOptions({k: v for k, v in self.options.items() if k in takes})
+
 
 def choose_options(
     *,
     stages_per_worker: Annotated[
-        int | None, typer.Option(help="Stages per worker V, for interleaved schedules.")
+        int | None, typer.Option(help="Stages per worker V, for interleaved schedules.", min=1)
     ] = None,
-    waves: Annotated[int | None, typer.Option(help="Waves of hanayo.")] = None,
+    waves: Annotated[int | None, typer.Option(help="Waves of hanayo.", min=1)] = None,
     stage_shares: Annotated[
         Text, typer.Option(help="Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.")
     ] = None,
@@ -110,8 +108,8 @@ def choose_table(
     table: Annotated[
         Text, typer.Option(help="Table to read: PyTorch's schedule CSV, or JSON.", metavar="FILE")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers P.")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Microbatches M.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers P.", min=1)] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Microbatches M.", min=1)] = None,
     options: TableOptions,
 ) -> ScheduleTable:
     """Build or read the table."""
@@ -144,16 +142,16 @@ def choose_costs(
     model: Annotated[Text, typer.Option(help="Model: a name or a JSON file.")] = None,
     system: Annotated[Text, typer.Option(help="System: a name or a JSON file.")] = None,
     minibatch: Annotated[
-        int | None, typer.Option(help="Sequences per step and pipeline, with --model.")
+        int | None, typer.Option(help="Sequences per step and pipeline, with --model.", min=1)
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(help="Accelerators per worker, with --model.")
+        int | None, typer.Option(help="Accelerators per worker, with --model.", min=1)
     ] = None,
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel", help="Split norms and messages over them too.")
     ] = False,
     data_parallel: Annotated[
-        int | None, typer.Option(help="Replicas of the pipeline, with --model.")
+        int | None, typer.Option(help="Replicas of the pipeline, with --model.", min=1)
     ] = None,
     recompute: Annotated[
         Text, typer.Option(help=f"Recomputation, with --model: {', '.join(RECOMPUTE)}.")
@@ -201,25 +199,13 @@ def choose_costs(
                              "gives message times")  # fmt: skip
         path = costs
         return Pricing(lambda table: read_costs(path, table), None, None)
-    per_stage = stage_times is not None
-    text = stage_times if stage_times is not None else worker_times
-    times = parse_times(text or "", chosen[0])
-    rule = stage_time_costs if per_stage else worker_time_costs
-    Costs.complete(**times)  # what is wrong with the times themselves is said before any table
-    return Pricing(lambda table: rule(table, {**times, **message}), None, None)
-
-
-def stage_time_costs(table: ScheduleTable, times: dict[str, float]) -> Costs:
-    """Costs of `--stage-times`."""
-    return stage_times(table, times)
-
-
-def worker_time_costs(table: ScheduleTable, times: dict[str, float]) -> Costs:
-    """Costs of `--worker-times`; message times are not divided."""
-    message = {name: times[name] for name in ("latency", "transmit") if name in times}
-    ops = {name: value for name, value in times.items() if name not in message}
-    divided = worker_times(table, ops)
-    return dataclasses.replace(divided, **message)
+    times = parse_times(stage_times or worker_times or "", chosen[0])
+    rule = cost_files.worker_times if stage_times is None else cost_files.stage_times
+    try:
+        Costs.complete(**times)  # what is wrong with the times is said before any table
+    except ValueError as error:
+        raise ValueError(f"{chosen[0]} {stage_times or worker_times}: {error}") from None
+    return Pricing(lambda table: dataclasses.replace(rule(table, times), **message), None, None)
 
 
 def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float]:
@@ -310,6 +296,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
                   for p in {**shared, **own}.values()]  # fmt: skip
+    # mypy knows no attribute by which a function states its signature
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run

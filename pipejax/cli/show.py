@@ -49,8 +49,12 @@ def show(
     evaluation = evaluate(table, costs, link=links.link, queues=links.queues)
     unit = "s" if pricing is not None else "slots"
     if out is not None:
-        from pipejax.drawing import draw_timeline  # matplotlib is an extra and slow to import
-
+        try:
+            from pipejax.drawing import draw_timeline  # matplotlib is an extra, slow to import
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
+            ) from None
         draw_timeline(evaluation, out, messages=messages, unit=unit)
     if json:
         print_json(_as_json(evaluation, out))
@@ -111,10 +115,8 @@ def _row(row: list[Bar], columns: int, scale: float) -> Text:
     """One worker's ops as coloured cells; each at least one column while there is room."""
     cells = [(" ", "")] * columns
     for bar in row:
-        first, end = round(bar.start * scale), max(round(bar.finish * scale), 1)
-        size = min(end, columns) - first
-        if size <= 0:
-            continue
+        first = min(round(bar.start * scale), columns - 1)
+        size = min(max(round(bar.finish * scale), first + 1), columns) - first
         style = PAIR if len(bar.ops) == 2 else TERMINAL.get(bar.ops[0].phase, OTHER)
         style += " underline" if bar.is_critical else ""
         held = [op for op in bar.ops if op.microbatch >= 0]

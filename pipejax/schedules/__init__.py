@@ -8,14 +8,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from pipejax.checks import whole_number
 from pipejax.schedules.chimera import chimera, chimera_asymmetric
 from pipejax.schedules.gpipe import gpipe
 from pipejax.schedules.hanayo import hanayo
 from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
 from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.table import ScheduleTable, check_shares, check_slots
 
 __all__ = ["REGISTRY", "Builder", "build", "names"]
+
+COUNTS = ("num_workers", "num_microbatches", "stages_per_worker", "waves")
 
 
 class Builder(NamedTuple):
@@ -87,19 +90,12 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
         if option not in (*builder.options, "slots"):
             takes = ", ".join((*builder.options, "slots"))
             raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
-    for what, count in (("num_workers", num_workers), ("num_microbatches", num_microbatches)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{what} must be a whole number of at least 1, got {count!r}")
-    if "slots" in options:
+    given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
+    given |= {name: whole_number(given[name], name) for name in COUNTS if name in given}
+    if "slots" in given:
+        check_slots(given["slots"])
         default = inspect.signature(builder.function).parameters["slots"].default
-        options["slots"] = _check_slots({**default, **options["slots"]})
-    return builder.function(num_workers, num_microbatches, **options)
-
-
-def _check_slots(slots: Mapping[str, float]) -> Mapping[str, float]:
-    for letter, duration in slots.items():
-        if letter not in UNIT_SLOTS:
-            raise ValueError(f"slots: unknown phase {letter!r}: known are {', '.join(UNIT_SLOTS)}")
-        if not 0 < duration < float("inf"):
-            raise ValueError(f"slots: {letter} must be above 0 and finite, got {duration!r}")
-    return slots
+        given["slots"] = {**default, **given["slots"]}
+    if given.get("stage_shares") is not None:
+        check_shares(given["stage_shares"], given["num_workers"])
+    return builder.function(**given)

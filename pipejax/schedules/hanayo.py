@@ -30,17 +30,12 @@ def hanayo(
     Returns:
       The table, with 2 * waves * P stages.
 
-    Raises:
-      ValueError: if there is not at least one wave.
-
     Example:
       >>> print(hanayo(2, 2, slots={"F": 1, "B": 1}))
                    0    1    2    3    4    5    6    7    8    9
         worker 0  0F0  0F1   .   3F0  3B0  3F1  3B1  0B0   .   0B1
         worker 1   .   1F0  2F0  1F1  2F1  2B0  1B0  2B1  1B1   .
     """
-    if waves < 1:
-        raise ValueError(f"hanayo needs at least 1 wave, got {waves}")
     placement = zigzag(num_workers, waves)
     num_stages = placement.shape[1]
     rows = list_schedule(

@@ -46,6 +46,8 @@ def list_schedule(
     active = [0] * num_pipes
     ends: list[tuple[float, int, Op]] = []
     free = set(range(len(rows)))
+    # ends closer than this are one moment: sums of slots that are no whole numbers are rounded
+    same = 1e-9 * min(slots["F"], slots["B"]) * min(stage_shares)
 
     def offer(op: Op) -> None:
         worker = worker_of[pipe_of[op.microbatch]][op.stage]
@@ -81,7 +83,7 @@ def list_schedule(
         if not ends:
             return rows
         now = ends[0][0]
-        while ends and ends[0][0] <= now + 1e-9:
+        while ends and ends[0][0] <= now + same:
             _, worker, op = heapq.heappop(ends)
             free.add(worker)
             finish(op)
