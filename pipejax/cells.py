@@ -16,6 +16,11 @@ class Cells(NamedTuple):
       stage: stage, or `NO_STAGE`.
       microbatch: microbatch, or `NO_MICROBATCH`.
       pipe: pipe of that microbatch, or `NO_PIPE`.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> ScheduleTable.from_rows([["0F0", "", "0B0"]]).cells.phase.tolist()
+      [[1, 0, 2]]
     """
 
     phase: Int[NumpyArray, "workers slots"]
@@ -31,6 +36,12 @@ class Content(NamedTuple):
       cells: (workers, slots) the op of each slot.
       partners: (workers, slots) the backward of each fused pair.
       placement: (pipes, stages) worker of each stage.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]).content
+      >>> content.num_stages, content.placement.tolist()
+      (2, [[0, 1]])
     """
 
     cells: Cells
@@ -76,7 +87,20 @@ class Content(NamedTuple):
         return pipe_of
 
     def cell(self, worker: Index, slot: Index) -> Cell:
-        """Return the ops of one cell: none where it is idle, two for a fused pair."""
+        """Return the ops of one cell: none where it is idle, two for a fused pair.
+
+        Args:
+          worker: row.
+          slot: column.
+
+        Returns:
+          The ops, the forward of a fused pair first.
+
+        Example:
+          >>> from pipejax.table import ScheduleTable
+          >>> [str(op) for op in ScheduleTable.from_rows([["0F0", "0B0"]]).content.cell(0, 1)]
+          ['0B0']
+        """
         place = worker, slot
         return tuple(
             Op(Phase(int(c.phase[place])), int(c.stage[place]), int(c.microbatch[place]))
@@ -85,6 +109,18 @@ class Content(NamedTuple):
         )
 
     def place(self, cell: Index) -> tuple[int, int]:
-        """Return worker and slot of a cell that is numbered worker * slots + slot."""
+        """Return worker and slot of a cell that is numbered worker * slots + slot.
+
+        Args:
+          cell: number of the cell.
+
+        Returns:
+          Worker and slot.
+
+        Example:
+          >>> from pipejax.table import ScheduleTable
+          >>> ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]).content.place(3)
+          (1, 1)
+        """
         worker, slot = divmod(int(cell), self.num_slots)
         return worker, slot

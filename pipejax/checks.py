@@ -40,6 +40,13 @@ def whole_number(value: Any, where: str, *, least: int = 1) -> int:
 def are_positive(values: Any, count: int) -> bool:
     """Return whether values are a sequence of so many finite numbers above 0.
 
+    Args:
+      values: what was given.
+      count: how many there should be.
+
+    Returns:
+      Whether they are.
+
     Example:
       >>> are_positive([1, 0.5], 2), are_positive(3, 1), are_positive(["1"], 1)
       (True, False, False)
@@ -57,6 +64,13 @@ def are_positive(values: Any, count: int) -> bool:
 
 def is_number(value: Any, *, least: float = 0.0) -> bool:
     """Return whether a value is a finite number of at least `least`.
+
+    Args:
+      value: what was given.
+      least: smallest legal value.
+
+    Returns:
+      Whether it is.
 
     Example:
       >>> is_number(10**400), is_number(True), is_number(2)

@@ -34,6 +34,13 @@ class Levels(NamedTuple):
       bound_by: cost with the largest share of the critical path.
       path_share: share of the critical path by cost.
       why: where the levels disagree and why.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> both = pj.levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.0))
+      >>> round(both.table_bubble_ratio, 3), round(both.bubble_ratio, 3)
+      (0.273, 0.51)
     """
 
     schedule: str

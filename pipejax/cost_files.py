@@ -159,6 +159,14 @@ def parse_seconds(text: str, where: str) -> float:
 
     Raises:
       ValueError: otherwise.
+
+    Example:
+      >>> parse_seconds("1e-3", "--latency")
+      0.001
+      >>> parse_seconds("-1", "--latency")
+      Traceback (most recent call last):
+      ...
+      ValueError: --latency must be a finite number of at least 0, got '-1'
     """
     try:
         value = float(text)
@@ -178,6 +186,14 @@ def stage_times(table: ScheduleTable, times: Mapping[str, float]) -> Costs:
 
     Returns:
       The costs.
+
+    Raises:
+      ValueError: if a time is negative or not finite, or neither B nor I and W are given.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"]])
+      >>> stage_times(table, {"forward": 1.0, "input_grad": 1.0, "weight_grad": 0.5}).backward
+      1.5
     """
     return Costs.per_stage(table, **times)
 
@@ -195,6 +211,9 @@ def worker_times(table: ScheduleTable, times: Mapping[str, float]) -> Costs:
 
     Returns:
       The costs.
+
+    Raises:
+      ValueError: if a time is negative or not finite, or neither B nor I and W are given.
 
     Example:
       >>> from pipejax import schedules
@@ -216,6 +235,11 @@ def slot_costs(table: ScheduleTable) -> Costs:
 
     Returns:
       The costs, one slot as one second.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"]], slots={"F": 1, "B": 3})
+      >>> slot_costs(table).backward.tolist()
+      [3.0]
     """
     shares = np.asarray(table.stage_shares)
     return Costs.per_stage(

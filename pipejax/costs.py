@@ -42,6 +42,12 @@ class NodeCosts(NamedTuple):
     Attributes:
       duration: (nodes) time that each node takes [s].
       lag: (nodes, max_preds) delay from each predecessor [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> program = pj.lower(pj.ScheduleTable.from_rows([["0F0", "0B0"]]), step_end=False)
+      >>> pj.price(program, Costs(forward=1.0, backward=2.0)).duration.tolist()  # source, F, B
+      [0.0, 1.0, 2.0]
     """
 
     duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
@@ -214,6 +220,10 @@ class Costs:
 
         Raises:
           ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
+
+        Example:
+          >>> Costs.complete(forward=1.0, backward=3.0, input_grad=1.0).weight_grad
+          2.0
         """
         unknown = set(others) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
@@ -263,6 +273,12 @@ class Costs:
 
         Raises:
           ValueError: if one has another number of entries; the message names it.
+
+        Example:
+          >>> Costs(forward=np.ones(2)).check_shapes(num_stages=3, num_pipes=1)
+          Traceback (most recent call last):
+          ...
+          ValueError: forward has shape (2,), the table has 3 stages
         """
         for field in dataclasses.fields(self):
             shape = jnp.shape(getattr(self, field.name) if getattr(self, field.name) is not None
@@ -340,6 +356,12 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
     Raises:
       ValueError: if a cost has the wrong number of entries.
+
+    Example:
+      >>> import pipejax as pj
+      >>> program = pj.lower(pj.ScheduleTable.from_rows([["0F0", "0B0"]]))
+      >>> cost_vector(program, Costs(forward=1.0, backward=2.0))[:3].tolist()  # 0, F, B
+      [0.0, 1.0, 2.0]
     """
     layout = program.layout
     costs.check_shapes(layout.num_stages, layout.num_pipes)

@@ -16,6 +16,15 @@ class Rule(NamedTuple):
     """An op waits for an op of the same microbatch, `stage_offset` stages away.
 
     The producers are alternatives, of which a table holds at most one.
+
+    Attributes:
+      consumer: phase of the op that waits.
+      producers: phases of the op that it waits for.
+      stage_offset: stage of the producer minus stage of the consumer.
+
+    Example:
+      >>> RULES[0].consumer.name, [p.name for p in RULES[0].producers], RULES[0].stage_offset
+      ('F', ['F'], -1)
     """
 
     consumer: Phase
@@ -48,6 +57,13 @@ class Dependencies(NamedTuple):
       pipe: (edges) pipe of both.
       direction: (edges) `FORWARD` or `BACKWARD`.
       crosses: (edges) whether the two cells are on different workers.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> found = find_dependencies(table.content).messages()
+      >>> found.producer.tolist(), found.consumer.tolist()
+      ([0, 3], [2, 1])
     """
 
     producer: Int[NumpyArray, " edges"]
@@ -64,7 +80,20 @@ class Dependencies(NamedTuple):
         return self.take(self.crosses)
 
     def take(self, which: NumpyArray) -> "Dependencies":
-        """Return some of the edges, chosen by a mask or by their numbers."""
+        """Return some of the edges, chosen by a mask or by their numbers.
+
+        Args:
+          which: (edges) mask, or (some) numbers of edges.
+
+        Returns:
+          These edges.
+
+        Example:
+          >>> from pipejax.table import ScheduleTable
+          >>> found = find_dependencies(ScheduleTable.from_rows([["0F0", "0I0", "0W0"]]).content)
+          >>> found.take(np.array([1])).producer.tolist()
+          [1]
+        """
         return Dependencies(*(field[which] for field in self))
 
     @property
@@ -82,6 +111,11 @@ def locate(content: Content) -> dict[Phase, Int[NumpyArray, "stages microbatches
     Returns:
       For each phase that carries a microbatch, (stages, microbatches) the cell,
       worker * slots + slot, or `NOWHERE`.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> locate(ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]]).content)[Phase.B].tolist()
+      [[3, 2]]
     """
     where = {}
     for phase in COMPUTE + COMMUNICATION:
@@ -101,6 +135,12 @@ def find_dependencies(content: Content) -> Dependencies:
 
     Returns:
       All dependencies, by rule, then stage, then microbatch.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> found = find_dependencies(ScheduleTable.from_rows([["0F0", "0I0", "0W0"]]).content)
+      >>> found.producer.tolist(), found.consumer.tolist()
+      ([0, 1], [1, 2])
     """
     where = locate(content)
     pipe_of = content.pipe_of_microbatch

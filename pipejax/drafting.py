@@ -14,7 +14,14 @@ _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1
 
 
 class Draft:
-    """Collects nodes and edges; node 0 is the source."""
+    """Collects nodes and edges; node 0 is the source.
+
+    Example:
+      >>> draft = Draft(ScheduleTable.from_rows([["0F0", "0B0"]]))
+      >>> nodes = draft.add_nodes(duration=np.array([1, 2]), worker=np.array([0, 0]))
+      >>> nodes.tolist(), draft.row_ends().tolist()
+      ([1, 2], [2])
+    """
 
     def __init__(self, table: ScheduleTable) -> None:
         """Start with the source alone."""
@@ -33,6 +40,11 @@ class Draft:
 
         Returns:
           (new) their numbers.
+
+        Example:
+          >>> draft = Draft(ScheduleTable.from_rows([["0F0", "0B0"]]))
+          >>> draft.add_nodes(duration=np.array([1, 2]), stage=np.array([0, 0])).tolist()
+          [1, 2]
         """
         columns = {"duration": duration, **fields}
         size = len(duration)
@@ -54,6 +66,12 @@ class Draft:
           tail: (new) nodes to wait for.
           head: (new) nodes that wait.
           lag: positions of the lags in the cost vector.
+
+        Example:
+          >>> draft = Draft(ScheduleTable.from_rows([["0F0", "0B0"]]))
+          >>> draft.add_edges(np.array([0, 1]), np.array([1, 2]), ZERO)
+          >>> [edges.tolist() for edges in draft._edges]  # tails, heads, lags
+          [[[0, 1], [1, 2], [0, 0]]]
         """
         self._edges.append(np.stack([tail, head, np.broadcast_to(lag, np.shape(tail))]))
 
@@ -66,13 +84,32 @@ class Draft:
           nodes: (some) nodes.
           key: (some) resource that each occupies.
           lag: position of the lag between neighbours.
+
+        Example:
+          >>> draft = Draft(ScheduleTable.from_rows([["0F0", "0B0"]]))
+          >>> draft.add_chains(np.array([1, 2, 3]), key=np.array([7, 8, 7]))
+          >>> [edges.tolist() for edges in draft._edges]  # only 1 and 3 share a key
+          [[[1], [3], [0]]]
         """
         order = np.argsort(key, kind="stable")
         same = key[order][1:] == key[order][:-1]
         self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], lag)
 
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-        """Return the node after each node in its worker's row, or -1 after the last."""
+        """Return the node after each node in its worker's row, or -1 after the last.
+
+        Args:
+          nodes: (some) nodes.
+
+        Returns:
+          (some) nodes.
+
+        Example:
+          >>> draft = Draft(ScheduleTable.from_rows([["0F0", "0B0"]]))
+          >>> nodes = draft.add_nodes(duration=np.array([1, 2]), worker=np.array([0, 0]))
+          >>> draft.next_in_row(nodes).tolist()
+          [2, -1]
+        """
         worker = np.concatenate([columns["worker"] for columns in self._nodes])
         on_worker = np.flatnonzero(worker != NO_WORKER)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
@@ -101,11 +138,31 @@ class Draft:
     ) -> Program:
         """Sort the nodes topologically and lay the edges out as a table of predecessors.
 
+        Args:
+          node_of_cell: (workers, slots) node of each cell, the source where it has none.
+          messages: the messages, with nodes as numbered here.
+          pair_index: (pairs, 2) positions of the forward and backward that a fused pair joins.
+          pair_stage: (pairs) stage of the forward of a fused pair.
+          layout: positions in the cost vector.
+          link: link model.
+          queues: scope of the communication queues, for the rendezvous model.
+
         Returns:
-          The program.
+          The program, its nodes numbered in topological order.
 
         Raises:
           ScheduleError: if no order exists.
+
+        Example:
+          >>> draft, none = Draft(ScheduleTable.from_rows([["0F0", "0B0"]])), np.zeros((0, 2), int)
+          >>> nodes = draft.add_nodes(duration=np.array([1, 2]))
+          >>> draft.add_edges(nodes[1:], nodes[:1], ZERO)  # the second node comes first
+          >>> draft.finish(
+          ...     node_of_cell=nodes[None], messages=MessageTable(*[none[:, 0]] * 9),
+          ...     pair_index=none, pair_stage=none[:, 0], layout=CostLayout(1, 1, 0),
+          ...     link="delay", queues="worker",
+          ... ).duration_index.tolist()
+          [0, 2, 1]
         """
         tail, head, lag = np.concatenate(self._edges, axis=1)
         # equal edges count once, but two lags between the same nodes are two edges: fused pairs

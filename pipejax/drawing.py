@@ -37,6 +37,14 @@ def draw_timeline(
 
     Raises:
       OSError: if the file cannot be written.
+
+    Example:
+      >>> import pathlib, tempfile, pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "gpipe.svg"
+      >>> draw_timeline(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), path)
+      >>> "gpipe: 6 s, idle 50.0 %, delay links" in path.read_text()
+      True
     """
     style.use()
     height = 1.1 + 0.26 * evaluation.workers
@@ -64,6 +72,14 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
       evaluation: the run.
       messages: whether to draw messages as thin lines.
       unit: unit of the time axis.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> axes = plt.Figure().subplots()
+      >>> draw_on(axes, pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> axes.get_title(loc="left")
+      'gpipe: 6 s, idle 50.0 %, delay links'
     """
     drawn = bars(evaluation)
     rows = evaluation.workers + any(bar.worker == NO_WORKER for bar in drawn)
@@ -151,6 +167,13 @@ def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Li
 
     Returns:
       Entries for a legend.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> [entry.get_label() for entry in legend_entries(run, messages=True)]
+      ['forward', 'backward', 'critical path', 'message']
     """
     used = np.unique([op.phase for bar in bars(evaluation) for op in bar.ops])
     entries: list[Patch | Line2D] = [

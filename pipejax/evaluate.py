@@ -47,6 +47,13 @@ class Evaluation:
       message_start: (messages) when each message of the program leaves.
       message_finish: (messages) when it arrives.
       message_critical: (messages) whether it is on the critical path.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> run.busy.tolist(), run.makespan, run.bubble_ratio, run.bound_by
+      ([12.0, 12.0], 15.0, 0.2, 'B')
     """
 
     schedule: str

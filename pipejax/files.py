@@ -112,6 +112,11 @@ def to_json(table: ScheduleTable) -> str:
 
     Returns:
       One JSON object.
+
+    Example:
+      >>> text = to_json(ScheduleTable.from_rows([["0F0", "", "0B0"]]))
+      >>> json.loads(text)["rows"], json.loads(text)["placement"]
+      ([['0F0', '', '0B0']], [[0]])
     """
     return json.dumps(
         {

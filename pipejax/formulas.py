@@ -17,6 +17,10 @@ class Shape(NamedTuple):
       p: workers.
       m: microbatches.
       v: stages per worker.
+
+    Example:
+      >>> CLOSED_FORMS["chimera"].bubble_ratio[1](Shape(p=4, m=8, v=1))  # (P-2)/(2M+P-2)
+      0.1111111111111111
     """
 
     p: int
@@ -35,6 +39,11 @@ class ClosedForm(NamedTuple):
       assumes: when the bubble ratio is exact.
       holds: whether the shape fits these assumptions.
       source: where it is printed.
+
+    Example:
+      >>> form = CLOSED_FORMS["interleaved-1f1b"]
+      >>> form.bubble_ratio[0], form.holds(Shape(p=4, m=6, v=2))
+      ('(P-1)/(VM+P-1)', False)
     """
 
     bubble_ratio: tuple[str, Callable[[Shape], float]] | None

@@ -8,7 +8,14 @@ EdgeEnds = Int[NumpyArray, " edges"]
 
 
 class CycleError(ValueError):
-    """The graph has no topological order; `cycle` lists nodes, each before the one it blocks."""
+    """The graph has no topological order; `cycle` lists nodes, each before the one it blocks.
+
+    Example:
+      >>> topological_order(3, np.array([0, 1, 2]), np.array([1, 2, 1]))
+      Traceback (most recent call last):
+      ...
+      pipejax.graph.CycleError: cycle through nodes [1, 2]
+    """
 
     def __init__(self, cycle: list[int]) -> None:
         """Keep the nodes of the cycle."""

@@ -37,7 +37,18 @@ class Efficiency:
     shares: tuple[Number, ...] = (1.0,)
 
     def at(self, size: Number) -> Number:
-        """Return the share of the peak at a size."""
+        """Return the share of the peak at a size.
+
+        Args:
+          size: size of an op [FLOP or bytes], a number or an array.
+
+        Returns:
+          Share, in (0, 1], in the shape of the size.
+
+        Example:
+          >>> Efficiency((0.0, 10.0), (0.25, 0.5)).at(np.array([9.0, 10.0])).tolist()
+          [0.25, 0.5]
+        """
         share = jnp.asarray(self.shares[0], float)
         for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
             share = jnp.where(size >= step, value, share)
@@ -51,6 +62,10 @@ class Link:
     Attributes:
       bandwidth: one direction, reachable share included [B/s].
       latency: [s].
+
+    Example:
+      >>> load_system("h100").network.bandwidth  # 0.9 of 50 GB/s
+      45000000000.0
     """
 
     bandwidth: Number
@@ -74,6 +89,11 @@ class System:
       gpus_per_node: accelerators in a node.
       name: name of the system.
       source: where the numbers come from.
+
+    Example:
+      >>> h100 = load_system("h100")
+      >>> h100.peak_flops, h100.gpus_per_node
+      (989000000000000.0, 8)
     """
 
     peak_flops: Number
@@ -146,7 +166,15 @@ def all_reduce_time(
 
 
 def system_names() -> tuple[str, ...]:
-    """Return the names of the systems that come with pipejax."""
+    """Return the names of the systems that come with pipejax.
+
+    Returns:
+      Names for `load_system`, sorted.
+
+    Example:
+      >>> system_names()[:2]
+      ('a100', 'b200')
+    """
     return _names("hardware")
 
 
@@ -254,6 +282,12 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
 
     Raises:
       ValueError: if the name is unknown.
+
+    Example:
+      >>> data_file("models", "gpt-22b", "model").name
+      'gpt-22b.json'
+      >>> str(data_file("models", "mine.json", "model"))  # a path is taken as it is
+      'mine.json'
     """
     if str(name).endswith(".json"):
         return Path(name)

@@ -57,23 +57,90 @@ class CostLayout:
         return 2 * self.num_pipes * (self.num_stages - 1)
 
     def op(self, phase: Index, stage: Index) -> Int[NumpyArray, "..."]:
-        """Position of the time of a phase on a stage."""
+        """Position of the time of a phase on a stage.
+
+        Args:
+          phase: code of a phase with a duration.
+          stage: stage.
+
+        Returns:
+          Position, in the shape of the arguments.
+
+        Example:
+          >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
+          >>> layout.op(Phase.B, np.arange(3)).tolist()
+          [4, 5, 6]
+        """
         return np.asarray(1 + _ROW[phase] * self.num_stages + stage)
 
     def pair(self, pair: Index) -> Int[NumpyArray, "..."]:
-        """Position of the time of a fused pair."""
+        """Position of the time of a fused pair.
+
+        Args:
+          pair: number of a fused pair.
+
+        Returns:
+          Position, in the shape of the argument.
+
+        Example:
+          >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=2)
+          >>> layout.groups[int(layout.pair(1))]
+          'pair'
+        """
         return np.asarray(1 + len(TIMED) * self.num_stages + pair)
 
     def latency(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the latency of a message."""
+        """Position of the latency of a message.
+
+        Args:
+          direction: 0 for an activation, 1 for an input gradient.
+          pipe: pipe.
+          boundary: stage boundary; b lies between stages b and b + 1.
+
+        Returns:
+          Position, in the shape of the arguments.
+
+        Example:
+          >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
+          >>> layout.latency(1, 0, np.arange(2)).tolist(), layout.groups[37]
+          ([36, 37], 'latency')
+        """
         first = 1 + len(TIMED) * self.num_stages + self.num_pairs
         link = (direction * self.num_pipes + pipe) * (self.num_stages - 1) + boundary
         return np.asarray(first + link)
 
     def transmit(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the transmit time of a message."""
+        """Position of the transmit time of a message.
+
+        Args:
+          direction: 0 for an activation, 1 for an input gradient.
+          pipe: pipe.
+          boundary: stage boundary; b lies between stages b and b + 1.
+
+        Returns:
+          Position, in the shape of the arguments.
+
+        Example:
+          >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
+          >>> layout.transmit(1, 0, np.arange(2)).tolist(), layout.groups[41]
+          ([40, 41], 'transmit')
+        """
         return self.latency(direction, pipe, boundary) + self.num_boundaries
 
     def message(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the whole delay of a message: latency and transmit time."""
+        """Position of the whole delay of a message: latency and transmit time.
+
+        Args:
+          direction: 0 for an activation, 1 for an input gradient.
+          pipe: pipe.
+          boundary: stage boundary; b lies between stages b and b + 1.
+
+        Returns:
+          Position, in the shape of the arguments.
+
+        Example:
+          >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
+          >>> layout.message(1, 0, np.arange(2)).tolist(), layout.groups[45]
+          ([44, 45], 'message')
+        """
         return self.latency(direction, pipe, boundary) + 2 * self.num_boundaries

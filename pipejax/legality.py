@@ -12,7 +12,7 @@ from pipejax.shapes import Index, NumpyArray
 
 
 class IllegalSchedule(ValueError):
-    """A schedule that cannot run: a reason, and the place if there is one."""
+    """A schedule that cannot run: a reason, and its place, `worker` and `slot`, or None."""
 
     def __init__(self, reason: str, worker: int | None = None, slot: int | None = None) -> None:
         """Keep the place."""
@@ -29,13 +29,34 @@ def check(content: Content) -> None:
 
     Raises:
       IllegalSchedule: for the first check that fails; the reason names the op.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check(content._replace(placement=np.array([[3]])))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: stage 0 of pipe 0 is placed on worker 3: ...
     """
     for rule in RULES:
         rule(content)
 
 
 def check_arrays(content: Content) -> None:
-    """The arrays fit together and hold phases and workers that exist."""
+    """The arrays fit together and hold phases and workers that exist.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_arrays(content._replace(placement=np.zeros((1, 0), int)))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: placement has shape (pipes, stages), got (1, 0): ...
+    """
     shapes = {array.shape for array in (*content.cells, *content.partners)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
         raise IllegalSchedule(
@@ -61,7 +82,21 @@ def check_arrays(content: Content) -> None:
 
 
 def check_rows(content: Content) -> None:
-    """Every worker has an op; only a forward and a backward are fused."""
+    """Every worker has an op; only a forward and a backward are fused.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_rows(content._replace(cells=content.cells._replace(phase=np.zeros((1, 2), int))))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: worker 0 has no op: every worker runs a stage
+    """
     for worker in range(content.num_workers):
         if not np.isin(content.cells.phase[worker], CELL_PHASES).any():
             raise IllegalSchedule(f"worker {worker} has no op: every worker runs a stage", worker)
@@ -78,7 +113,21 @@ def check_rows(content: Content) -> None:
 
 
 def check_ranges(content: Content) -> None:
-    """Stages, microbatches and pipes exist."""
+    """Stages, microbatches and pipes exist.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_ranges(content._replace(cells=content.cells._replace(stage=np.array([[0, 5]]))))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: op 5B0 on worker 0 has no place: stages are 0 to 0
+    """
     for cells in (content.cells, content.partners):
         held = cells.phase != Phase.IDLE
         numbered = held & ~np.isin(cells.phase, SHARDING)
@@ -96,7 +145,21 @@ def check_ranges(content: Content) -> None:
 
 
 def check_workers(content: Content) -> None:
-    """Every op stands on the worker of its stage, every microbatch keeps to one pipe."""
+    """Every op stands on the worker of its stage, every microbatch keeps to one pipe.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]).content
+      >>> check_workers(content._replace(placement=np.array([[1, 0]])))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: op 0F0 stands on worker 0, but stage 0 of pipe 0 is ...
+    """
     row = np.arange(content.num_workers)[:, None]
     pipe_of = content.pipe_of_microbatch
     for cells in (content.cells, content.partners):
@@ -127,7 +190,21 @@ def check_workers(content: Content) -> None:
 
 
 def check_once(content: Content) -> None:
-    """No op stands twice."""
+    """No op stands twice.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_once(content._replace(cells=content.cells._replace(phase=np.array([[1, 1]]))))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: op 0F0 stands twice on worker 0: in slots 0 and 1
+    """
     columns = []
     for cells in (content.cells, content.partners):
         held = (cells.phase != Phase.IDLE) & ~np.isin(cells.phase, SHARDING)
@@ -150,7 +227,21 @@ def check_once(content: Content) -> None:
 
 
 def check_complete(content: Content) -> None:
-    """Every microbatch meets every stage: a forward, and a whole or a split backward."""
+    """Every microbatch meets every stage: a forward, and a whole or a split backward.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_complete(content._replace(cells=content.cells._replace(phase=np.array([[1, 4]]))))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: missing op 0I0 on worker 0: there is a weight gradient alone
+    """
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.cells.phase == Phase.F
     if stages * microbatches > forwards.sum():  # before anything of that size is allocated
@@ -190,7 +281,21 @@ def _missing(content: Content, op: Op, why: str) -> IllegalSchedule:
 
 
 def check_order(content: Content) -> None:
-    """The rows can be executed: no op waits for a later one of its row, and no cycle."""
+    """The rows can be executed: no op waits for a later one of its row, and no cycle.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise; the reason names the cycle.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0B0"]]).content
+      >>> check_order(content._replace(cells=content.cells._replace(phase=np.array([[2, 1]]))))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: deadlock: 0B0 on worker 0 waits for 0F0, which stands ...
+    """
     edges = find_dependencies(content)
     tail_worker, tail_slot = np.divmod(edges.producer, content.num_slots)
     head_worker, head_slot = np.divmod(edges.consumer, content.num_slots)
@@ -217,7 +322,22 @@ def check_order(content: Content) -> None:
 
 
 def check_communication(content: Content) -> None:
-    """Each message between workers has one SEND after its producer, one RECV before its use."""
+    """Each message between workers has one SEND after its producer, one RECV before its use.
+
+    Args:
+      content: cells and placement.
+
+    Raises:
+      IllegalSchedule: otherwise, unless there is no SEND or RECV at all.
+
+    Example:
+      >>> from pipejax.table import ScheduleTable
+      >>> content = ScheduleTable.from_rows([["0F0", "0R0", "0B0"]]).content
+      >>> sends = content.cells._replace(phase=np.array([[Phase.F, Phase.SEND_F, Phase.B]]))
+      >>> check_communication(content._replace(cells=sends))
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: op 0SEND_F0 on worker 0 belongs to no message ...
+    """
     if not np.isin(content.cells.phase, COMMUNICATION).any():
         return
     messages = find_dependencies(content).messages()

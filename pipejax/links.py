@@ -37,6 +37,11 @@ class Messages(NamedTuple):
       direction: (messages) activation or input gradient.
       boundary: (messages) stage boundary that it crosses.
       phase: (messages) SEND_F or SEND_B.
+
+    Example:
+      >>> columns = np.arange(12).reshape(12, 1)
+      >>> Messages(*columns).phase.tolist()
+      [11]
     """
 
     producer: Int[NumpyArray, " messages"]
@@ -59,6 +64,12 @@ class Carried(NamedTuple):
     Attributes:
       node: (messages) node that transmits the message, the source where there is none.
       lag: (messages) position of the delay of the edge to the consumer.
+
+    Example:
+      >>> from pipejax import lower
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> [lower(table, link=name).messages.carrier.tolist() for name in ("delay", "queued")]
+      [[0, 0], [2, 6]]
     """
 
     node: Int[NumpyArray, " messages"]

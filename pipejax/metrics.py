@@ -24,6 +24,12 @@ def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
 
     Returns:
       (workers, costs) counts, in the order of `CostLayout`.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> op_counts(pj.lower(table, step_end=False))[:, 1:5].tolist()  # F and B of both stages
+      [[4, 0, 4, 0], [0, 4, 0, 4]]
     """
     on_worker = np.asarray(program.worker) != NO_WORKER
     counts = np.zeros((program.num_workers, len(program.layout.groups)), int)
@@ -62,6 +68,14 @@ def spans(program: Program, costs: NodeCosts, finish: PerNode) -> PerWorker:
 
     Returns:
       (workers) span [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> program = pj.lower(table)
+      >>> costs = pj.price(program, pj.Costs(forward=1.0, backward=2.0))
+      >>> spans(program, costs, pj.finish_times(program, costs)).tolist()
+      [6.0, 3.0]
     """
     return finish[program.last_node] - (finish - costs.duration)[program.first_node]
 

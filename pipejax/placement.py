@@ -16,7 +16,14 @@ PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
 
 
 class PlacementError(ValueError):
-    """Rows that fit no placement; `worker` and `slot` say where, a slot of None the whole row."""
+    """Rows that fit no placement; `worker` and `slot` say where, a slot of None the whole row.
+
+    Example:
+      >>> infer([[]])
+      Traceback (most recent call last):
+      ...
+      pipejax.placement.PlacementError: the table holds no op
+    """
 
     def __init__(self, reason: str, worker: int = 0, slot: int | None = None) -> None:
         """Keep the place."""

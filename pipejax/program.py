@@ -29,6 +29,13 @@ class MessageTable(NamedTuple):
       microbatch: (messages) microbatch.
       sender: (messages) worker.
       receiver: (messages) worker.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=1)
+      >>> sent = pj.lower(table).messages
+      >>> list(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
+      [(0, 1), (1, 2), (1, 0), (2, 1)]
     """
 
     producer: IntArray
@@ -71,6 +78,12 @@ class Program:
       name: schedule name.
       link: link model.
       queues: scope of the communication queues, for the rendezvous model.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> pj.lower(table, step_end=False).preds.tolist()  # source, 0F0, 1F0, 1B0, 0B0
+      [[0, 0], [0, 0], [1, 0], [2, 0], [1, 3]]
     """
 
     preds: IntArray

@@ -141,6 +141,12 @@ class CriticalPath(NamedTuple):
       finish: (nodes) finish times of all nodes [s].
       nodes: (nodes) whether a node is on the path; the source always is.
       edges: (nodes, max_preds) whether an edge is on the path.
+
+    Example:
+      >>> import numpy as np
+      >>> costs = NodeCosts(np.array([0.0, 1.0, 3.0, 1.0]), np.zeros((4, 2)))
+      >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
+      [True, False, True, True]
     """
 
     finish: Times

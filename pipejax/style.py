@@ -30,6 +30,12 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def use() -> None:
-    """Apply the house style; drawing needs no screen."""
+    """Apply the house style; drawing needs no screen.
+
+    Example:
+      >>> use()
+      >>> mpl.rcParams["font.size"], mpl.rcParams["savefig.dpi"]
+      (8.0, 200.0)
+    """
     mpl.use("Agg")
     mpl.rcParams.update(_SETTINGS)

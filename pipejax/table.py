@@ -134,7 +134,6 @@ class ScheduleTable:
         Example:
           >>> ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
           Traceback (most recent call last):
-          ...
           pipejax.table.ScheduleError: op 0B0 stands twice on worker 0: in slots 1 and 2 ...
         """
         cells = _parse_rows(rows)
@@ -239,6 +238,10 @@ class ScheduleTable:
 
         Returns:
           No op where the cell is idle, two where it holds a fused pair.
+
+        Example:
+          >>> ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
+          (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
         """
         return self.content.cell(worker, slot)
 
@@ -329,6 +332,11 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
 
     Raises:
       IllegalSchedule: otherwise.
+
+    Example:
+      >>> check_shares([1.0, 0.0], 2)
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: stage_shares needs 2 positive numbers, got [1.0, 0.0]
     """
     if not are_positive(shares, num_stages):
         raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
@@ -342,6 +350,11 @@ def check_slots(slots: Mapping[str, float]) -> None:
 
     Raises:
       IllegalSchedule: otherwise.
+
+    Example:
+      >>> check_slots({"F": 1, "X": 2})
+      Traceback (most recent call last):
+      pipejax.legality.IllegalSchedule: slots: unknown phase 'X': known are F, B, I, W, R
     """
     for letter, duration in slots.items():
         if letter not in UNIT_SLOTS:
@@ -361,6 +374,10 @@ def dependencies_of(table: ScheduleTable) -> Dependencies:
 
     Returns:
       One entry per dependency; producers and consumers are cells, worker * slots + slot.
+
+    Example:
+      >>> dependencies_of(ScheduleTable.from_rows([["0F0", "", "0B0"]])).consumer.tolist()
+      [2]
     """
     return find_dependencies(table.content)
 
@@ -374,5 +391,9 @@ def row_order(table: ScheduleTable, phases: Iterable[Phase]) -> Int[NumpyArray, 
 
     Returns:
       Cells, worker * slots + slot, ascending.
+
+    Example:
+      >>> row_order(ScheduleTable.from_rows([["0F0", "", "0B0"]]), [Phase.F, Phase.B]).tolist()
+      [0, 2]
     """
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())

@@ -17,6 +17,10 @@ class Bar(NamedTuple):
       finish: [s].
       ops: the op, or the forward and backward of a fused pair.
       is_critical: whether it is on the critical path.
+
+    Example:
+      >>> Bar(worker=2, start=0.0, finish=1.0, ops=(Op(Phase.F, 2, 0),), is_critical=True).label
+      '2F0'
     """
 
     worker: int
@@ -41,6 +45,12 @@ class Arrow(NamedTuple):
       finish: when it arrives [s].
       op: the SEND_F or SEND_B.
       is_critical: whether it is on the critical path.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> str(arrows(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))[1].op)
+      '1SEND_B0'
     """
 
     sender: int

@@ -40,6 +40,11 @@ class Model:
       flash_attention: whether attention scores are recomputed instead of kept.
       element_bytes: bytes of a parameter, activation or gradient.
       optimizer_bytes: bytes of optimizer state per parameter.
+
+    Example:
+      >>> gpt = load_model("gpt-22b")
+      >>> gpt.layers, gpt.hidden, round(gpt.parameters / 1e9, 1)
+      (48, 6144, 22.1)
     """
 
     name: str
@@ -110,6 +115,10 @@ class PhaseFlop(NamedTuple):
       forward: F.
       input_grad: I, recomputation included.
       weight_grad: W.
+
+    Example:
+      >>> layer_flop(load_model("gpt-22b"), 1.0).weight_grad / 1e12  # 24bsh^2
+      1.855425871872
     """
 
     forward: Number
@@ -161,6 +170,10 @@ def head_flop(model: Model, microbatch_size: Number) -> PhaseFlop:
 
     Returns:
       FLOP of F, I and W.
+
+    Example:
+      >>> head_flop(load_model("gpt-22b"), 1.0).forward / 1e12
+      1.2884901888
     """
     each = 2 * microbatch_size * model.sequence * model.head_parameters
     return PhaseFlop(each, each, each)
@@ -176,6 +189,9 @@ def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Numbe
 
     Returns:
       FLOP; with full recomputation Megatron's eq. 3, without any Korthikanti's model FLOP.
+
+    Raises:
+      ValueError: if recompute is unknown.
 
     Example:
       >>> round(step_flop(load_model("gpt3-175b"), 1536, "full") / 1e18, 2)
@@ -254,6 +270,11 @@ def edge_activation_bytes(
       Dropout mask of the embedding, sbh/t, and final norm, head input and logits in 4 bytes,
       4sbh/t (1 + V/h); both 0 without a vocabulary.
 
+    Example:
+      >>> gpt = load_model("gpt-22b")
+      >>> [each / (gpt.sequence * gpt.hidden) for each in edge_activation_bytes(gpt, 1.0)]
+      [1.0, 37.333...]
+
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
     """
@@ -280,13 +301,25 @@ def boundary_bytes(
 
     Returns:
       Bytes of one message.
+
+    Example:
+      >>> boundary_bytes(load_model("gpt-22b"), 4, tensor_parallel=8, sequence_parallel=True) / 1e6
+      12.582912
     """
     volume = microbatch_size * model.sequence * model.hidden * model.element_bytes
     return volume / (tensor_parallel if sequence_parallel else 1)
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of the models that come with pipejax."""
+    """Return the names of the models that come with pipejax.
+
+    Returns:
+      Names for `load_model`, sorted.
+
+    Example:
+      >>> model_names()[:2]
+      ('gpt-1t', 'gpt-22b')
+    """
     return _names("models")
 
 
@@ -342,6 +375,12 @@ def check_recompute(recompute: str) -> None:
 
     Raises:
       ValueError: if it is another.
+
+    Example:
+      >>> check_recompute("partial")
+      Traceback (most recent call last):
+      ...
+      ValueError: unknown recompute 'partial': known are none, selective, full
     """
     if recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {recompute!r}: known are {', '.join(RECOMPUTE)}")

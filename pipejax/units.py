@@ -73,6 +73,13 @@ def load_json(path: Path) -> dict[str, Any]:
     Raises:
       ValueError: if the file is not one JSON object; the message names it.
       OSError: if it cannot be read.
+
+    Example:
+      >>> import tempfile
+      >>> path = Path(tempfile.mkdtemp()) / "network.json"
+      >>> _ = path.write_text('{"latency_us": 20}')
+      >>> load_json(path)
+      {'latency_us': 20}
     """
     try:
         data = parse_json(path.read_bytes().decode("utf-8-sig"))

@@ -42,6 +42,13 @@ class Workload:
 
     Raises:
       ValueError: if a number is below 1, or recompute is unknown.
+
+    Example:
+      >>> from pipejax.transformer import load_model
+      >>> Workload(load_model("gpt-22b"), minibatch=0)
+      Traceback (most recent call last):
+      ...
+      ValueError: minibatch must be a whole number of at least 1, got 0
     """
 
     model: Model
@@ -65,8 +72,20 @@ class Workload:
     def microbatch_size(self, table: ScheduleTable) -> int:
         """Sequences of one microbatch.
 
+        Args:
+          table: the schedule, with its number of microbatches.
+
+        Returns:
+          b, minibatch / M [sequences].
+
         Raises:
           ValueError: if the microbatches do not divide the minibatch.
+
+        Example:
+          >>> from pipejax import load_model, schedules
+          >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=4)
+          >>> Workload(load_model("gpt-22b"), minibatch=8).microbatch_size(table)
+          2
         """
         size, rest = divmod(self.minibatch, table.num_microbatches)
         if rest:
@@ -207,6 +226,13 @@ class StageBytes(NamedTuple):
       persistent: (stages) parameters, gradients and optimizer state [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+
+    Example:
+      >>> from pipejax import load_model, schedules
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=1)
+      >>> memory = stage_bytes(Workload(load_model("gpt-22b"), 1, recompute="full"), table)
+      >>> memory.persistent.shape, bool(np.all(memory.activations == memory.checkpoint))
+      ((2,), True)
     """
 
     persistent: Float[NumpyArray, " stages"]

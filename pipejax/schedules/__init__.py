@@ -27,6 +27,10 @@ class Builder(NamedTuple):
     Attributes:
       function: makes the table.
       source: where the schedule was published.
+
+    Example:
+      >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
+      (('waves',), 'Huang et al., GPipe (arXiv:1811.06965)')
     """
 
     function: Callable[..., ScheduleTable]
@@ -57,7 +61,15 @@ REGISTRY: Mapping[str, Builder] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all schedules that can be built."""
+    """Return the names of all schedules that can be built.
+
+    Returns:
+      Names for `build`.
+
+    Example:
+      >>> names()[:3]
+      ('gpipe', '1f1b', 'eager-1f1b')
+    """
     return tuple(REGISTRY)
 
 

@@ -21,6 +21,9 @@ def gpipe(
     Returns:
       The table.
 
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
     Example:
       >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
                    0    1    2    3    4    5

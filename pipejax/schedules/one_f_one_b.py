@@ -18,6 +18,11 @@ def alternate(forwards: Sequence[Op], backwards: Sequence[Op], warmup: int) -> I
 
     Yields:
       Cells of the worker's row.
+
+    Example:
+      >>> forwards, backwards = [[Op(p, 0, m) for m in range(3)] for p in (Phase.F, Phase.B)]
+      >>> " ".join(str(op) for (op,) in alternate(forwards, backwards, 1))
+      '0F0 0F1 0B0 0F2 0B1 0B2'
     """
     warmup = min(warmup, len(forwards))
     for op in forwards[:warmup]:
@@ -58,6 +63,9 @@ def one_f_one_b(
     Returns:
       The table.
 
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
     Example:
       >>> print(one_f_one_b(2, 2, slots={"F": 1, "B": 1}))
                    0    1    2    3    4    5
@@ -79,6 +87,9 @@ def eager_1f1b(
 
     Returns:
       The table.
+
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
 
     Example:
       >>> from pipejax.memory import peak_in_flight
