@@ -101,6 +101,13 @@ class Costs:
     transmit: Number = 0.0
     pair: Number | None = None
 
+    def __post_init__(self) -> None:
+        """Make arrays of lists: a cost is one leaf of the tree."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list | tuple):
+                object.__setattr__(self, field.name, _checked(field.name, value))
+
     @classmethod
     def uniform(
         cls,

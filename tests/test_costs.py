@@ -99,6 +99,14 @@ def test_makespan_refuses_wrong_costs(wrong):
         pj.makespan(pj.lower(TABLE), pj.Costs(forward=wrong, backward=1.0))
 
 
+def test_lists_are_arrays():
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
+    costs = pj.Costs(forward=[1.0, 2.0], backward=(2.0, 2.0))
+    assert float(pj.makespan(pj.lower(table), costs)) == pj.evaluate(table, costs).makespan == 15.0
+    with pytest.raises(ValueError, match="forward must be a number or an array"):
+        pj.Costs(forward=["a"])
+
+
 def test_makespan_counts_all_reduce_and_update():
     costs = pj.Costs(forward=1.0, backward=2.0, all_reduce=10.0, update=100.0)
     table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)

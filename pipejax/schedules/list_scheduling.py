@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pipejax.ops import Cell, Op, Phase
 from pipejax.placement import Placement
+from pipejax.table import check_slots
 
 
 def list_schedule(
@@ -32,12 +33,16 @@ def list_schedule(
     Returns:
       Cells of each worker in order.
 
+    Raises:
+      ValueError: if a slot duration is not a finite number above 0.
+
     Example:
       >>> from pipejax.placement import looped
       >>> rows = list_schedule(looped(2), [0, 0], {"F": 1, "B": 1}, [1, 1], 2)
       >>> [" ".join(str(op) for cell in row for op in cell) for row in rows]
       ['0F0 0F1 0B0 0B1', '1F0 1B0 1F1 1B1']
     """
+    check_slots(slots)
     num_pipes, num_stages = placement.shape
     worker_of = placement.tolist()
     rows: list[list[Cell]] = [[] for _ in range(int(placement.max()) + 1)]
