@@ -99,6 +99,7 @@ def test_makespan_refuses_wrong_costs(wrong):
         pj.makespan(pj.lower(TABLE), pj.Costs(forward=wrong, backward=1.0))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_lists_are_arrays():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
     costs = pj.Costs(forward=[1.0, 2.0], backward=(2.0, 2.0))
