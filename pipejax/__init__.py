@@ -7,6 +7,7 @@ from a schedule to a number: build or read a table, lower it to a program, price
 from importlib.metadata import PackageNotFoundError, version
 
 from pipejax import schedules
+from pipejax.batch import makespans, makespans_and_grad, makespans_of, stream_makespans
 from pipejax.compare import Levels, levels
 from pipejax.cost_files import read_costs
 from pipejax.costs import Costs, NodeCosts, price
@@ -17,7 +18,7 @@ from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
 from pipejax.ops import Op, Phase
 from pipejax.program import Program, pad
-from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan
+from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
 from pipejax.transformer import Model, load_model
@@ -52,6 +53,9 @@ __all__ = [
     "load_system",
     "lower",
     "makespan",
+    "makespans",
+    "makespans_and_grad",
+    "makespans_of",
     "memory_bytes",
     "pad",
     "peak_in_flight",
@@ -59,6 +63,8 @@ __all__ = [
     "read_costs",
     "read_table",
     "schedules",
+    "slack",
     "stage_costs",
+    "stream_makespans",
     "write_table",
 ]

@@ -315,9 +315,9 @@ def _checked(name: str, value: Number) -> Any:
         numbers = np.asarray(value, dtype=getattr(value, "dtype", float))
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number or an array, got {value!r}") from None
-    legal = np.isfinite(numbers) & (numbers >= 0)
-    if not legal.all():
-        wrong = numbers[~legal].ravel()[0]
+    # a NaN is neither: the smallest and the largest tell of it at less than a test of each
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < np.inf):
+        wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))].ravel()[0]
         raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
     if hasattr(value, "dtype"):
         return value

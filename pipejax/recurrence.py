@@ -114,13 +114,20 @@ def _longest_jvp(
     finish, choice = _scan(preds, duration, lag)
     _, duration_dot, lag_dot = tangents
     node = jnp.arange(preds.shape[0])
-    on_path = _critical_path(finish, preds[node, choice])
+    on_path = _critical_path(finish, preds, choice)
     makespan_dot = jnp.sum(jnp.where(on_path, duration_dot + lag_dot[node, choice], 0))
     return finish.max(), makespan_dot
 
 
-def _critical_path(finish: Times, winner: Int[Array, " nodes"]) -> Bool[Array, " nodes"]:
-    """Walk from the first node that ends last back to the source."""
+def _critical_path(
+    finish: Times, preds: Preds, choice: Int[Array, " nodes"]
+) -> Bool[Array, " nodes"]:
+    """Walk back to the source from the node that ends last, the first of those nobody waits for.
+
+    A path that ends in a node with costs of 0 counts them too: that is the derivative from above.
+    """
+    winner = preds[jnp.arange(preds.shape[0]), choice]
+    awaited = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
     def step(
         current: Int[Array, ""], inputs: tuple[Int[Array, ""], Int[Array, ""]]
@@ -129,7 +136,7 @@ def _critical_path(finish: Times, winner: Int[Array, " nodes"]) -> Bool[Array, "
         return jnp.where(v == current, before, current), v == current
 
     node = jnp.arange(finish.shape[0])
-    last = jnp.argmax(finish).astype(winner.dtype)
+    last = jnp.argmax(jnp.where(awaited, -1, finish)).astype(winner.dtype)
     _, on_path = jax.lax.scan(step, last, (node.astype(winner.dtype), winner), reverse=True)
     return on_path
 
@@ -174,10 +181,48 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
     """
     preds = jnp.asarray(preds)
     finish, choice = _scan(preds, jnp.asarray(costs.duration), jnp.asarray(costs.lag))
-    nodes = _critical_path(finish, preds[jnp.arange(preds.shape[0]), choice])
+    nodes = _critical_path(finish, preds, choice)
     column = jnp.arange(preds.shape[1], dtype=choice.dtype)
     edges = nodes[:, None] & (column[None, :] == choice[:, None])
     return CriticalPath(finish, nodes, edges)
+
+
+def slack(program: Program, costs: NodeCosts) -> Times:
+    """How much longer each node could take before the makespan grows.
+
+    Args:
+      program: lowered schedule, in topological order.
+      costs: duration (nodes) and lag (nodes, max_preds) [s].
+
+    Returns:
+      (nodes) slack [s]; 0 on every critical path, up to rounding.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> program = pj.lower(table, step_end=False)
+      >>> costs = pj.price(program, pj.Costs(forward=1.0, backward=2.0))
+      >>> late = pj.slack(program, costs)
+      >>> [f"{s}{pj.Phase(p).name}{m}: {x:g} s" for s, p, m, x in zip(
+      ...     program.stage, program.phase, program.microbatch, late) if x > 0 and p]
+      ['0F1: 2 s', '0B0: 1 s']
+
+    References:
+      Kelley and Walker: Critical-Path Planning and Scheduling (1959).
+    """
+    preds = jnp.asarray(program.preds)
+    duration, lag = map(jnp.asarray, costs)
+    finish, _ = _scan(preds, duration, lag)
+
+    def step(tail: Times, inputs: tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]
+             ) -> tuple[Times, None]:  # fmt: skip
+        v, before, own, lags = inputs
+        return tail.at[before].max(tail[v] + own + lags), None
+
+    node = jnp.arange(preds.shape[0])
+    start = jnp.zeros_like(duration)
+    tail, _ = jax.lax.scan(step, start, (node, preds, duration, lag), reverse=True)
+    return finish.max() - finish - tail
 
 
 @jax.custom_jvp

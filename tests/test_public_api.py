@@ -33,6 +33,9 @@ NAMES = [
     "load_system",
     "lower",
     "makespan",
+    "makespans",
+    "makespans_and_grad",
+    "makespans_of",
     "memory_bytes",
     "pad",
     "peak_in_flight",
@@ -40,9 +43,14 @@ NAMES = [
     "read_costs",
     "read_table",
     "schedules",
+    "slack",
     "stage_costs",
+    "stream_makespans",
     "write_table",
 ]
+
+
+RESULT = {"write_table": "Raises:", "stream_makespans": "Yields:"}
 
 
 def test_names():
@@ -54,7 +62,7 @@ def test_functions_document_arguments_results_and_show_an_example(name):
     text = inspect.getdoc(getattr(pj, name))
     parameters = inspect.signature(getattr(pj, name)).parameters
     assert text
-    for section in ("Args:", "Returns:" if name != "write_table" else "Raises:", ">>>"):
+    for section in ("Args:", RESULT.get(name, "Returns:"), ">>>"):
         assert section in text, section
     for parameter in parameters:
         assert f"{parameter}:" in text, parameter

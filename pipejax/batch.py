@@ -1,0 +1,298 @@
+"""Batches of costs: makespans of thousands to millions of configurations, and their gradients.
+
+Two forms of the recurrence do the work: `unrolled.py` for large batches of small programs,
+`stepped.py` for everything else. Both follow the first-predecessor rule of `recurrence.py`, so a
+batch gives what `makespan` gives one by one.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from pipejax.binary_ops import BinaryOps, binary_ops
+from pipejax.checks import are_positive
+from pipejax.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
+from pipejax.costs import Costs
+from pipejax.program import Program
+from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.stepped import (
+    LEAST_ROWS,
+    StepProgram,
+    bucket,
+    cost_columns,
+    step_program,
+    stepped_makespans,
+)
+from pipejax.unrolled import MAX_OPS, unrolled_makespans
+from pipejax.unrolled_gradient import unrolled_gradient
+
+MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
+WORTH_UNROLLING = 10**7  # ops times configurations from which a compilation of its own pays
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What a program and the shapes of its costs determine."""
+
+    ops: BinaryOps
+    rows: CostRows
+    steps: StepProgram
+
+
+_plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
+
+
+def makespans(
+    program: Program,
+    costs: Costs,
+    *,
+    temperature: float | None = None,
+    unroll: bool | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Float[Array, " batch"]:
+    """Makespans of a batch of costs.
+
+    Args:
+      program: lowered schedule.
+      costs: every leaf a scalar, or with a leading batch axis N: f[N], f[N, stages], ...
+      temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
+        above as T goes to 0 [s].
+      unroll: whether to compile the program into one kernel of its own; by the work if None.
+      max_bytes: costs and results on the device at once; a larger batch goes through in parts.
+
+    Returns:
+      (batch) makespans [s].
+
+    Raises:
+      ValueError: if batch axes differ, a leaf has the wrong number of entries, a cost is
+        negative or not finite, or the temperature is not above 0.
+
+    Cost:
+      State of a configuration is one number per live op. The stepped form compiles once per
+      bucket of sizes, the unrolled one once per program.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> delays = np.array([0.0, 0.1, 1.0])
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=delays)
+      >>> makespans(pj.lower(table), costs).round(2).tolist()
+      [33.0, 34.6, 49.0]
+    """
+    _check(costs, temperature)
+    leaves, size = batch_leaves(costs, program.layout)
+    plan = _plan(program, costs)
+    unroll = _unrolls(unroll, plan, size)
+    parts = []
+    used = {name: leaves[name] for name, _ in plan.rows.fields}
+    for cut, count in _cuts(used, size, max_bytes, 0):
+        if unroll and temperature is None:
+            parts.append(unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=count))
+        else:
+            matrix = _matrix(plan.rows, cut, count)
+            parts.append(stepped_makespans(plan.steps, matrix, temperature=temperature)[0])
+    return parts[0] if len(parts) == 1 else jax.numpy.concatenate(parts)
+
+
+def makespans_and_grad(
+    program: Program,
+    costs: Costs,
+    *,
+    temperature: float | None = None,
+    unroll: bool | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[Float[Array, " batch"], Costs]:
+    """Makespans of a batch, and the derivative with respect to every cost.
+
+    One choice per op is kept, not the finish times; the counts follow it back from the end.
+
+    Args:
+      program: lowered schedule.
+      costs: as for `makespans`.
+      temperature: as for `makespans`; the derivative is then that of the smooth makespan.
+      unroll: as for `makespans`; the gradient takes some seconds to compile.
+      max_bytes: costs and results on the device at once; a larger batch goes through in parts.
+
+    Returns:
+      (batch) makespans [s], and how often each cost stands on the critical path: a batch axis
+      first on every leaf, then one entry per stage or link where the cost has them.
+
+    Raises:
+      ValueError: as `makespans`.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs.uniform(table, forward=np.ones(2), backward=2.0, transfer=0.5)
+      >>> values, counts = makespans_and_grad(pj.lower(table), costs)
+      >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
+      ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
+    """
+    _check(costs, temperature)
+    leaves, size = batch_leaves(costs, program.layout)
+    plan = _plan(program, costs)
+    unroll = _unrolls(unroll, plan, size // 10)  # its compilation takes longer
+    values, counts = [], []
+    used = {name: leaves[name] for name, _ in plan.rows.fields}
+    for cut, count in _cuts(used, size, max_bytes, plan.rows.num_rows):
+        value, found = _value_and_counts(plan, cut, count, temperature, unroll)
+        values.append(value)
+        counts.append(np.asarray(found))
+    gradient = _as_costs(
+        plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts), leaves
+    )
+    return values[0] if len(values) == 1 else jax.numpy.concatenate(values), gradient
+
+
+def makespans_of(
+    programs: Sequence[Program],
+    costs: Sequence[Costs],
+    *,
+    temperature: float | None = None,
+) -> list[Float[Array, " batch"]]:
+    """Makespans of many schedules, each with its batch: a whole comparison in a few compilations.
+
+    Programs are padded to a few buckets of sizes; all in a bucket share one compilation.
+
+    Args:
+      programs: lowered schedules.
+      costs: a batch of costs for each; batches of one size share compilations.
+      temperature: as for `makespans`.
+
+    Returns:
+      (batch) makespans of each program [s].
+
+    Raises:
+      ValueError: as `makespans`, or if there are not as many costs as programs.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> tables = [pj.schedules.build(name, num_workers=4, num_microbatches=8)
+      ...           for name in ("gpipe", "1f1b", "hanayo")]
+      >>> costs = [pj.Costs.uniform(table, forward=np.ones(2), backward=2.0) for table in tables]
+      >>> [v.tolist() for v in makespans_of([pj.lower(table) for table in tables], costs)]
+      [[33.0, 33.0], [33.0, 33.0], [65.0, 65.0]]
+    """
+    if len(programs) != len(costs):
+        raise ValueError(f"{len(programs)} programs need as many costs, got {len(costs)}")
+    return [
+        makespans(program, cost, temperature=temperature, unroll=False)
+        for program, cost in zip(programs, costs, strict=True)
+    ]
+
+
+def stream_makespans(
+    program: Program, batches: Iterable[Costs], *, temperature: float | None = None
+) -> Iterator[Float[NumpyArray, " batch"]]:
+    """Makespans of batches that come one after the other: any number of configurations.
+
+    Args:
+      program: lowered schedule.
+      batches: costs as for `makespans`; batches of one size share a compilation.
+      temperature: as for `makespans`.
+
+    Yields:
+      (batch) makespans [s] of each batch, on the host.
+
+    Raises:
+      ValueError: as `makespans`.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+      >>> batches = (pj.Costs(forward=np.full(3, f), backward=2.0) for f in (1.0, 2.0))
+      >>> [values.tolist() for values in stream_makespans(pj.lower(table), batches)]
+      [[9.0, 9.0, 9.0], [12.0, 12.0, 12.0]]
+    """
+    for costs in batches:
+        yield np.asarray(makespans(program, costs, temperature=temperature))
+
+
+def _check(costs: Costs, temperature: float | None) -> None:
+    costs.check_values()
+    if temperature is not None and not are_positive([temperature], 1):
+        raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
+
+
+def _plan(program: Program, costs: Costs) -> _Plan:
+    """Find the plan of a program, which is made once for costs of one shape."""
+    shapes = tuple(
+        None if leaf is None else np.shape(leaf)[1:]
+        for leaf in (getattr(costs, field.name) for field in dataclasses.fields(costs))
+    )
+    plans = _plans.setdefault(program, {})
+    if shapes not in plans:
+        known = next(iter(plans.values()), None)
+        ops = binary_ops(program) if known is None else known.ops
+        rows = cost_rows(program, costs)
+        plans[shapes] = _Plan(ops, rows, step_program(ops, rows))
+    return plans[shapes]
+
+
+def _unrolls(unroll: bool | None, plan: _Plan, size: int) -> bool:
+    """Decide whether a kernel of its own pays for a program."""
+    if unroll is not None:
+        return unroll
+    return plan.ops.num_ops <= MAX_OPS and size * plan.ops.num_ops >= WORTH_UNROLLING
+
+
+def _value_and_counts(
+    plan: _Plan, leaves: Leaves, size: int, temperature: float | None, unroll: bool
+) -> tuple[Array, Array]:
+    if unroll and temperature is None:
+        return unrolled_gradient(leaves, ops=plan.ops, rows=plan.rows, size=size)
+    matrix = _matrix(plan.rows, leaves, size)
+    value, counts = stepped_makespans(plan.steps, matrix, temperature=temperature, gradient=True)
+    return value, jax.numpy.asarray(counts)
+
+
+def _cuts(leaves: Leaves, size: int, max_bytes: int, results: int) -> Iterator[tuple[Leaves, int]]:
+    """Cut a batch into parts of at most `max_bytes`, each with its size."""
+    itemsize = next(iter(leaves.values())).dtype.itemsize
+    columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
+    part = max(1, max_bytes // (itemsize * (columns + results + 1)))
+    if size <= part:
+        yield leaves, size
+        return
+    for low in range(0, size, part):
+        cut = {
+            name: leaf[low : low + part] if len(leaf) > 1 else leaf for name, leaf in leaves.items()
+        }
+        yield cut, min(part, size - low)
+
+
+def _matrix(rows: CostRows, leaves: Leaves, size: int) -> Float[NumpyArray, "batch columns"]:
+    """Lay the fields that a program reads out side by side, a column of zeros first."""
+    dtype = next(iter(leaves.values())).dtype
+    used = [np.asarray(leaves[name]).reshape(len(leaves[name]), -1) for name, _ in rows.fields]
+    columns = [np.broadcast_to(leaf, (size, leaf.shape[1])) for leaf in used]
+    width = 1 + sum(leaf.shape[1] for leaf in columns)
+    padding = np.zeros((1, bucket(width, LEAST_ROWS) - width), dtype)
+    first, last = (np.broadcast_to(zeros, (size, zeros.shape[1])) for zeros in (
+        np.zeros((1, 1), dtype), padding))  # fmt: skip
+    return np.concatenate([first, *columns, last], axis=1)
+
+
+def _as_costs(rows: CostRows, counts: Float[NumpyArray, "batch rows"], leaves: Leaves) -> Costs:
+    """Give every cost the counts of the rows that it is part of."""
+    columns = {key: k for k, key in enumerate(cost_columns(rows))}
+    is_part = np.zeros((counts.shape[1], len(columns)), counts.dtype)
+    for row, source in enumerate(rows.sources):
+        for key in source:
+            is_part[row, columns[key]] += 1
+    found = counts @ is_part
+    gradient: dict[str, NumpyArray] = {}
+    for name, leaf in leaves.items():
+        shape = (len(counts), *leaf.shape[1:])
+        first = columns.get((name, 0))
+        if first is None:  # the program does not read it
+            gradient[name] = np.broadcast_to(np.zeros((), counts.dtype), shape)
+        else:
+            entries = int(np.prod(shape[1:]))
+            gradient[name] = found[:, first : first + entries].reshape(shape)
+    return Costs(**gradient)

@@ -1,0 +1,323 @@
+"""Batches against one evaluation after the other: values, gradients, limits, memory."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax._src import monitoring
+
+import pipejax as pj
+from pipejax.binary_ops import binary_ops
+from pipejax.cost_rows import cost_rows
+from pipejax.costs import cost_vector
+from pipejax.stepped import step_program
+
+FIELDS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update",
+          "latency", "transmit")  # fmt: skip
+LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
+
+
+def batch_of(table, size, seed, dtype=np.float64, *, dyadic=False):
+    """Random costs per stage and link; dyadic ones tie often and are exact."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (rng.integers(0, 9, shape) / 8 if dyadic  # noqa: E731
+                           else rng.random(shape)).astype(dtype)  # fmt: skip
+    links = (size, 2, table.num_pipes, table.num_stages - 1)
+    ops = {name: draw(size, table.num_stages) for name in FIELDS[:7]}
+    return pj.Costs(**ops, latency=draw(*links), transmit=draw(*links))
+
+
+def but(costs, **others):
+    return pj.Costs(**{**{f: getattr(costs, f) for f in FIELDS}, **others})
+
+
+def part(costs, where):
+    return jax.tree.map(lambda leaf: leaf[where] if np.ndim(leaf) else leaf, costs)
+
+
+def one_by_one(program, costs, size):
+    """Makespans and gradients of every configuration alone."""
+    run = jax.jit(jax.value_and_grad(pj.makespan, argnums=1))
+    each = [part(costs, k) for k in range(size)]
+    results = [run(program, one) for one in each]
+    values = np.array([value for value, _ in results])
+    return values, {name: np.stack([np.asarray(getattr(g, name)) for _, g in results])
+                    for name in FIELDS}  # fmt: skip
+
+
+@given(data=st.data(), link=LINKS, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=12)
+def test_stepped_equals_one_by_one(data, link, seed):  # ties included: the same path is counted
+    table, _ = data.draw(strategies.tables())
+    program = pj.lower(table, link=link)
+    padded = pj.pad(program, num_nodes=512, max_preds=8)
+    costs = batch_of(table, 3, seed, dyadic=data.draw(st.booleans()))
+    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
+    expected, gradients = one_by_one(padded, costs, 3)
+    np.testing.assert_allclose(values, expected, rtol=1e-12)
+    np.testing.assert_allclose(pj.makespans(program, costs, unroll=False), expected, rtol=1e-12)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
+
+
+@pytest.mark.parametrize(("name", "link"), [
+    ("1f1b", "delay"), ("chimera", "rendezvous"), ("hanayo", "blocking"), ("gpipe", "queued"),
+    ("interleaved-1f1b", "delay"),
+])  # fmt: skip
+@pytest.mark.parametrize("dyadic", [False, True])
+def test_unrolled_equals_stepped(name, link, dyadic):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    program = pj.lower(table, link=link)
+    costs = batch_of(table, 9, 3, dyadic=dyadic)
+    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
+    np.testing.assert_allclose(pj.makespans(program, costs, unroll=True), values, rtol=1e-12)
+    again, others = pj.makespans_and_grad(program, costs, unroll=True)
+    np.testing.assert_allclose(again, values, rtol=1e-12)
+    for field in FIELDS:
+        np.testing.assert_array_equal(getattr(counts, field), getattr(others, field), field)
+
+
+def test_gradients_are_finite_differences_and_sum_to_the_makespan():
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
+    program, costs, h = pj.lower(table, link="queued"), batch_of(table, 4, 5), 1e-6
+    values, counts = pj.makespans_and_grad(program, costs)
+    products = (np.asarray(getattr(costs, f)) * np.asarray(getattr(counts, f)) for f in FIELDS)
+    total = sum(product.reshape(4, -1).sum(axis=1) for product in products)
+    np.testing.assert_allclose(total, values, rtol=1e-12)  # Euler
+    for field, stage in (("forward", 2), ("backward", 0), ("all_reduce", 1), ("update", 3)):
+        moved = np.array(getattr(costs, field))
+        moved[:, stage] += h
+        slope = (np.asarray(pj.makespans(program, but(costs, **{field: moved}))) - values) / h
+        np.testing.assert_allclose(slope, np.asarray(getattr(counts, field))[:, stage], atol=1e-3)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_uniform_costs_and_scalars(unroll):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    program = pj.lower(table)
+    delays = np.linspace(0, 0.1, 5)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=jnp.full(5, 2.0), transfer=delays)
+    expected = 33 + (2 * 3 * 3 - 2) * delays
+    np.testing.assert_allclose(pj.makespans(program, costs, unroll=unroll), expected)
+    plain = pj.Costs(forward=1.0, backward=2.0, transmit=delays)
+    values, counts = pj.makespans_and_grad(program, plain, unroll=unroll)
+    np.testing.assert_allclose(values, expected)
+    assert counts.forward.tolist() == [11.0] * 5
+    assert counts.transmit.tolist()[1:] == [16.0] * 4
+    assert counts.recompute.tolist() == [0.0] * 5
+    assert pj.makespans(program, pj.Costs(forward=1.0, backward=2.0)).tolist() == [33.0]
+
+
+def test_pairs_are_priced():
+    rows = [["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
+            ["1F0", "(1F1;1B0)OVERLAP_F_B", "1F2", "1B1", "1B2"]]  # fmt: skip
+    program = pj.lower(pj.ScheduleTable.from_rows(rows))
+    for pair in (None, np.array([[3.0, 2.5], [1.0, 4.0]])):
+        costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=np.array([2.0, 3.0]), pair=pair)
+        values, counts = pj.makespans_and_grad(program, costs)
+        ones = [pj.Costs(forward=f, backward=b, pair=None if pair is None else pair[k])
+                for k, (f, b) in enumerate([(1.0, 2.0), (2.0, 3.0)])]  # fmt: skip
+        np.testing.assert_allclose(values, [pj.makespan(program, one) for one in ones])
+        alone = [jax.grad(pj.makespan, argnums=1)(program, one) for one in ones]
+        np.testing.assert_array_equal(counts.forward, [one.forward for one in alone])
+        if pair is not None:
+            np.testing.assert_array_equal(counts.pair, [one.pair for one in alone])
+
+
+def test_single_precision_is_close():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    program = pj.lower(table)
+    exact = pj.makespans(program, batch_of(table, 64, 1))
+    for unroll in (False, True):
+        with jax.enable_x64(False):
+            single = pj.makespans(program, batch_of(table, 64, 1, np.float32), unroll=unroll)
+        assert single.dtype == np.float32
+        np.testing.assert_allclose(single, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_large_batch_goes_through_in_parts(unroll):
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    program = pj.lower(table)
+    costs = batch_of(table, 1000, 2)
+    whole, counts = pj.makespans_and_grad(program, costs, unroll=unroll)
+    parts, others = pj.makespans_and_grad(program, costs, unroll=unroll, max_bytes=50_000)
+    np.testing.assert_array_equal(whole, parts)
+    np.testing.assert_array_equal(counts.transmit, others.transmit)
+    small = pj.makespans(program, costs, unroll=unroll, max_bytes=30_000)
+    np.testing.assert_array_equal(whole, small)
+    chunks = (part(costs, slice(k, k + 250)) for k in range(0, 1000, 250))
+    np.testing.assert_array_equal(whole, np.concatenate(list(pj.stream_makespans(program, chunks))))
+
+
+def test_threads_share_a_batch():
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    program, size = pj.lower(table), 3 * (1 << 12) + 1
+    costs = pj.Costs(forward=np.arange(size, dtype=float), backward=2.0)
+    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
+    np.testing.assert_allclose(values, 3 * np.arange(size) + 6)
+    assert set(np.asarray(counts.forward).tolist()) == {3.0}
+
+
+def test_smooth_makespans_tend_to_exact_ones_from_above():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    program, costs = pj.lower(table), batch_of(table, 3, 7)
+    exact = np.asarray(pj.makespans(program, costs))
+    smooth = [np.asarray(pj.makespans(program, costs, temperature=t)) for t in (0.3, 0.1, 1e-4)]
+    gaps = [values - exact for values in smooth]
+    assert all(np.all(gap >= -1e-9) for gap in gaps)
+    assert all(np.all(a > b) for a, b in itertools.pairwise(gaps))
+    np.testing.assert_allclose(gaps[-1], 0, atol=1e-2)
+
+
+def test_smooth_makespan_is_log_sum_exp_over_predecessors():
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    program = pj.lower(pj.ScheduleTable.from_rows(rows), step_end=False)
+    heat, values = 0.5, {0: 0.0}
+    node = pj.price(program, pj.Costs(forward=1.0, backward=2.0, transmit=0.25))
+    for v in range(1, program.num_nodes):
+        edges = zip(program.preds[v].tolist(), node.lag[v].tolist(), strict=True)
+        arrivals = [values[u] + lag for u, lag in edges if u or lag] or [0.0]
+        values[v] = node.duration[v] + heat * np.logaddexp.reduce(np.array(arrivals) / heat)
+    sinks = set(range(1, program.num_nodes)) - set(program.preds.ravel().tolist())
+    expected = heat * np.logaddexp.reduce([values[v] / heat for v in sinks])
+    costs = pj.Costs(forward=np.ones(1), backward=2.0, transmit=0.25)
+    smooth = pj.makespans(program, costs, temperature=heat)
+    assert float(smooth[0]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_smooth_gradient_is_that_of_the_smooth_makespan():
+    table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=4)
+    program, costs, h = pj.lower(table), batch_of(table, 2, 8), 1e-6
+    values, slopes = pj.makespans_and_grad(program, costs, temperature=0.2)
+    for field, place in itertools.product(("forward", "transmit"), (0, -1)):
+        moved = np.array(getattr(costs, field))
+        moved[..., place] += h
+        higher = pj.makespans(program, but(costs, **{field: moved}), temperature=0.2)
+        slope = np.asarray(getattr(slopes, field))[..., place].reshape(2, -1).sum(axis=1)
+        np.testing.assert_allclose((higher - values) / h, slope, atol=1e-4)
+
+
+def compilations(run):
+    """Count what XLA compiles during a call."""
+    events = []
+
+    def listen(event, *_, **__):
+        events.append(event)
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run()
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    return sum("backend_compile" in event for event in events)
+
+
+def test_a_comparison_grid_compiles_a_handful_of_times():
+    programs, costs = [], []
+    for name in ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo", "eager-1f1b"):
+        for workers, count in itertools.product((4, 8), (8, 16, 32, 64, 128, 256)):
+            table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
+            programs.append(pj.lower(table))
+            rng = np.random.default_rng(count)
+            costs.append(pj.Costs(**{f: rng.random((1000, table.num_stages)) for f in FIELDS[:2]},
+                                  transmit=rng.random(1000)))  # fmt: skip
+    jax.clear_caches()
+    results = []
+    assert 1 <= compilations(lambda: results.extend(pj.makespans_of(programs, costs))) <= 8
+    for k in (0, 31, 71):
+        one = part(costs[k], 7)
+        assert float(results[k][7]) == pytest.approx(
+            float(pj.makespan(programs[k], one)), rel=1e-12
+        )
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_other_costs_compile_nothing(unroll):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    program = pj.lower(table)
+    pj.makespans(program, batch_of(table, 50, 1), unroll=unroll)
+    again = batch_of(table, 50, 2)
+    assert compilations(lambda: pj.makespans(program, again, unroll=unroll)) == 0
+
+
+@given(data=st.data(), link=LINKS)
+@settings(max_examples=20)
+def test_slots_are_reused_and_never_too_early(data, link):
+    table, rows = data.draw(strategies.tables())
+    program = pj.lower(table, link=link)
+    ops = binary_ops(program)
+    costs = strategies.price(table, rows, np.random.default_rng(1)).costs
+    vector = np.asarray(cost_vector(program, costs))
+    state = np.zeros(ops.num_slots)
+    first, second = ops.operand_slots()
+    for k in range(ops.num_ops):
+        value = state[first[k]] + vector[ops.first_lag[k]]
+        if ops.second[k] >= -1:
+            value = max(value, state[second[k]] + vector[ops.second_lag[k]])
+        state[ops.slot[k]] = value + vector[ops.own[k]]
+    assert state[ops.slot[-1]] == pytest.approx(pj.evaluate(table, costs, link=link).makespan)
+    long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
+    assert binary_ops(pj.lower(long)).num_slots < 20
+
+
+def test_programs_are_padded_to_buckets():
+    lengths = set()
+    for count in (4, 8, 16, 32, 128):
+        program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=count))
+        lengths.add(len(step_program(binary_ops(program), cost_rows(program, pj.Costs())).code))
+    assert lengths == {512, 4096}
+
+
+BAD = {
+    "two batch axes": (pj.Costs(forward=np.ones(3), backward=np.ones(4)), "axis of 3, others have 4"),
+    "stages": (pj.Costs(forward=np.ones((3, 5)), backward=1.0),
+               r"forward has shape \(5,\), the table has 4 stages"),
+    "negative": (pj.Costs(forward=np.array([1.0, -1.0])), "forward must be finite and at least 0"),
+    "NaN": (pj.Costs(forward=np.array([1.0, np.nan])), "forward must be finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("function", [pj.makespans, pj.makespans_and_grad])
+def test_wrong_batches_are_refused(what, function):
+    costs, message = BAD[what]
+    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+    with pytest.raises(ValueError, match=message):
+        function(program, costs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_wrong_temperatures_are_refused(temperature):
+    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+    with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
+        pj.makespans(program, pj.Costs(forward=1.0), temperature=temperature)
+
+
+def test_many_programs_need_many_costs():
+    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+    with pytest.raises(ValueError, match="2 programs need as many costs, got 1"):
+        pj.makespans_of([program, program], [pj.Costs()])
+
+
+@given(case=strategies.cases(), link=LINKS)
+@settings(max_examples=10)
+def test_slack_is_what_a_node_may_take_longer(case, link):
+    program = pj.pad(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)
+    costs = pj.price(program, case.costs)
+    late = np.asarray(pj.slack(program, costs))
+    finish = np.asarray(pj.finish_times(program, costs))
+    assert np.all(late >= 0)
+    path = pj.critical_path(program.preds, costs)
+    np.testing.assert_allclose(late[np.asarray(path.nodes)], 0, atol=1e-12)
+    node = int(np.argmax(late[1:])) + 1
+    for more, grows in ((late[node], 0.0), (late[node] + 1, 1.0)):
+        duration = np.array(costs.duration)
+        duration[node] += more
+        longer = pj.finish_times(program, pj.NodeCosts(duration, costs.lag))
+        assert float(longer.max()) == pytest.approx(float(finish.max()) + grows)
