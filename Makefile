@@ -7,7 +7,7 @@ RESULTS := results
 FIGURES := figures/out
 
 .DEFAULT_GOAL := help
-.PHONY: help paper figures test lint types tests format lock clean
+.PHONY: help paper figures test lint types tests bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ types: $(READY)  ## mypy, strict
 
 tests: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest -q
+
+bench: $(READY)  ## the batched engine against plain Python, NumPy and Numba (5 minutes)
+	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .

@@ -30,7 +30,7 @@ from pipejax.unrolled import MAX_OPS, unrolled_makespans
 from pipejax.unrolled_gradient import unrolled_gradient
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-WORTH_UNROLLING = 10**7  # ops times configurations from which a compilation of its own pays
+WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 

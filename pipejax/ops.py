@@ -70,6 +70,8 @@ class Op(NamedTuple):
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
 
+_NUMBERED = frozenset(COMPUTE + COMMUNICATION)  # phases of ops that carry a microbatch
+_LIMIT = 10**9
 _LETTERS = "|".join(phase.name for phase in reversed(CELL_PHASES))
 _OP = re.compile(rf"([0-9]{{1,9}})({_LETTERS})([0-9]{{0,9}})")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
@@ -143,6 +145,17 @@ def parse_cell(text: str) -> Cell:
     return forward, backward
 
 
+def _is_plain(op: Op) -> bool:
+    return (
+        isinstance(op, Op)
+        and isinstance(op.phase, Phase)
+        and op.phase in _NUMBERED
+        and type(op.stage) is type(op.microbatch) is int
+        and 0 <= op.stage < _LIMIT
+        and 0 <= op.microbatch < _LIMIT
+    )
+
+
 def check_cell(cell: Cell) -> Cell:
     """Check that a cell which is not given as text is what its text would be.
 
@@ -161,6 +174,8 @@ def check_cell(cell: Cell) -> Cell:
       ...
       ValueError: '0F-3' is not an op: expected stage, letter, microbatch, as in 2F0...
     """
+    if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0]):
+        return cell  # nearly all are: tables of a million cells are made in seconds
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
         raise ValueError(f"a cell is a text such as '2F0' or a tuple of Op, got {cell!r}")
     if any(not isinstance(op.phase, Phase) for op in cell):

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios to named alternatives, measured in one run on one machine."""

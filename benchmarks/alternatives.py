@@ -1,0 +1,135 @@
+"""What people write instead: the same recurrence in plain Python, NumPy and blocked Numba.
+
+All take one program as lists or arrays of binary ops (`pipejax.binary_ops`) and a cost matrix
+(rows, batch), and return the makespans of the batch. They do nothing but the recurrence.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+try:
+    import numba
+except ModuleNotFoundError:
+    numba = None
+
+
+class Recurrence(NamedTuple):
+    """A program for all alternatives: columns of slots and cost rows, op by op."""
+
+    code: np.ndarray  # (ops, 6): slot, first, second, lag row of the second, own row, kind
+    num_slots: int
+
+
+NO_SECOND, PLAIN, LAGGED = 0, 1, 2
+
+
+def recurrence(ops, rows):
+    """Lay a program out; the operand with a lag comes second, as a maximum does not mind."""
+    row = rows.row_of_position
+    lags = row[ops.first_lag], row[ops.second_lag]
+    swap = lags[0] != 0
+    single = ops.second < -1
+    assert not np.any(swap & ~single & (lags[1] != 0)), "two lags: not in these schedules"
+    # an op with one operand and a lag is a maximum with the source, which ends at 0
+    one = np.where(swap, np.where(single, -1, ops.second), ops.first)
+    other = np.where(swap, ops.first, np.where(single, -1, ops.second))
+    lag = np.where(swap, lags[0], np.where(single, 0, lags[1]))
+    kind = np.where(single & ~swap, NO_SECOND, np.where(lag == 0, PLAIN, LAGGED))
+    slot, num_slots = slots_apart(one, other)
+    places = np.append(slot, 0)  # the source, at -1
+    code = np.stack([slot, places[one], places[other], lag, row[ops.own], kind], axis=1)
+    return Recurrence(code.astype(np.int64), num_slots)
+
+
+def slots_apart(one, other):
+    """Slots of results, never that of an operand: LLVM vectorizes only what does not overlap."""
+    last_reader = np.arange(len(one))
+    for operand in (one, other):
+        readers = np.flatnonzero(operand >= 0)
+        np.maximum.at(last_reader, operand[readers], readers)
+    slot, free, used, dying = [], [], 1, {}
+    for op, last in enumerate(last_reader.tolist()):
+        slot.append(free.pop() if free else used)
+        used = max(used, slot[-1] + 1)
+        dying.setdefault(last, []).append(op)
+        free += [slot[ended] for ended in dying.pop(op, ())]
+    return np.array(slot), used
+
+
+def python_loop(program, costs):
+    """One configuration after the other, one op after the other, on lists."""
+    code = program.code.tolist()
+    result = []
+    for column in costs.T.tolist():
+        state = [0.0] * program.num_slots
+        for slot, first, second, lag, own, kind in code:
+            value = state[first]
+            if kind:
+                other = state[second] + column[lag]
+                if other > value:
+                    value = other
+            state[slot] = value + column[own]
+        result.append(state[code[-1][0]])
+    return np.array(result)
+
+
+def numpy_batch(program, costs, block=4096):
+    """One op after the other, on blocks of the batch that stay in cache."""
+    out = np.empty(costs.shape[1], costs.dtype)
+    code = program.code.tolist()
+    for low in range(0, costs.shape[1], block):
+        cost = np.ascontiguousarray(costs[:, low : low + block])
+        state = np.zeros((program.num_slots, cost.shape[1]), costs.dtype)
+        other = np.empty(cost.shape[1], costs.dtype)
+        for slot, first, second, lag, own, kind in code:
+            value = state[first]
+            if kind == LAGGED:
+                np.add(state[second], cost[lag], out=other)
+                value = np.maximum(value, other, out=other)
+            elif kind == PLAIN:
+                value = np.maximum(value, state[second], out=other)
+            np.add(value, cost[own], out=state[slot])
+        out[low : low + block] = state[code[-1][0]]
+    return out
+
+
+if numba is not None:
+
+    @numba.njit(fastmath=True, inline="never", boundscheck=False)
+    def _block(code, state, cost, width):
+        for k in range(code.shape[0]):
+            kind = code[k, 5]
+            slot, one, two = state[code[k, 0]], state[code[k, 1]], state[code[k, 2]]
+            lag, own = cost[code[k, 3]], cost[code[k, 4]]
+            if kind == 0:
+                for j in range(width):
+                    slot[j] = one[j] + own[j]
+            elif kind == 1:
+                for j in range(width):
+                    slot[j] = max(one[j], two[j]) + own[j]
+            else:
+                for j in range(width):
+                    slot[j] = max(one[j], two[j] + lag[j]) + own[j]
+
+    @numba.njit(parallel=True, fastmath=True, boundscheck=False)
+    def _blocks(code, num_slots, costs, out, width):
+        size = costs.shape[1]
+        for b in numba.prange((size + width - 1) // width):
+            low = b * width
+            filled = min(size, low + width) - low
+            state = np.zeros((num_slots, width), costs.dtype)
+            cost = np.zeros((costs.shape[0], width), costs.dtype)
+            for k in range(costs.shape[0]):
+                for j in range(filled):
+                    cost[k, j] = costs[k, low + j]
+            _block(code, state, cost, width)
+            for j in range(filled):
+                out[low + j] = state[code[code.shape[0] - 1, 0], j]
+
+
+def numba_blocked(program, costs, block):
+    """Blocks of the batch over all cores, an inner loop that LLVM vectorizes."""
+    out = np.empty(costs.shape[1], costs.dtype)
+    _blocks(program.code, program.num_slots, costs, out, block)
+    return out

@@ -1,0 +1,195 @@
+"""The batched engine against what people write instead: `python -m benchmarks.engine`.
+
+Prints a table and writes JSON. Every row is one program, precision and kind of costs, measured
+in turn with all alternatives in the same process; times are medians and without compilation.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import pipejax as pj
+from benchmarks import alternatives
+from pipejax.binary_ops import binary_ops
+from pipejax.cost_rows import batch_leaves, cost_rows
+from pipejax.kernel_options import kernel_options
+
+SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
+WORK = 5e7  # ops times configurations of a measurement
+MOST = 100_000  # configurations
+NUMBA_BLOCKS = (256, 512, 1024, 2048)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default=" ".join(f"{p}x{m}" for p, m in SIZES),
+                        help="workers x microbatches, as '8x32 16x128'")  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
+    arguments = parser.parse_args()
+    sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
+    cases = [(p, m, dtype, kind) for p, m in sizes for dtype in ("float32", "float64")
+             for kind in ("uniform", "per stage")]  # fmt: skip
+    console = Console(stderr=True)
+    rows = [
+        measure(*case, arguments.repeats) for case in track(cases, "measuring", console=console)
+    ]
+    result = {
+        "machine": {"processor": platform.processor() or platform.machine(),
+                    "cores": os.cpu_count(), "backend": jax.default_backend(), **limits()},
+        "versions": {"jax": jax.__version__, "numpy": np.__version__,
+                     "numba": getattr(alternatives.numba, "__version__", None)},
+        "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+        "rows": rows,
+    }  # fmt: skip
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1))
+    show(result)
+
+
+def measure(workers, microbatches, dtype, kind, repeats):
+    """Time one program on one batch with everything there is."""
+    with jax.enable_x64(dtype == "float64"):
+        table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+        program = pj.lower(table, step_end=False)
+        num_ops = binary_ops(program).num_ops
+        size = int(min(MOST, max(256, WORK / num_ops)))
+        rng = np.random.default_rng(0)
+        shape = (size,) if kind == "uniform" else (size, workers)
+        links = (size,) if kind == "uniform" else (size, 2, 1, workers - 1)
+        costs = pj.Costs(
+            forward=jnp.asarray(rng.random(shape), dtype),
+            backward=jnp.asarray(rng.random(shape), dtype),
+            transmit=jnp.asarray(rng.random(links), dtype),
+        )
+        ours = {
+            "value": lambda: pj.makespans(program, costs),
+            "value and gradient": lambda: jax.tree.leaves(pj.makespans_and_grad(program, costs)),
+            "smooth": lambda: pj.makespans(program, costs, temperature=0.1),
+        }
+        rows = cost_rows(program, costs)
+        leaves, _ = batch_leaves(costs, program.layout)
+        matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
+        theirs = competitors(alternatives.recurrence(binary_ops(program), rows), matrix)
+        times = {name: timed(run, repeats) for name, run in (ours | theirs).items()}
+        check(ours["value"](), theirs)
+    found = {
+        "workers": workers, "microbatches": microbatches, "dtype": dtype, "costs": kind,
+        "ops": num_ops, "configurations": size,
+        "seconds": {name: t["median"] for name, t in times.items()},
+        "first_call_seconds": {name: t["first"] for name, t in times.items() if name in ours},
+    }  # fmt: skip
+    # the Python loop is timed on a few configurations only
+    found["seconds"]["Python loop"] *= size / min(size, 20)
+    blocked = [name for name in found["seconds"] if name.startswith("Numba")]
+    if blocked:
+        best = min(blocked, key=lambda name: found["seconds"][name])
+        found["numba_block"] = int(best.split()[-1])
+        found["seconds"] = {n: s for n, s in found["seconds"].items() if n not in blocked} | {
+            "Numba blocked": found["seconds"][best]
+        }
+    found["configurations_per_second"] = {n: size / s for n, s in found["seconds"].items()}
+    return found
+
+
+def competitors(recurrence, matrix):
+    few = np.ascontiguousarray(matrix[:, :20])
+    runs = {
+        "Python loop": lambda: alternatives.python_loop(recurrence, few),
+        "NumPy batch": lambda: alternatives.numpy_batch(recurrence, matrix),
+    }
+    if alternatives.numba is not None:
+        runs |= {
+            f"Numba {block}": lambda block=block: alternatives.numba_blocked(
+                recurrence, matrix, block
+            )
+            for block in NUMBA_BLOCKS
+        }
+    return runs
+
+
+def check(ours, theirs):
+    """All programs that are compared give the same numbers."""
+    for name, run in theirs.items():
+        other = run()
+        np.testing.assert_allclose(np.asarray(ours)[: len(other)], other, rtol=1e-4, err_msg=name)
+
+
+def timed(run, repeats):
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    first = time.perf_counter() - began
+    seconds = []
+    while len(seconds) < repeats and (not seconds or sum(seconds) < 5):
+        began = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - began)
+    return {"median": statistics.median(seconds), "first": first}
+
+
+def limits():
+    """What the machine can do at most: additions and maxima in registers, and bytes copied."""
+
+    def chains(x, y):
+        """Sixteen chains that do not wait for each other, 64 ops of max and two additions long."""
+        values = [x * k for k in range(16)]
+        for _ in range(64):
+            values = [jnp.where(v > y, v, y) + x + y for v in values]
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+    size = 1 << 17
+    x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
+    run = jax.jit(chains, compiler_options=kernel_options())
+    ops = 16 * 64 * size / timed(lambda: run(x, y), 9)["median"]
+    source = np.ones(1 << 24)
+    target = np.empty_like(source)
+    copied = 2 * source.nbytes / timed(lambda: np.copyto(target, source), 5)["median"]
+    return {"max_add_ops_per_second": ops, "copied_bytes_per_second": copied}
+
+
+def show(result):
+    machine = result["machine"]
+    grid = Table(title="configurations per second, and how many times those of each alternative")
+    theirs = ("Numba blocked", "NumPy batch", "Python loop")
+    names = ("value", "value and gradient", "smooth", *theirs)
+    for heading in ("P x M", "precision", "costs", *names, "x Numba", "x Python",
+                    "gradient / value", "of the limit", "first call"):  # fmt: skip
+        grid.add_column(heading, justify="right")
+    for row in result["rows"]:
+        rate, seconds = row["configurations_per_second"], row["seconds"]
+        share = rate["value"] * row["ops"] / machine["max_add_ops_per_second"]
+        over = lambda name, rate=rate: (f"{rate['value'] / rate[name]:.2f}"  # noqa: E731
+                                        if name in rate else "-")  # fmt: skip
+        grid.add_row(
+            f"{row['workers']} x {row['microbatches']}", row["dtype"], row["costs"],
+            *(f"{rate[name]:.3g}" if name in rate else "-" for name in names),
+            over("Numba blocked"), over("Python loop"),
+            f"{seconds['value and gradient'] / seconds['value']:.1f}", f"{100 * share:.0f} %",
+            f"{row['first_call_seconds']['value']:.1f} s",
+        )  # fmt: skip
+    console = Console(width=190)
+    console.print(grid)
+    console.print(
+        f"limit of this machine: {machine['max_add_ops_per_second']:.3g} max-add ops per second in "
+        f"registers (float32), {machine['copied_bytes_per_second'] / 1e9:.1f} GB/s copied; "
+        f"{machine['cores']} cores; peak memory {result['peak_memory_GB']:.1f} GB"
+    )
+
+
+if __name__ == "__main__":
+    main()
