@@ -84,13 +84,10 @@ def makespans(
       >>> makespans(pj.lower(table), costs).round(2).tolist()
       [33.0, 34.6, 49.0]
     """
-    _check(costs, temperature)
-    leaves, size = batch_leaves(costs, program.layout)
-    plan = _plan(program, costs)
+    plan, leaves, size = _prepare(program, costs, temperature)
     unroll = _unrolls(unroll, plan, size)
     parts = []
-    used = {name: leaves[name] for name, _ in plan.rows.fields}
-    for cut, count in _cuts(used, size, max_bytes, 0):
+    for cut, count in _cuts(plan, leaves, size, max_bytes, 0):
         if unroll and temperature is None:
             parts.append(unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=count))
         else:
@@ -133,13 +130,10 @@ def makespans_and_grad(
       >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
-    _check(costs, temperature)
-    leaves, size = batch_leaves(costs, program.layout)
-    plan = _plan(program, costs)
+    plan, leaves, size = _prepare(program, costs, temperature)
     unroll = _unrolls(unroll, plan, size // 10)  # its compilation takes longer
     values, counts = [], []
-    used = {name: leaves[name] for name, _ in plan.rows.fields}
-    for cut, count in _cuts(used, size, max_bytes, plan.rows.num_rows):
+    for cut, count in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
         value, found = _value_and_counts(plan, cut, count, temperature, unroll)
         values.append(value)
         counts.append(np.asarray(found))
@@ -213,10 +207,15 @@ def stream_makespans(
         yield np.asarray(makespans(program, costs, temperature=temperature))
 
 
-def _check(costs: Costs, temperature: float | None) -> None:
+def _prepare(
+    program: Program, costs: Costs, temperature: float | None
+) -> tuple[_Plan, Leaves, int]:
+    """Check a batch; return the plan of its program, its costs and its size."""
     costs.check_values()
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
+    leaves, size = batch_leaves(costs, program.layout)
+    return _plan(program, costs), leaves, size
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
@@ -251,8 +250,11 @@ def _value_and_counts(
     return value, jax.numpy.asarray(counts)
 
 
-def _cuts(leaves: Leaves, size: int, max_bytes: int, results: int) -> Iterator[tuple[Leaves, int]]:
-    """Cut a batch into parts of at most `max_bytes`, each with its size."""
+def _cuts(
+    plan: _Plan, leaves: Leaves, size: int, max_bytes: int, results: int
+) -> Iterator[tuple[Leaves, int]]:
+    """Cut the costs that a program reads into parts of at most `max_bytes`, each with its size."""
+    leaves = {name: leaves[name] for name, _ in plan.rows.fields}
     itemsize = next(iter(leaves.values())).dtype.itemsize
     columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
     part = max(1, max_bytes // (itemsize * (columns + results + 1)))

@@ -7,13 +7,15 @@ slot is free after its last reader, so the state of a configuration is as large 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.cost_rows import CostRows
 from pipejax.program import SOURCE, Program
 from pipejax.shapes import Int, NumpyArray
 
-NOTHING = -1  # second operand of an op that has one predecessor
+NOTHING = -1  # operand that is the source; an op without a second one has a lower number
 
 Column = Int[NumpyArray, " ops"]
 
@@ -124,3 +126,53 @@ def _allocate(first: Column, second: Column) -> tuple[Column, int]:
         if last_reader[op] == op and op < size - 1:
             free.append(slot[op])  # nobody reads it
     return np.array(slot, np.int32), used
+
+
+class RowOp(NamedTuple):
+    """One op with the cost rows that it reads; an operand of -1 is the source.
+
+    Attributes:
+      number: place of the op.
+      first: op of the first operand.
+      second: op of the second operand, None where there is none.
+      first_lag: row of the lag from the first operand.
+      second_lag: row of the lag from the second.
+      own: row of the op's own duration.
+    """
+
+    number: int
+    first: int
+    second: int | None
+    first_lag: int
+    second_lag: int
+    own: int
+
+
+def row_ops(ops: BinaryOps, rows: CostRows) -> list[RowOp]:
+    """List the ops of a program one by one, for kernels that are written out.
+
+    Args:
+      ops: the program.
+      rows: cost rows that it reads.
+
+    Returns:
+      (ops) in order.
+
+    Example:
+      >>> import pipejax as pj
+      >>> from pipejax.cost_rows import cost_rows
+      >>> table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
+      >>> program = pj.lower(table, step_end=False)
+      >>> listed = row_ops(binary_ops(program), cost_rows(program, pj.Costs()))
+      >>> [(op.number, op.first, op.second) for op in listed]
+      [(0, -1, None), (1, 0, None)]
+    """
+    row = rows.row_of_position
+    columns = zip(
+        ops.first.tolist(), ops.second.tolist(), row[ops.first_lag].tolist(),
+        row[ops.second_lag].tolist(), row[ops.own].tolist(), strict=True,
+    )  # fmt: skip
+    return [
+        RowOp(number, first, None if second < NOTHING else second, *lags_and_own)
+        for number, (first, second, *lags_and_own) in enumerate(columns)
+    ]

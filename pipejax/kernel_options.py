@@ -1,6 +1,8 @@
 """How XLA compiles the unrolled kernels."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -23,3 +25,23 @@ def kernel_options() -> dict[str, int]:
     except jax.errors.JaxRuntimeError:
         return {}
     return WIDE
+
+
+@functools.cache
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a written-out kernel under jit; its options are known once there is a backend.
+
+    Args:
+      kernel: takes leaves, and by name the program and sizes `ops`, `rows` and `size`, each of
+        which is a compilation of its own.
+
+    Returns:
+      The compiled kernel.
+
+    Example:
+      >>> longer = compiled(lambda leaves, *, ops, rows, size: leaves + size)
+      >>> longer(1, ops=0, rows=0, size=2).item()
+      3
+    """
+    static = ("ops", "rows", "size")
+    return jax.jit(kernel, static_argnames=static, compiler_options=kernel_options())

@@ -5,16 +5,12 @@ cores. That is the fastest form there is, and the one whose compile time grows w
 `stepped.py` takes over where it would be too long.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from pipejax.binary_ops import BinaryOps
+from pipejax.binary_ops import BinaryOps, row_ops
 from pipejax.cost_rows import ZERO_ROW, CostRows, Leaves
-from pipejax.kernel_options import kernel_options
+from pipejax.kernel_options import compiled
 from pipejax.shapes import Array, Float
 
 MAX_OPS = 700  # about a second of compilation
@@ -45,39 +41,40 @@ def unrolled_makespans(
       >>> unrolled_makespans(leaves, ops=ops, rows=rows, size=size).tolist()
       [9.0, 12.0]
     """
-    result: Float[Array, " batch"] = _compiled()(leaves, ops=ops, rows=rows, size=size)
+    result: Float[Array, " batch"] = compiled(_unrolled)(leaves, ops=ops, rows=rows, size=size)
     return result
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    """The function under jit; options are known only once there is a backend."""
-    static = ("ops", "rows", "size")
-    return jax.jit(_unrolled, static_argnames=static, compiler_options=kernel_options())
 
 
 def _unrolled(
     leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
 ) -> Float[Array, " batch"]:
     cost = rows.list(leaves)
-    row = rows.row_of_position
-    columns = zip(
-        ops.first.tolist(), ops.second.tolist(), row[ops.first_lag].tolist(),
-        row[ops.second_lag].tolist(), row[ops.own].tolist(), strict=True,
-    )  # fmt: skip
-    values: list[Array] = []
-    source = jnp.zeros(1, cost[ZERO_ROW].dtype)
+    values = {-1: jnp.zeros(1, cost[ZERO_ROW].dtype)}
+    listed = row_ops(ops, rows)
+    for op in listed:
+        value = plus_row(values[op.first], op.first_lag, cost)
+        if op.second is not None:
+            value = _first_of(value, plus_row(values[op.second], op.second_lag, cost))
+        values[op.number] = plus_row(value, op.own, cost)
+    return jnp.broadcast_to(values[listed[-1].number], (size,))
 
-    def arrival(op: int, lag: int) -> Array:
-        value = values[op] if op >= 0 else source
-        return value if lag == ZERO_ROW else value + cost[lag]
 
-    for first, second, first_lag, second_lag, own in columns:
-        value = arrival(first, first_lag)
-        if second >= -1:
-            value = _first_of(value, arrival(second, second_lag))
-        values.append(value if own == ZERO_ROW else value + cost[own])
-    return jnp.broadcast_to(values[-1], (size,))
+def plus_row(value: Array, row: int, cost: list[Array]) -> Array:
+    """Add a cost row, nothing for that of zeros.
+
+    Args:
+      value: (N or 1) times [s].
+      row: row to add.
+      cost: (rows) of (N or 1) costs [s].
+
+    Returns:
+      (N or 1) times [s].
+
+    Example:
+      >>> plus_row(jnp.ones(2), 1, [jnp.zeros(1), jnp.arange(2.0)]).tolist()
+      [1.0, 2.0]
+    """
+    return value if row == ZERO_ROW else value + cost[row]
 
 
 def _first_of(one: Array, other: Array) -> Array:

@@ -5,36 +5,25 @@ A stretch keeps one bit per choice and the values that later stretches read. The
 cost; several counts share one integer, so that a stretch has few results.
 """
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.binary_ops import BinaryOps
+from pipejax.binary_ops import BinaryOps, RowOp, row_ops
 from pipejax.blocks import in_blocks
 from pipejax.cost_rows import ZERO_ROW, CostRows, Leaves
-from pipejax.kernel_options import kernel_options
+from pipejax.kernel_options import compiled
 from pipejax.shapes import Array, Float
+from pipejax.unrolled import plus_row
 
 STRETCH = 128  # ops; kernels with more results than some twenty are not fused into one
 BITS = 31  # of an integer that are used
 BLOCK = 1 << 14  # configurations at a time: what passes between stretches stays in cache
 
 Values = dict[int, Array]
-
-
-class _Op(NamedTuple):
-    """One op with its cost rows; `second` is None where it has one operand."""
-
-    number: int
-    first: int
-    second: int | None
-    first_lag: int
-    second_lag: int
-    own: int
 
 
 class _Place(NamedTuple):
@@ -72,21 +61,15 @@ def unrolled_gradient(
       >>> values.tolist(), counts[0].tolist()  # zeros, F, B, messages
       ([9.0, 12.0], [0.0, 3.0, 3.0, 2.0])
     """
-    value, counts = _compiled()(leaves, ops=ops, rows=rows, size=size)
+    value, counts = compiled(_unrolled)(leaves, ops=ops, rows=rows, size=size)
     return value, counts
-
-
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    """The function under jit; options are known only once there is a backend."""
-    static = ("ops", "rows", "size")
-    return jax.jit(_unrolled, static_argnames=static, compiler_options=kernel_options())
 
 
 def _unrolled(
     leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
 ) -> tuple[Float[Array, " batch"], Float[Array, "batch rows"]]:
-    stretches = _stretches(ops, rows)
+    listed = row_ops(ops, rows)
+    stretches = [listed[k : k + STRETCH] for k in range(0, len(listed), STRETCH)]
     places = _places(stretches, rows.num_rows)
     words = 1 + max(place.word for place in places)
     dtype = leaves[next(iter(leaves))].dtype
@@ -107,7 +90,7 @@ def _unrolled(
 
 
 def _solve(
-    stretches: Sequence[Sequence[_Op]], places: Sequence[_Place], words: int, cost: list[Array]
+    stretches: Sequence[Sequence[RowOp]], places: Sequence[_Place], words: int, cost: list[Array]
 ) -> tuple[Array, Array]:
     """Makespans and packed counts of one block."""
     last_reader = {-1: len(stretches)}
@@ -130,7 +113,7 @@ def _solve(
 
 
 def _forward(
-    stretch: Sequence[_Op], values: Values, kept: set[int], cost: list[Array]
+    stretch: Sequence[RowOp], values: Values, kept: set[int], cost: list[Array]
 ) -> tuple[Values, list[Array]]:
     """Values of a stretch that are read later, and its choices as bits."""
     values = dict(values)
@@ -138,16 +121,16 @@ def _forward(
     words: list[Array] = []
     bit = 0
     for op in stretch:
-        value = _plus(values[op.first], op.first_lag, cost)
+        value = plus_row(values[op.first], op.first_lag, cost)
         if op.second is not None:
-            other = _plus(values[op.second], op.second_lag, cost)
+            other = plus_row(values[op.second], op.second_lag, cost)
             second_wins = other > value
             value = jax.lax.select(second_wins, other, value)
             if bit % BITS == 0:
                 words.append(none)
             words[-1] |= jax.lax.select(second_wins, none + (1 << bit % BITS), none)
             bit += 1
-        values[op.number] = _plus(value, op.own, cost)
+        values[op.number] = plus_row(value, op.own, cost)
     new = [op.number for op in stretch if op.number in kept]
     results = _in_one_kernel([*(values[op] for op in new), *words])
     values = {op: value for op, value in values.items() if op in kept}
@@ -155,7 +138,7 @@ def _forward(
 
 
 def _backward(
-    stretch: Sequence[_Op],
+    stretch: Sequence[RowOp],
     adjoint: Values,
     choices: list[Array],
     counts: list[Array],
@@ -196,10 +179,6 @@ def _backward(
     return adjoint, results[len(touched) :]
 
 
-def _plus(value: Array, row: int, cost: list[Array]) -> Array:
-    return value if row == ZERO_ROW else value + cost[row]
-
-
 def _in_one_kernel(results: list[Array]) -> list[Array]:
     """Return the results unchanged.
 
@@ -221,20 +200,7 @@ def _in_one_kernel(results: list[Array]) -> list[Array]:
     return list(merged)
 
 
-def _stretches(ops: BinaryOps, rows: CostRows) -> list[list[_Op]]:
-    row = rows.row_of_position
-    columns = zip(
-        range(ops.num_ops), ops.first.tolist(), ops.second.tolist(), row[ops.first_lag].tolist(),
-        row[ops.second_lag].tolist(), row[ops.own].tolist(), strict=True,
-    )  # fmt: skip
-    listed = [
-        _Op(number, first, second if second >= -1 else None, first_lag, second_lag, own)
-        for number, first, second, first_lag, second_lag, own in columns
-    ]
-    return [listed[k : k + STRETCH] for k in range(0, len(listed), STRETCH)]
-
-
-def _places(stretches: Sequence[Sequence[_Op]], num_rows: int) -> list[_Place]:
+def _places(stretches: Sequence[Sequence[RowOp]], num_rows: int) -> list[_Place]:
     """Give every count bits enough for all uses of its row."""
     uses = np.zeros(num_rows, int)
     for stretch in stretches:
