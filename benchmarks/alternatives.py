@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.binary_ops import NEVER, START, START_SLOT
+
 try:
     import numba
 except ModuleNotFoundError:
@@ -25,36 +27,16 @@ NO_SECOND, PLAIN, LAGGED = 0, 1, 2
 
 
 def recurrence(ops, rows):
-    """Lay a program out; the operand with a lag comes second, as a maximum does not mind."""
+    """Lay a program out; a lone operand with a lag is a maximum with the source, time 0."""
     row = rows.row_of_position
-    lags = row[ops.first_lag], row[ops.second_lag]
-    swap = lags[0] != 0
-    single = ops.second < -1
-    assert not np.any(swap & ~single & (lags[1] != 0)), "two lags: not in these schedules"
-    # an op with one operand and a lag is a maximum with the source, which ends at 0
-    one = np.where(swap, np.where(single, -1, ops.second), ops.first)
-    other = np.where(swap, ops.first, np.where(single, -1, ops.second))
-    lag = np.where(swap, lags[0], np.where(single, 0, lags[1]))
-    kind = np.where(single & ~swap, NO_SECOND, np.where(lag == 0, PLAIN, LAGGED))
-    slot, num_slots = slots_apart(one, other)
-    places = np.append(slot, 0)  # the source, at -1
-    code = np.stack([slot, places[one], places[other], lag, row[ops.own], kind], axis=1)
-    return Recurrence(code.astype(np.int64), num_slots)
-
-
-def slots_apart(one, other):
-    """Slots of results, never that of an operand: LLVM vectorizes only what does not overlap."""
-    last_reader = np.arange(len(one))
-    for operand in (one, other):
-        readers = np.flatnonzero(operand >= 0)
-        np.maximum.at(last_reader, operand[readers], readers)
-    slot, free, used, dying = [], [], 1, {}
-    for op, last in enumerate(last_reader.tolist()):
-        slot.append(free.pop() if free else used)
-        used = max(used, slot[-1] + 1)
-        dying.setdefault(last, []).append(op)
-        free += [slot[ended] for ended in dying.pop(op, ())]
-    return np.array(slot), used
+    first = np.where(ops.first == NEVER, START, ops.first)
+    single = ops.second == NEVER
+    second = np.where(single, START, ops.second)
+    lag = np.where(single, 0, row[ops.lag])
+    kind = np.where(single, NO_SECOND, np.where(lag == 0, PLAIN, LAGGED))
+    slots = np.append(ops.slot, START_SLOT)  # the source, at -1
+    code = np.stack([ops.slot, slots[first], slots[second], lag, row[ops.own], kind], axis=1)
+    return Recurrence(code.astype(np.int64), ops.num_slots)
 
 
 def python_loop(program, costs):

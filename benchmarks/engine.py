@@ -24,7 +24,7 @@ import pipejax as pj
 from benchmarks import alternatives
 from pipejax.binary_ops import binary_ops
 from pipejax.cost_rows import batch_leaves, cost_rows
-from pipejax.kernel_options import kernel_options
+from pipejax.one_function import wide_vectors
 
 SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 5e7  # ops times configurations of a measurement
@@ -154,7 +154,7 @@ def limits():
 
     size = 1 << 17
     x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
-    run = jax.jit(chains, compiler_options=kernel_options())
+    run = jax.jit(chains, compiler_options=wide_vectors())
     ops = 16 * 64 * size / timed(lambda: run(x, y), 9)["median"]
     source = np.ones(1 << 24)
     target = np.empty_like(source)

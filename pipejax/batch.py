@@ -1,11 +1,12 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
-Two forms of the recurrence do the work: `unrolled.py` for large batches of small programs,
-`stepped.py` for everything else. Both follow the first-predecessor rule of `recurrence.py`, so a
-batch gives what `makespan` gives one by one.
+Two forms of the recurrence do the work: `unrolled.py` for the values of large batches of small
+programs, `stepped.py` for everything else. Both follow the first-predecessor rule of
+`recurrence.py`, so a batch gives what `makespan` gives one by one.
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,19 +19,20 @@ from pipejax.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.costs import Costs
 from pipejax.program import Program
 from pipejax.shapes import Array, Float, NumpyArray
-from pipejax.stepped import (
-    LEAST_ROWS,
+from pipejax.step_program import (
     StepProgram,
-    bucket,
+    WayBack,
     cost_columns,
+    num_columns,
     step_program,
-    stepped_makespans,
+    way_back,
 )
+from pipejax.stepped import Pieces, lanes, stepped_makespans
 from pipejax.unrolled import MAX_OPS, unrolled_makespans
-from pipejax.unrolled_gradient import unrolled_gradient
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
+WORTH_UNROLLING = 10**7  # ops times configurations from which a compilation of its own pays
+WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake of a compilation
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -42,6 +44,11 @@ class _Plan:
     ops: BinaryOps
     rows: CostRows
     steps: StepProgram
+
+    @functools.cached_property
+    def back(self) -> WayBack:
+        """The way back, which only gradients need."""
+        return way_back(self.ops, self.rows)
 
 
 _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
@@ -62,7 +69,8 @@ def makespans(
       costs: every leaf a scalar, or with a leading batch axis N: f[N], f[N, stages], ...
       temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
         above as T goes to 0 [s].
-      unroll: whether to compile the program into one kernel of its own; by the work if None.
+      unroll: whether to compile the program into one kernel of its own (exact maxima only); by
+        the work if None.
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
@@ -85,14 +93,15 @@ def makespans(
       [33.0, 34.6, 49.0]
     """
     plan, leaves, size = _prepare(program, costs, temperature)
-    unroll = _unrolls(unroll, plan, size)
+    unroll = _unrolls(unroll, plan, size, temperature)
     parts = []
     for cut, count in _cuts(plan, leaves, size, max_bytes, 0):
-        if unroll and temperature is None:
+        if unroll:
             parts.append(unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=count))
-        else:
-            matrix = _matrix(plan.rows, cut, count)
-            parts.append(stepped_makespans(plan.steps, matrix, temperature=temperature)[0])
+            continue
+        pieces = _pieces(plan.rows, cut, count)
+        values, _ = stepped_makespans(plan.steps, pieces, temperature=temperature)
+        parts.append(values[:count])
     return parts[0] if len(parts) == 1 else jax.numpy.concatenate(parts)
 
 
@@ -101,7 +110,6 @@ def makespans_and_grad(
     costs: Costs,
     *,
     temperature: float | None = None,
-    unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Float[Array, " batch"], Costs]:
     """Makespans of a batch, and the derivative with respect to every cost.
@@ -112,7 +120,6 @@ def makespans_and_grad(
       program: lowered schedule.
       costs: as for `makespans`.
       temperature: as for `makespans`; the derivative is then that of the smooth makespan.
-      unroll: as for `makespans`; the gradient takes some seconds to compile.
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
@@ -131,14 +138,16 @@ def makespans_and_grad(
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
     plan, leaves, size = _prepare(program, costs, temperature)
-    unroll = _unrolls(unroll, plan, size // 10)  # its compilation takes longer
     values, counts = [], []
     for cut, count in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
-        value, found = _value_and_counts(plan, cut, count, temperature, unroll)
-        values.append(value)
-        counts.append(np.asarray(found))
+        pieces = _pieces(plan.rows, cut, count)
+        value, found = stepped_makespans(
+            plan.steps, pieces, back=plan.back, temperature=temperature
+        )
+        values.append(value[:count])
+        counts.append(np.asarray(found)[:, :count])
     gradient = _as_costs(
-        plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts), leaves
+        plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1), leaves
     )
     return values[0] if len(values) == 1 else jax.numpy.concatenate(values), gradient
 
@@ -233,23 +242,6 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     return plans[shapes]
 
 
-def _unrolls(unroll: bool | None, plan: _Plan, size: int) -> bool:
-    """Decide whether a kernel of its own pays for a program."""
-    if unroll is not None:
-        return unroll
-    return plan.ops.num_ops <= MAX_OPS and size * plan.ops.num_ops >= WORTH_UNROLLING
-
-
-def _value_and_counts(
-    plan: _Plan, leaves: Leaves, size: int, temperature: float | None, unroll: bool
-) -> tuple[Array, Array]:
-    if unroll and temperature is None:
-        return unrolled_gradient(leaves, ops=plan.ops, rows=plan.rows, size=size)
-    matrix = _matrix(plan.rows, leaves, size)
-    value, counts = stepped_makespans(plan.steps, matrix, temperature=temperature, gradient=True)
-    return value, jax.numpy.asarray(counts)
-
-
 def _cuts(
     plan: _Plan, leaves: Leaves, size: int, max_bytes: int, results: int
 ) -> Iterator[tuple[Leaves, int]]:
@@ -268,33 +260,46 @@ def _cuts(
         yield cut, min(part, size - low)
 
 
-def _matrix(rows: CostRows, leaves: Leaves, size: int) -> Float[NumpyArray, "batch columns"]:
-    """Lay the fields that a program reads out side by side, a column of zeros first."""
-    dtype = next(iter(leaves.values())).dtype
-    used = [np.asarray(leaves[name]).reshape(len(leaves[name]), -1) for name, _ in rows.fields]
-    columns = [np.broadcast_to(leaf, (size, leaf.shape[1])) for leaf in used]
-    width = 1 + sum(leaf.shape[1] for leaf in columns)
-    padding = np.zeros((1, bucket(width, LEAST_ROWS) - width), dtype)
-    first, last = (np.broadcast_to(zeros, (size, zeros.shape[1])) for zeros in (
-        np.zeros((1, 1), dtype), padding))  # fmt: skip
-    return np.concatenate([first, *columns, last], axis=1)
+def _unrolls(unroll: bool | None, plan: _Plan, size: int, temperature: float | None) -> bool:
+    """Decide whether a program gets a kernel of its own."""
+    if unroll and temperature is not None:
+        raise ValueError(f"unroll=True is for exact maxima, got temperature={temperature!r}")
+    if unroll is not None:
+        return unroll
+    work = size * plan.ops.num_ops
+    return temperature is None and plan.ops.num_ops <= MAX_OPS and work >= WORTH_UNROLLING
 
 
-def _as_costs(rows: CostRows, counts: Float[NumpyArray, "batch rows"], leaves: Leaves) -> Costs:
-    """Give every cost the counts of the rows that it is part of."""
-    columns = {key: k for k, key in enumerate(cost_columns(rows))}
-    is_part = np.zeros((counts.shape[1], len(columns)), counts.dtype)
-    for row, source in enumerate(rows.sources):
-        for key in source:
-            is_part[row, columns[key]] += 1
-    found = counts @ is_part
+def _pieces(rows: CostRows, leaves: Leaves, size: int) -> Pieces:
+    """Lay the fields that a program reads out for the stepped form.
+
+    A large batch goes as it is, a compilation for every combination of shapes. A small one is
+    copied into one matrix of a bucket of sizes; what it holds beyond is never read.
+    """
+    used = [leaves[name].reshape(len(leaves[name]), -1)[:, :entries]
+            for name, entries in rows.fields]  # fmt: skip
+    if size * num_columns(rows) >= WORTH_COMPILING:
+        return tuple(used)
+    dtype = used[0].dtype
+    matrix = np.empty((max(size, lanes(dtype)), num_columns(rows) - 1), dtype)
+    matrix[size:] = 0
+    at = 0
+    for leaf in used:
+        matrix[:size, at : at + leaf.shape[1]] = leaf
+        at += leaf.shape[1]
+    return (matrix,)
+
+
+def _as_costs(rows: CostRows, counts: Float[NumpyArray, "columns batch"], leaves: Leaves) -> Costs:
+    """Give every cost the counts of its column."""
+    columns = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
     gradient: dict[str, NumpyArray] = {}
     for name, leaf in leaves.items():
-        shape = (len(counts), *leaf.shape[1:])
+        shape = (counts.shape[1], *leaf.shape[1:])
         first = columns.get((name, 0))
         if first is None:  # the program does not read it
             gradient[name] = np.broadcast_to(np.zeros((), counts.dtype), shape)
         else:
             entries = int(np.prod(shape[1:]))
-            gradient[name] = found[:, first : first + entries].reshape(shape)
+            gradient[name] = counts[first : first + entries].T.reshape(shape)
     return Costs(**gradient)

@@ -1,43 +1,44 @@
-"""A program as binary ops, for the batched engine: two predecessors each, in reused buffer slots.
+"""A program as binary ops, for the batched engine: two operands each, in reused buffer slots.
 
-    value[op] = max(value[first] + cost[first_lag], value[second] + cost[second_lag]) + cost[own]
+    value[op] = max(value[first], value[second] + cost[lag]) + cost[own]
 
 A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. An op's
 slot is free after its last reader, so the state of a configuration is as large as the live ops.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.cost_rows import CostRows
+from pipejax.layout import ZERO
 from pipejax.program import SOURCE, Program
-from pipejax.shapes import Int, NumpyArray
+from pipejax.shapes import Bool, Int, NumpyArray
 
-NOTHING = -1  # operand that is the source; an op without a second one has a lower number
+START = -1  # operand that is the source: time 0
+NEVER = -2  # operand of an op that has no other: minus infinity
+START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # nobody reads the spare one: padding ends there
+FIRST_SLOT = 3
 
 Column = Int[NumpyArray, " ops"]
+Mask = Bool[NumpyArray, " ops"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BinaryOps:
-    """Ops in order; operands and results are buffer slots, slot 0 is the source at time 0.
+    """Ops in order, and the buffer slots of their results.
 
     Attributes:
-      first: (ops) op of the first operand, -1 for the source.
-      second: (ops) op of the second operand, -1 for the source, or -2 where there is none.
-      first_lag: (ops) cost position of the lag from the first operand.
-      second_lag: (ops) cost position of the lag from the second.
+      first: (ops) op of the first operand, `START` or `NEVER`.
+      second: (ops) op of the second operand, `START` or `NEVER`.
+      lag: (ops) cost position of the lag from the second operand.
       own: (ops) cost position of the op's own duration.
-      slot: (ops) buffer slot of the result.
-      num_slots: slots, that of the source included.
+      slot: (ops) buffer slot of the result, never that of an operand.
+      num_slots: slots, constant ones included.
     """
 
     first: Column
     second: Column
-    first_lag: Column
-    second_lag: Column
+    lag: Column
     own: Column
     slot: Column
     num_slots: int
@@ -48,8 +49,8 @@ class BinaryOps:
         return len(self.own)
 
     def operand_slots(self) -> tuple[Column, Column]:
-        """Slots that each op reads; an op without a second operand reads the source there."""
-        slots = np.append(self.slot, [0, 0])  # at -1 and -2
+        """Slots that each op reads."""
+        slots = np.append(self.slot, [NEVER_SLOT, START_SLOT])  # at -2 and -1
         return slots[self.first], slots[self.second]
 
 
@@ -69,110 +70,75 @@ def binary_ops(program: Program) -> BinaryOps:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
       >>> ops = binary_ops(pj.lower(table, step_end=False))
-      >>> ops.num_ops, ops.num_slots < 30
+      >>> ops.num_ops, ops.num_slots < 40
       (512, True)
     """
-    preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    nodes = np.arange(1, program.num_nodes)
-    real = (preds[1:] != SOURCE) | (lags[1:] != 0)
+    preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
+    real = (preds != SOURCE) | (lags != ZERO)
     count = np.maximum(real.sum(axis=1), 1)
     # each node's real predecessors first, in their order
     order = np.argsort(~real, axis=1, kind="stable")
-    preds, lags = (np.take_along_axis(x[1:], order, axis=1) for x in (preds, lags))
-    is_sink = np.ones(program.num_nodes, bool)
-    is_sink[preds[np.arange(preds.shape[1]) < count[:, None]]] = False
-    is_sink[SOURCE] = False
-    sinks = is_sink[1:]
-    sinks_before = np.cumsum(sinks) - sinks  # a maximum of ends follows every sink but the first
-    follows = sinks & (sinks_before > 0)
+    preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
+    # a lag of the first of several is an op of its own; that of an only one is the second operand
+    is_alone = (count == 1) & (lags[:, 0] != ZERO)
+    is_late = (count > 1) & (lags[:, 0] != ZERO)
+    is_sink = _is_sink(preds, count, program.num_nodes)
+    follows = is_sink & (np.cumsum(is_sink) > 1)  # a maximum of ends, after every one but the first
     chain = np.maximum(count - 1, 1)
-    first_op = np.cumsum(chain + follows) - (chain + follows)
-    last_op = np.append(-1, first_op + chain - 1)  # op that ends each node; the source is -1
-    size = int((chain + follows).sum())
-    first, second = np.full(size, NOTHING), np.full(size, NOTHING - 1)
-    first_lag, second_lag, own = np.zeros((3, size), np.int64)
-    first[first_op], first_lag[first_op] = last_op[preds[:, 0]], lags[:, 0]
+    ops_of_node = is_late + chain + follows
+    first_op = np.cumsum(ops_of_node) - ops_of_node
+    last_op = np.append(START, first_op + is_late + chain - 1)  # that ends each node, by node
+    size = int(ops_of_node.sum())
+    first, second = np.full(size, NEVER), np.full(size, NEVER)
+    lag, own = np.zeros((2, size), np.int64)
+    head = first_op + is_late  # first op that is a maximum
+    waits = np.where(is_late, first_op, last_op[preds[:, 0]])
+    first[head] = np.where(is_alone, NEVER, waits)
+    second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
+    second[first_op[is_late]] = last_op[preds[is_late, 0]]
+    lag[first_op[is_late]] = lags[is_late, 0]
     for column in range(1, preds.shape[1]):
         has = count > column
-        at = first_op[has] + column - 1
-        second[at], second_lag[at] = last_op[preds[has, column]], lags[has, column]
+        at = head[has] + column - 1
+        second[at], lag[at] = last_op[preds[has, column]], lags[has, column]
         if column > 1:
             first[at] = at - 1
-    own[last_op[1:]] = np.asarray(program.duration_index)[nodes]
+    own[last_op[1:]] = np.asarray(program.duration_index)[1:]
     ends = last_op[1:][follows] + 1
-    first[ends] = np.append(last_op[1:][sinks][:1], ends[:-1])[: len(ends)]
+    first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
     second[ends] = ends - 1
     slot, num_slots = _allocate(first, second)
-    return BinaryOps(first, second, first_lag, second_lag, own, slot, num_slots)
+    return BinaryOps(first, second, lag, own, slot, num_slots)
+
+
+def _is_sink(
+    preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
+) -> Bool[NumpyArray, " nodes"]:
+    """Whether nobody waits for a node, the source left out."""
+    awaited = np.zeros(num_nodes, bool)
+    awaited[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
+    return ~awaited[1:]
 
 
 def _allocate(first: Column, second: Column) -> tuple[Column, int]:
-    """Give every op a slot that is free, and free it after the last reader."""
+    """Give every op a slot that no live op has, and free it after the last reader."""
     size = len(first)
     last_reader = np.arange(size)
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
         np.maximum.at(last_reader, operand[readers], readers)
     order = np.argsort(last_reader, kind="stable")
-    dying = np.split(order, np.searchsorted(last_reader[order], np.arange(1, size))) if size else []
-    slot, free, used = [0] * size, [], 1  # slot 0 is the source
-    for op, done in enumerate(dying):
-        ended = [slot[other] for other in done.tolist() if other != op]
-        free += ended  # operands are read before the result is written
+    done = order.tolist()
+    until = np.searchsorted(last_reader[order], np.arange(size)).tolist()  # done before each op
+    slot: list[int] = [0] * size
+    free: list[int] = []
+    used, freed = FIRST_SLOT, 0
+    for op, end in enumerate(until):
+        if end > freed:
+            free.extend([slot[other] for other in done[freed:end]])
+            freed = end
         if free:
             slot[op] = free.pop()
         else:
             slot[op], used = used, used + 1
-        if last_reader[op] == op and op < size - 1:
-            free.append(slot[op])  # nobody reads it
-    return np.array(slot, np.int32), used
-
-
-class RowOp(NamedTuple):
-    """One op with the cost rows that it reads; an operand of -1 is the source.
-
-    Attributes:
-      number: place of the op.
-      first: op of the first operand.
-      second: op of the second operand, None where there is none.
-      first_lag: row of the lag from the first operand.
-      second_lag: row of the lag from the second.
-      own: row of the op's own duration.
-    """
-
-    number: int
-    first: int
-    second: int | None
-    first_lag: int
-    second_lag: int
-    own: int
-
-
-def row_ops(ops: BinaryOps, rows: CostRows) -> list[RowOp]:
-    """List the ops of a program one by one, for kernels that are written out.
-
-    Args:
-      ops: the program.
-      rows: cost rows that it reads.
-
-    Returns:
-      (ops) in order.
-
-    Example:
-      >>> import pipejax as pj
-      >>> from pipejax.cost_rows import cost_rows
-      >>> table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
-      >>> program = pj.lower(table, step_end=False)
-      >>> listed = row_ops(binary_ops(program), cost_rows(program, pj.Costs()))
-      >>> [(op.number, op.first, op.second) for op in listed]
-      [(0, -1, None), (1, 0, None)]
-    """
-    row = rows.row_of_position
-    columns = zip(
-        ops.first.tolist(), ops.second.tolist(), row[ops.first_lag].tolist(),
-        row[ops.second_lag].tolist(), row[ops.own].tolist(), strict=True,
-    )  # fmt: skip
-    return [
-        RowOp(number, first, None if second < NOTHING else second, *lags_and_own)
-        for number, (first, second, *lags_and_own) in enumerate(columns)
-    ]
+    return np.array(slot, np.int64), used

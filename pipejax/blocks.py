@@ -16,13 +16,13 @@ def in_blocks(solve: Callable[[Int[Array, ""]], Result], *, size: int, block: in
     """Solve a batch block by block.
 
     Args:
-      solve: takes the start of a block, returns arrays whose first axis is the block.
+      solve: takes the start of a block, returns arrays whose last axis is the block.
       size: configurations in the batch.
       block: configurations in a block, at most `size`; the last block does some again where
         blocks do not divide the batch.
 
     Returns:
-      Arrays whose first axis is the batch.
+      Arrays whose last axis is the batch.
 
     Example:
       >>> twice = lambda at: 2 * (at + jnp.arange(4))
@@ -30,12 +30,12 @@ def in_blocks(solve: Callable[[Int[Array, ""]], Result], *, size: int, block: in
       [0, 2, 4, 6, 8, 10]
     """
     shapes = jax.eval_shape(solve, np.int32(0))
-    whole = jax.tree.map(lambda s: jnp.zeros((size, *s.shape[1:]), s.dtype), shapes)
+    whole = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
     def step(k: Int[Array, ""], done: Result) -> Result:
         at = jnp.minimum(k * block, size - block)
         return jax.tree.map(
-            lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, 0),
+            lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, -1),
             done, solve(at),
         )  # fmt: skip
 

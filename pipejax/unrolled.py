@@ -5,12 +5,16 @@ cores. That is the fastest form there is, and the one whose compile time grows w
 `stepped.py` takes over where it would be too long.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pipejax.binary_ops import BinaryOps, row_ops
+from pipejax.binary_ops import NEVER, START, BinaryOps
 from pipejax.cost_rows import ZERO_ROW, CostRows, Leaves
-from pipejax.kernel_options import compiled
+from pipejax.one_function import wide_vectors
 from pipejax.shapes import Array, Float
 
 MAX_OPS = 700  # about a second of compilation
@@ -41,39 +45,35 @@ def unrolled_makespans(
       >>> unrolled_makespans(leaves, ops=ops, rows=rows, size=size).tolist()
       [9.0, 12.0]
     """
-    result: Float[Array, " batch"] = compiled(_unrolled)(leaves, ops=ops, rows=rows, size=size)
-    return result
+    return _compiled()(leaves, ops=ops, rows=rows, size=size)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Float[Array, " batch"]]:
+    """Compile with options that are known once there is a backend."""
+    static = ("ops", "rows", "size")
+    return jax.jit(_unrolled, static_argnames=static, compiler_options=wide_vectors())
 
 
 def _unrolled(
     leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
 ) -> Float[Array, " batch"]:
     cost = rows.list(leaves)
-    values = {-1: jnp.zeros(1, cost[ZERO_ROW].dtype)}
-    listed = row_ops(ops, rows)
-    for op in listed:
-        value = plus_row(values[op.first], op.first_lag, cost)
-        if op.second is not None:
-            value = _first_of(value, plus_row(values[op.second], op.second_lag, cost))
-        values[op.number] = plus_row(value, op.own, cost)
-    return jnp.broadcast_to(values[listed[-1].number], (size,))
+    values = {START: jnp.zeros(1, cost[ZERO_ROW].dtype)}
+    row = rows.row_of_position
+    code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
+    for op, (first, second, lag, own) in enumerate(code):
+        operands = []
+        if first != NEVER:
+            operands.append(values[first])
+        if second != NEVER:
+            operands.append(_plus(values[second], lag, cost))
+        values[op] = _plus(functools.reduce(_first_of, operands), own, cost)
+    return jnp.broadcast_to(values[ops.num_ops - 1], (size,))
 
 
-def plus_row(value: Array, row: int, cost: list[Array]) -> Array:
-    """Add a cost row, nothing for that of zeros.
-
-    Args:
-      value: (N or 1) times [s].
-      row: row to add.
-      cost: (rows) of (N or 1) costs [s].
-
-    Returns:
-      (N or 1) times [s].
-
-    Example:
-      >>> plus_row(jnp.ones(2), 1, [jnp.zeros(1), jnp.arange(2.0)]).tolist()
-      [1.0, 2.0]
-    """
+def _plus(value: Array, row: int, cost: list[Array]) -> Array:
+    """Add a cost row, nothing for that of zeros."""
     return value if row == ZERO_ROW else value + cost[row]
 
 

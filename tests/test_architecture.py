@@ -13,7 +13,7 @@ LINE = [
     "shapes", "checks", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
     "idealised", "memory", "schedules", "files", "layout", "program", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "cost_rows",
-    "binary_ops", "blocks", "kernel_options", "unrolled", "unrolled_gradient", "stepped", "batch", "metrics",
+    "binary_ops", "blocks", "one_function", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "metrics",
     "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip
 HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),

@@ -1,5 +1,6 @@
 """Batches against one evaluation after the other: values, gradients, limits, memory."""
 
+import functools
 import itertools
 
 import jax
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from jax._src import monitoring
 
 import pipejax as pj
-from pipejax.binary_ops import binary_ops
+from pipejax.binary_ops import NEVER_SLOT, binary_ops
 from pipejax.cost_rows import cost_rows
 from pipejax.costs import cost_vector
-from pipejax.stepped import step_program
+from pipejax.step_program import step_program, way_back
 
 FIELDS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update",
           "latency", "transmit")  # fmt: skip
@@ -57,10 +58,10 @@ def test_stepped_equals_one_by_one(data, link, seed):  # ties included: the same
     program = pj.lower(table, link=link)
     padded = pj.pad(program, num_nodes=512, max_preds=8)
     costs = batch_of(table, 3, seed, dyadic=data.draw(st.booleans()))
-    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
+    values, counts = pj.makespans_and_grad(program, costs)
     expected, gradients = one_by_one(padded, costs, 3)
     np.testing.assert_allclose(values, expected, rtol=1e-12)
-    np.testing.assert_allclose(pj.makespans(program, costs, unroll=False), expected, rtol=1e-12)
+    np.testing.assert_allclose(pj.makespans(program, costs), expected, rtol=1e-12)
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
 
@@ -74,12 +75,10 @@ def test_unrolled_equals_stepped(name, link, dyadic):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
     costs = batch_of(table, 9, 3, dyadic=dyadic)
-    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
-    np.testing.assert_allclose(pj.makespans(program, costs, unroll=True), values, rtol=1e-12)
-    again, others = pj.makespans_and_grad(program, costs, unroll=True)
-    np.testing.assert_allclose(again, values, rtol=1e-12)
-    for field in FIELDS:
-        np.testing.assert_array_equal(getattr(counts, field), getattr(others, field), field)
+    stepped, unrolled = (pj.makespans(program, costs, unroll=unroll) for unroll in (False, True))
+    np.testing.assert_allclose(unrolled, stepped, rtol=1e-12)
+    with pytest.raises(ValueError, match="unroll=True is for exact maxima, got temperature=1"):
+        pj.makespans(program, costs, unroll=True, temperature=1.0)
 
 
 def test_gradients_are_finite_differences_and_sum_to_the_makespan():
@@ -105,7 +104,7 @@ def test_uniform_costs_and_scalars(unroll):
     expected = 33 + (2 * 3 * 3 - 2) * delays
     np.testing.assert_allclose(pj.makespans(program, costs, unroll=unroll), expected)
     plain = pj.Costs(forward=1.0, backward=2.0, transmit=delays)
-    values, counts = pj.makespans_and_grad(program, plain, unroll=unroll)
+    values, counts = pj.makespans_and_grad(program, plain)
     np.testing.assert_allclose(values, expected)
     assert counts.forward.tolist() == [11.0] * 5
     assert counts.transmit.tolist()[1:] == [16.0] * 4
@@ -145,8 +144,8 @@ def test_a_large_batch_goes_through_in_parts(unroll):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     program = pj.lower(table)
     costs = batch_of(table, 1000, 2)
-    whole, counts = pj.makespans_and_grad(program, costs, unroll=unroll)
-    parts, others = pj.makespans_and_grad(program, costs, unroll=unroll, max_bytes=50_000)
+    whole, counts = pj.makespans_and_grad(program, costs)
+    parts, others = pj.makespans_and_grad(program, costs, max_bytes=50_000)
     np.testing.assert_array_equal(whole, parts)
     np.testing.assert_array_equal(counts.transmit, others.transmit)
     small = pj.makespans(program, costs, unroll=unroll, max_bytes=30_000)
@@ -155,13 +154,38 @@ def test_a_large_batch_goes_through_in_parts(unroll):
     np.testing.assert_array_equal(whole, np.concatenate(list(pj.stream_makespans(program, chunks))))
 
 
-def test_threads_share_a_batch():
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    program, size = pj.lower(table), 3 * (1 << 12) + 1
-    costs = pj.Costs(forward=np.arange(size, dtype=float), backward=2.0)
-    values, counts = pj.makespans_and_grad(program, costs, unroll=False)
-    np.testing.assert_allclose(values, 3 * np.arange(size) + 6)
-    assert set(np.asarray(counts.forward).tolist()) == {3.0}
+@pytest.mark.parametrize("size", [1, 64, 65, 1025, 20_001])  # less and more than a row, a block
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_batches_of_any_size(size, temperature, monkeypatch):
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    program, costs = pj.lower(table), batch_of(table, size, 4)
+    run = functools.partial(pj.makespans_and_grad, program, temperature=temperature)
+    values, counts = run(costs)
+    some = np.unique(np.linspace(0, size - 1, 50, dtype=int))
+    few, fewer = run(part(costs, some))
+    np.testing.assert_allclose(np.asarray(values)[some], few, rtol=1e-12)
+    for field in FIELDS:
+        found = np.asarray(getattr(counts, field))
+        assert found.shape == np.shape(getattr(costs, field))
+        np.testing.assert_allclose(found[some], getattr(fewer, field), rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr("pipejax.batch.WORTH_COMPILING", 0 if size > 64 else 10**9)
+    monkeypatch.setattr("pipejax.stepped.MIN_WORK", 1)  # threads even for a short program
+    again, others = run(costs)
+    np.testing.assert_allclose(again, values, rtol=1e-12)
+    np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)
+
+
+def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=700)
+    costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=2.0)
+    values, counts = pj.makespans_and_grad(pj.lower(table), costs)
+    assert values.tolist() == [2100.0, 2800.0]
+    assert counts.forward.tolist() == counts.backward.tolist() == [700.0, 700.0]
+    program = pj.lower(table)
+    back = way_back(binary_ops(program), cost_rows(program, costs))
+    runs = back.runs[: int(back.num_runs)]
+    assert len(runs) > 6
+    assert (runs[:, 2] - runs[:, 1]).max() == 255
 
 
 def test_smooth_makespans_tend_to_exact_ones_from_above():
@@ -255,11 +279,11 @@ def test_slots_are_reused_and_never_too_early(data, link):
     costs = strategies.price(table, rows, np.random.default_rng(1)).costs
     vector = np.asarray(cost_vector(program, costs))
     state = np.zeros(ops.num_slots)
+    state[NEVER_SLOT] = -np.inf
     first, second = ops.operand_slots()
     for k in range(ops.num_ops):
-        value = state[first[k]] + vector[ops.first_lag[k]]
-        if ops.second[k] >= -1:
-            value = max(value, state[second[k]] + vector[ops.second_lag[k]])
+        value = max(state[first[k]], state[second[k]] + vector[ops.lag[k]])
+        assert ops.slot[k] not in (first[k], second[k])
         state[ops.slot[k]] = value + vector[ops.own[k]]
     assert state[ops.slot[-1]] == pytest.approx(pj.evaluate(table, costs, link=link).makespan)
     long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
