@@ -14,6 +14,7 @@ from pipejax.costs import Costs, NodeCosts, price
 from pipejax.evaluate import Evaluation, evaluate
 from pipejax.files import read_table, write_table
 from pipejax.hardware import System, load_system
+from pipejax.long_schedules import makespans_at, throughput
 from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
 from pipejax.ops import Op, Phase
@@ -55,6 +56,7 @@ __all__ = [
     "makespan",
     "makespans",
     "makespans_and_grad",
+    "makespans_at",
     "makespans_of",
     "memory_bytes",
     "pad",
@@ -66,5 +68,6 @@ __all__ = [
     "slack",
     "stage_costs",
     "stream_makespans",
+    "throughput",
     "write_table",
 ]

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
 LINE = [
     "shapes", "checks", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
-    "idealised", "memory", "schedules", "files", "layout", "program", "drafting", "links", "lowering",
+    "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "cost_rows",
-    "binary_ops", "blocks", "one_function", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "metrics",
+    "binary_ops", "blocks", "one_function", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
     "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip
 HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),

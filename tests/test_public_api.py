@@ -35,6 +35,7 @@ NAMES = [
     "makespan",
     "makespans",
     "makespans_and_grad",
+    "makespans_at",
     "makespans_of",
     "memory_bytes",
     "pad",
@@ -46,6 +47,7 @@ NAMES = [
     "slack",
     "stage_costs",
     "stream_makespans",
+    "throughput",
     "write_table",
 ]
 
