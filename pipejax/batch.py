@@ -17,6 +17,7 @@ from pipejax.binary_ops import BinaryOps, binary_ops
 from pipejax.checks import are_positive
 from pipejax.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.costs import Costs
+from pipejax.devices import Spread, spread_of, spread_out
 from pipejax.program import Program
 from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.step_program import (
@@ -27,7 +28,7 @@ from pipejax.step_program import (
     step_program,
     way_back,
 )
-from pipejax.stepped import Pieces, lanes, stepped_makespans
+from pipejax.stepped import Counts, Pieces, lanes, stepped_makespans
 from pipejax.unrolled import MAX_OPS, unrolled_makespans
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
@@ -95,12 +96,13 @@ def makespans(
     plan, leaves, size = _prepare(program, costs, temperature)
     unroll = _unrolls(unroll, plan, size, temperature)
     parts = []
-    for cut, count in _cuts(plan, leaves, size, max_bytes, 0):
+    for cut, count, over in _cuts(plan, leaves, size, max_bytes, 0):
         if unroll:
-            parts.append(unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=count))
-            continue
-        pieces = _pieces(plan.rows, cut, count)
-        values, _ = stepped_makespans(plan.steps, pieces, temperature=temperature)
+            length = max(map(len, cut.values()))
+            values = unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=length)
+        else:
+            pieces = _pieces(plan.rows, cut, count, over)
+            values, _ = stepped_makespans(plan.steps, pieces, temperature=temperature, over=over)
         parts.append(values[:count])
     return parts[0] if len(parts) == 1 else jax.numpy.concatenate(parts)
 
@@ -139,13 +141,13 @@ def makespans_and_grad(
     """
     plan, leaves, size = _prepare(program, costs, temperature)
     values, counts = [], []
-    for cut, count in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
-        pieces = _pieces(plan.rows, cut, count)
+    for cut, count, over in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
+        pieces = _pieces(plan.rows, cut, count, over)
         value, found = stepped_makespans(
-            plan.steps, pieces, back=plan.back, temperature=temperature
+            plan.steps, pieces, back=plan.back, temperature=temperature, over=over
         )
         values.append(value[:count])
-        counts.append(np.asarray(found)[:, :count])
+        counts.append(_on_host(found)[:, :count])
     gradient = _as_costs(
         plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1), leaves
     )
@@ -244,20 +246,27 @@ def _plan(program: Program, costs: Costs) -> _Plan:
 
 def _cuts(
     plan: _Plan, leaves: Leaves, size: int, max_bytes: int, results: int
-) -> Iterator[tuple[Leaves, int]]:
-    """Cut the costs that a program reads into parts of at most `max_bytes`, each with its size."""
+) -> Iterator[tuple[Leaves, int, Spread | None]]:
+    """Cut the costs that a program reads into parts of at most `max_bytes`, each with its size.
+
+    A batch that is laid out over several devices stays whole.
+    """
     leaves = {name: leaves[name] for name, _ in plan.rows.fields}
+    over = spread_of(leaves)
+    if over is not None:
+        yield leaves, size, over
+        return
     itemsize = next(iter(leaves.values())).dtype.itemsize
     columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
     part = max(1, max_bytes // (itemsize * (columns + results + 1)))
-    if size <= part:
-        yield leaves, size
-        return
     for low in range(0, size, part):
+        count = min(part, size - low)
         cut = {
-            name: leaf[low : low + part] if len(leaf) > 1 else leaf for name, leaf in leaves.items()
+            name: leaf[low : low + count] if len(leaf) > count else leaf
+            for name, leaf in leaves.items()
         }
-        yield cut, min(part, size - low)
+        placed, over = spread_out(cut, count, lanes(cut[next(iter(cut))].dtype))
+        yield placed, count, over
 
 
 def _unrolls(unroll: bool | None, plan: _Plan, size: int, temperature: float | None) -> bool:
@@ -270,7 +279,14 @@ def _unrolls(unroll: bool | None, plan: _Plan, size: int, temperature: float | N
     return temperature is None and plan.ops.num_ops <= MAX_OPS and work >= WORTH_UNROLLING
 
 
-def _pieces(rows: CostRows, leaves: Leaves, size: int) -> Pieces:
+def _on_host(counts: Counts | None) -> Counts:
+    """Counts as NumPy's array, where this process has them all."""
+    if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
+        return counts
+    return np.asarray(counts)
+
+
+def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> Pieces:
     """Lay the fields that a program reads out for the stepped form.
 
     A large batch goes as it is, a compilation for every combination of shapes. A small one is
@@ -278,7 +294,7 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int) -> Pieces:
     """
     used = [leaves[name].reshape(len(leaves[name]), -1)[:, :entries]
             for name, entries in rows.fields]  # fmt: skip
-    if size * num_columns(rows) >= WORTH_COMPILING:
+    if over is not None or size * num_columns(rows) >= WORTH_COMPILING:
         return tuple(used)
     dtype = used[0].dtype
     matrix = np.empty((max(size, lanes(dtype)), num_columns(rows) - 1), dtype)
@@ -290,10 +306,10 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int) -> Pieces:
     return (matrix,)
 
 
-def _as_costs(rows: CostRows, counts: Float[NumpyArray, "columns batch"], leaves: Leaves) -> Costs:
+def _as_costs(rows: CostRows, counts: Counts, leaves: Leaves) -> Costs:
     """Give every cost the counts of its column."""
     columns = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
-    gradient: dict[str, NumpyArray] = {}
+    gradient: dict[str, Array | NumpyArray] = {}
     for name, leaf in leaves.items():
         shape = (counts.shape[1], *leaf.shape[1:])
         first = columns.get((name, 0))

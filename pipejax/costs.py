@@ -307,12 +307,21 @@ jax.tree_util.register_dataclass(Costs)
 _FIELD_NAMES = ", ".join(field.name for field in dataclasses.fields(Costs))
 
 
+def _here(value: Any) -> NumpyArray:
+    """Numbers of a cost; of an array over several processes, those that this one holds."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return np.concatenate(
+            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
+        )
+    return np.asarray(value, dtype=getattr(value, "dtype", float))
+
+
 def _checked(name: str, value: Number) -> Any:
     """Return a cost as a float or array; refuse a negative, NaN or infinite one."""
     if isinstance(value, jax.core.Tracer):
         return value
     try:
-        numbers = np.asarray(value, dtype=getattr(value, "dtype", float))
+        numbers = _here(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number or an array, got {value!r}") from None
     # a NaN is neither: the smallest and the largest tell of it at less than a test of each

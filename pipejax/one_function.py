@@ -60,12 +60,12 @@ def one_function(loops: Callable[..., Any]) -> Callable[..., Any]:
         return loops
 
     def plain(*arrays: Any) -> Any:
-        with set_xla_metadata(**NONE):  # type: ignore[no-untyped-call]
+        with set_xla_metadata(**NONE):
             return loops(*arrays)
 
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
-        with set_xla_metadata(**ONE_FUNCTION):  # type: ignore[no-untyped-call]
+        with set_xla_metadata(**ONE_FUNCTION):
             return jax.jit(plain)(*arrays)
 
     return call

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pipejax.blocks import in_blocks
+from pipejax.devices import Spread
 from pipejax.one_function import wide_vectors
 from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.step_program import StepProgram, WayBack
@@ -52,6 +54,7 @@ def stepped_makespans(
     *,
     back: WayBack | None = None,
     temperature: float | None = None,
+    over: Spread | None = None,
 ) -> Result:
     """Makespans of a batch, and how often each cost stands on the critical path.
 
@@ -61,6 +64,7 @@ def stepped_makespans(
         column 0 of the program is zero, the others are the entries of the pieces in order.
       back: the way back, if the costs are to be counted.
       temperature: smooth maxima, T log(exp(x / T) + exp(y / T)); exact ones if None [s].
+      over: devices that the pieces are laid out over.
 
     Returns:
       (batch) makespans [s], and (columns, batch) counts or None.
@@ -81,6 +85,9 @@ def stepped_makespans(
     """
     size = max(map(len, pieces))
     heat = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
+    if over is not None:
+        is_shared = tuple(len(piece) == 1 for piece in pieces)
+        return _compiled_over(over, is_shared)(program, back, heat, pieces)
     threads = _num_threads(program, size, pieces[0].dtype)
     run = functools.partial(_compiled(), program, back, heat)
     if threads <= 1:
@@ -133,11 +140,29 @@ def _compiled() -> Callable[..., tuple[Array, Array | None]]:
     return jax.jit(_run, compiler_options=wide_vectors())
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled_over(over: Spread, is_shared: tuple[bool, ...]) -> Callable[..., Result]:
+    """Compile for several devices, each of which solves its part of the batch."""
+    everywhere, cut = PartitionSpec(), PartitionSpec(over.axis)
+    pieces = tuple(everywhere if shared else cut for shared in is_shared)
+    run = jax.shard_map(
+        _run, mesh=over.mesh, in_specs=(everywhere, everywhere, everywhere, pieces),
+        out_specs=(cut, PartitionSpec(None, over.axis)), check_vma=False,
+    )  # fmt: skip
+    return jax.jit(run, compiler_options=wide_vectors())
+
+
 def _run(
     program: StepProgram, back: WayBack | None, heat: Array | None, pieces: tuple[Array, ...]
 ) -> tuple[Array, Array | None]:
     size, dtype = max(map(len, pieces)), pieces[0].dtype
     width = lanes(dtype)
+    if size < width:  # a small part of a batch over several devices
+        pieces = tuple(jnp.pad(p, ((0, width - size), (0, 0)), mode="edge") if len(p) > 1 else p
+                       for p in pieces)  # fmt: skip
+        wide = (jnp.broadcast_to(pieces[0], (width, pieces[0].shape[1])), *pieces[1:])
+        found = _run(program, back, heat, wide)
+        return jax.tree.map(lambda array: array[..., :size], found)
     tiles = min(_max_tiles(program, dtype, back, heat), size // width)
 
     def solve(at: Array) -> tuple[Array, Array | None]:

@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
     out: Path = parser.parse_args().out
     # jax leaves this function without annotations
-    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_enable_x64", True)
     dataset = sweep()
     out.parent.mkdir(parents=True, exist_ok=True)
     dataset.to_zarr(out, mode="w", zarr_format=2)

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
       person reads it, the table follows with the place marked.
     """
     # jax leaves this function without annotations
-    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_enable_x64", True)
     try:
         result = app(list(arguments) or ["--help"], standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -1,0 +1,90 @@
+"""Batches over several devices and several processes give what one device gives."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pipejax.devices import spread_of
+
+TESTS = Path(__file__).parent
+ON_SEVERAL = """
+import jax, numpy as np, pipejax as pj
+jax.config.update("jax_enable_x64", True)
+assert jax.local_device_count() == {devices}
+program = pj.lower(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
+for size in (100, 20_001):
+    rng = np.random.default_rng(size)
+    forward, backward = rng.random((2, size, 4))
+    costs = pj.Costs(forward=forward, backward=backward, transmit=rng.random(size), latency=0.1)
+    for heat in (None, 0.5):
+        values, counts = pj.makespans_and_grad(program, costs, temperature=heat)
+        print(repr([float(np.sum(values)), float(np.sum(counts.backward)),
+                    float(np.sum(counts.transmit[-1])), float(values[-1])]))
+        assert values.shape == (size,) and counts.latency.shape == (size,)
+    for unroll in (False, True):
+        again = pj.makespans(program, costs, unroll=unroll)
+        print(float(np.sum(again)))
+        parts = pj.makespans(program, costs, unroll=unroll, max_bytes=100_000)
+        np.testing.assert_allclose(parts, again)
+    if size == 20_001:
+        assert len(again.sharding.device_set) == {devices}
+"""
+
+
+def run(arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=os.environ | environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def output(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+def numbers(devices):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    code = ON_SEVERAL.format(devices=devices)
+    lines = output(run(["-c", code], XLA_FLAGS=flags)).split("\n")
+    return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines if line])
+
+
+def test_sharded_equals_unsharded():
+    np.testing.assert_allclose(numbers(3), numbers(1), rtol=1e-12)
+
+
+def test_two_processes_share_a_batch():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = str(TESTS / "two_processes.py")
+    both = [run([script, port, number], XLA_FLAGS="") for number in "01"]
+    lines = [output(process).split() for process in both]
+    assert [line[:2] for line in lines] == [["process", "0:"], ["process", "1:"]]
+
+
+def test_layouts_that_make_no_sense_are_refused():
+    mesh = Mesh(np.array(jax.devices()[:1]), "x")
+    leaf = jax.device_put(np.ones((4, 4)), NamedSharding(mesh, PartitionSpec(None, "x")))
+    assert spread_of({"forward": leaf}) is None  # one device is no layout
+    code = """
+import jax, numpy as np, pipejax as pj
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), "x")
+put = lambda spec: jax.device_put(np.ones((4, 4)), NamedSharding(mesh, spec))
+program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+try:
+    pj.makespans(program, pj.Costs(forward=put(P(None, "x"))))
+except ValueError as error:
+    print(error)
+"""
+    flags = "--xla_force_host_platform_device_count=2"
+    assert "forward lies on several devices as" in output(run(["-c", code], XLA_FLAGS=flags))
