@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pipejax.cost_rows import Leaves
 
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
       1
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     axis: str | tuple[str, ...]
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
