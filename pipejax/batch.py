@@ -310,12 +310,14 @@ def _as_costs(rows: CostRows, counts: Counts, leaves: Leaves) -> Costs:
     """Give every cost the counts of its column."""
     columns = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
     gradient: dict[str, Array | NumpyArray] = {}
+    dtype = next(iter(leaves.values())).dtype
     for name, leaf in leaves.items():
         shape = (counts.shape[1], *leaf.shape[1:])
         first = columns.get((name, 0))
         if first is None:  # the program does not read it
-            gradient[name] = np.broadcast_to(np.zeros((), counts.dtype), shape)
+            gradient[name] = np.broadcast_to(np.zeros((), dtype), shape)
         else:
             entries = int(np.prod(shape[1:]))
-            gradient[name] = counts[first : first + entries].T.reshape(shape)
+            found = counts[first : first + entries].astype(dtype, copy=False)
+            gradient[name] = found.T.reshape(shape)
     return Costs(**gradient)

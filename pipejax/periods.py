@@ -247,7 +247,8 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_Found]:
     raise ValueError(
         f"{columns.num_columns} columns of the table hold no period: {len(kinds - covered)} of "
         f"{len(kinds)} kinds of ops never come again in step, among them phase {kind[0]} of stage "
-        f"{kind[1]}; lower the schedule with more microbatches, say four times as many as workers"
+        f"{kind[1]}; if it repeats itself at all, lower it with more microbatches, say four times "
+        "as many as workers"
     )
 
 

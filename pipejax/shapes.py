@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, UInt
+    from jaxtyping import Bool, Float, Int, Num, UInt
 
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
 else:
     NumpyArray = np.ndarray
     try:
-        from jaxtyping import Bool, Float, Int, UInt
+        from jaxtyping import Bool, Float, Int, Num, UInt
     except ModuleNotFoundError:
 
         class _Unchecked:
@@ -25,9 +25,9 @@ else:
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]
 
-        Bool = Float = Int = UInt = _Unchecked
+        Bool = Float = Int = Num = UInt = _Unchecked
 
 Array = jax.Array
 Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
 
-__all__ = ["Array", "Bool", "Float", "Index", "Int", "NumpyArray", "UInt"]
+__all__ = ["Array", "Bool", "Float", "Index", "Int", "Num", "NumpyArray", "UInt"]

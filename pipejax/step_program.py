@@ -19,6 +19,7 @@ LEAST_OPS, LEAST_EDGES, LEAST_SLOTS, LEAST_ROWS = 512, 1024, 16, 64
 ZERO_COLUMN = 0  # of the cost matrix
 ALWAYS, CHOICE, NOT_CHOICE = 0, 1, 2
 MAX_RUN = 255  # uses that one byte can count
+STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
 
 Unsigned = np.uint32  # an index without a sign needs no test for being negative
 Column = Int[NumpyArray, " some"]
@@ -55,7 +56,8 @@ class WayBack:
         says that the path goes there.
       num_edges: edges without padding.
       num_ops: ops without padding.
-      uses: (uses, 2) op that uses a cost, and whether the choice says that it counts; by row.
+      uses: (uses, 2) op that uses a cost, and whether the choice says that it counts; by row
+        within a stretch of ops.
       runs: (runs, 3) row of costs, and its first use and the one after its last in `uses`.
       num_runs: runs without padding.
     """
@@ -199,8 +201,8 @@ def way_back(ops: BinaryOps, rows: CostRows) -> WayBack:
     uses = np.stack(
         [np.tile(np.arange(ops.num_ops), 2), np.repeat([ALWAYS, CHOICE], ops.num_ops)], axis=1
     )
-    order = np.argsort(used, kind="stable")
-    order = order[np.searchsorted(used[order], ZERO_ROW, side="right") :]
+    order = np.lexsort((used, uses[:, 0] // STRETCH))
+    order = order[used[order] != ZERO_ROW]
     runs = _runs(used[order])
     return WayBack(
         edges=_padded(edges, bucket(len(edges), LEAST_EDGES)),
@@ -213,7 +215,7 @@ def way_back(ops: BinaryOps, rows: CostRows) -> WayBack:
 
 
 def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
-    """Cut uses that are sorted by row into runs of one row each, none longer than `MAX_RUN`."""
+    """Cut uses into runs of one row each, none longer than `MAX_RUN`."""
     first = np.flatnonzero(np.diff(row, prepend=-1))
     last = np.append(first[1:], len(row))
     pieces = -(-(last - first) // MAX_RUN)

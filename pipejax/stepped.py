@@ -17,18 +17,19 @@ from jax.sharding import PartitionSpec
 from pipejax.blocks import in_blocks
 from pipejax.devices import Spread
 from pipejax.one_function import wide_vectors
-from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.shapes import Array, Float, Num, NumpyArray
 from pipejax.step_program import StepProgram, WayBack
-from pipejax.steps_back import counts_on_path
+from pipejax.steps_back import BITS, counts_on_path
 from pipejax.steps_forth import values_and_choices
 
-Counts = Float[Array, "columns batch"] | Float[NumpyArray, "columns batch"]
+Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
 Result = tuple[Float[Array, " batch"], Counts | None]
 
 ROW_BYTES = 512  # of a row of the state: rows of that size are added up fastest
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
+ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
 MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pays
 
 
@@ -67,7 +68,7 @@ def stepped_makespans(
       over: devices that the pieces are laid out over.
 
     Returns:
-      (batch) makespans [s], and (columns, batch) counts or None.
+      (batch) makespans [s], and (columns, batch) counts, whole numbers or costs' floats, or None.
 
     Example:
       >>> import pipejax as pj
@@ -111,7 +112,8 @@ def _side_by_side(
         found = [np.asarray(array) for array in run(cut) if array is not None]
         with lock:
             if not whole:
-                whole.extend(np.empty((*a.shape[:-1], size), a.dtype) for a in found)
+                dtype = found[0].dtype
+                whole.extend(np.empty((*array.shape[:-1], size), dtype) for array in found)
         for array, target in zip(found, whole, strict=True):
             target[..., low : low + part] = array
 
@@ -158,12 +160,10 @@ def _run(
     size, dtype = max(map(len, pieces)), pieces[0].dtype
     width = lanes(dtype)
     if size < width:  # a small part of a batch over several devices
-        pieces = tuple(jnp.pad(p, ((0, width - size), (0, 0)), mode="edge") if len(p) > 1 else p
-                       for p in pieces)  # fmt: skip
-        wide = (jnp.broadcast_to(pieces[0], (width, pieces[0].shape[1])), *pieces[1:])
-        found = _run(program, back, heat, wide)
+        pieces = tuple(_lengthened(piece, width) for piece in pieces)
+        found = _run(program, back, heat, pieces)
         return jax.tree.map(lambda array: array[..., :size], found)
-    tiles = min(_max_tiles(program, dtype, back, heat), size // width)
+    tiles, width = _block(program, size, dtype, back, heat)
 
     def solve(at: Array) -> tuple[Array, Array | None]:
         costs = _tiles(pieces, at, tiles, width)
@@ -171,9 +171,11 @@ def _run(
         if back is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
+        small = heat is None and len(back.uses) < 1 << 16  # half the bytes for the same numbers
         return values.reshape(-1), counts_on_path(
-            program, back, choices, num_columns=costs.shape[1], dtype=dtype
-        )
+            program, back, choices, num_columns=costs.shape[1],
+            dtype=np.dtype(np.uint16) if small else dtype,
+        )  # fmt: skip
 
     return in_blocks(solve, size=size, block=tiles * width)
 
@@ -191,12 +193,29 @@ def _tiles(pieces: tuple[Array, ...], at: Array, tiles: int, width: int) -> Arra
     return jnp.concatenate(columns, axis=1)
 
 
-def _max_tiles(
-    program: StepProgram, dtype: np.dtype, back: WayBack | None, heat: Array | None
-) -> int:
-    """Tiles in a block: as many as the choices and paths of all ops leave room for."""
-    if back is None:
-        return MAX_TILES
+def _lengthened(piece: Array, size: int) -> Array:
+    """Costs with the last configuration again and again."""
+    return jnp.concatenate(
+        [piece, jnp.broadcast_to(piece[-1:], (size - len(piece), *piece.shape[1:]))]
+    )
+
+
+def _block(
+    program: StepProgram, size: int, dtype: np.dtype, back: WayBack | None, heat: Array | None
+) -> tuple[int, int]:
+    """Tiles of a block, and configurations of a tile.
+
+    As many as the choices and paths of all ops leave room for. An accelerator takes one wide tile:
+    its threads are what a CPU's vectors are.
+    """
     bits = 3 if heat is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
-    room = CHOICE_BYTES * 8 // (bits * len(program.code) * lanes(dtype))
-    return max(1, min(MAX_TILES, room))
+    if jax.default_backend() == "cpu":
+        most, width = MAX_TILES, lanes(dtype)
+        room = CHOICE_BYTES * 8 // (bits * len(program.code) * width)
+        if back is not None:
+            most = max(1, min(most, room))
+        return min(most, size // width), width
+    width = size
+    if back is not None:
+        width = min(size, ACCELERATOR_BYTES * 8 // (bits * len(program.code)))
+    return 1, max(lanes(dtype), width - width % BITS)

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from jax._src import monitoring
 
 import pipejax as pj
+from pipejax import blocks, stepped
 from pipejax.binary_ops import NEVER_SLOT, binary_ops
 from pipejax.cost_rows import cost_rows
 from pipejax.costs import cost_vector
+from pipejax.one_function import wide_vectors
 from pipejax.step_program import step_program, way_back
 
 FIELDS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update",
@@ -175,6 +177,36 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
     np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("workers", "microbatches"), [(4, 400), (2, 2500)])
+def test_gradients_of_long_programs(workers, microbatches):  # counted in stretches, as floats
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    program, costs = pj.lower(table), batch_of(table, 3, 6)
+    values, counts = pj.makespans_and_grad(program, costs)
+    expected, gradients = one_by_one(program, costs, 3)
+    np.testing.assert_allclose(values, expected, rtol=1e-12)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
+
+
+def test_an_accelerator_takes_one_wide_tile(monkeypatch):
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    program, costs = pj.lower(table), batch_of(table, 1003, 4)
+    expected = pj.makespans_and_grad(program, costs)
+    forget = (stepped._compiled.cache_clear, wide_vectors.cache_clear, jax.clear_caches)
+    for clear in forget:
+        clear()
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    sizes = []
+    monkeypatch.setattr(stepped, "in_blocks", lambda solve, *, size, block: (
+        sizes.append((size, block)), blocks.in_blocks(solve, size=size, block=block))[1])  # fmt: skip
+    values, counts = pj.makespans_and_grad(program, costs)
+    for clear in forget:
+        clear()
+    assert sizes == [(1003, 1000)]
+    np.testing.assert_array_equal(values, expected[0])
+    np.testing.assert_array_equal(counts.transmit, expected[1].transmit)
+
+
 def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=700)
     costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=2.0)
@@ -184,7 +216,7 @@ def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
     program = pj.lower(table)
     back = way_back(binary_ops(program), cost_rows(program, costs))
     runs = back.runs[: int(back.num_runs)]
-    assert len(runs) > 6
+    assert len(runs) == 8  # 700 uses of two costs, one each of A and U
     assert (runs[:, 2] - runs[:, 1]).max() == 255
 
 

@@ -115,7 +115,7 @@ def test_wrong_numbers_of_microbatches_are_refused():
 @pytest.mark.parametrize(("name", "microbatches"), [("1f1b", 2), ("gpipe", 1), ("hanayo", 4)])
 def test_a_short_schedule_has_no_period(name, microbatches):
     program = lowered(name, 4, microbatches)
-    with pytest.raises(ValueError, match=r"hold no period: .* lower the schedule with more"):
+    with pytest.raises(ValueError, match=r"hold no period: .* lower it with more microbatches"):
         pj.throughput(program, pj.Costs(forward=1.0))
 
 
