@@ -32,7 +32,7 @@ from pipejax.stepped import Counts, Pieces, lanes, stepped_makespans
 from pipejax.unrolled import MAX_OPS, unrolled_makespans
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
-WORTH_UNROLLING = 10**7  # ops times configurations from which a compilation of its own pays
+WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
 WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake of a compilation
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -292,6 +292,8 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> P
     A large batch goes as it is, a compilation for every combination of shapes. A small one is
     copied into one matrix of a bucket of sizes; what it holds beyond is never read.
     """
+    if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
+        leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     used = [leaves[name].reshape(len(leaves[name]), -1)[:, :entries]
             for name, entries in rows.fields]  # fmt: skip
     if over is not None or size * num_columns(rows) >= WORTH_COMPILING:
