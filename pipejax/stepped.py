@@ -20,7 +20,7 @@ from pipejax.one_function import wide_vectors
 from pipejax.shapes import Array, Float, Num, NumpyArray
 from pipejax.step_program import StepProgram, WayBack
 from pipejax.steps_back import BITS, counts_on_path
-from pipejax.steps_forth import values_and_choices
+from pipejax.steps_forth import Tiles, values_and_choices
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
@@ -158,39 +158,28 @@ def _run(
     program: StepProgram, back: WayBack | None, heat: Array | None, pieces: tuple[Array, ...]
 ) -> tuple[Array, Array | None]:
     size, dtype = max(map(len, pieces)), pieces[0].dtype
-    width = lanes(dtype)
-    if size < width:  # a small part of a batch over several devices
-        pieces = tuple(_lengthened(piece, width) for piece in pieces)
-        found = _run(program, back, heat, pieces)
-        return jax.tree.map(lambda array: array[..., :size], found)
     tiles, width = _block(program, size, dtype, back, heat)
+    block = tiles * width
+    if block > size:
+        pieces = tuple(_lengthened(p, block) if len(p) == size else p for p in pieces)
 
     def solve(at: Array) -> tuple[Array, Array | None]:
-        costs = _tiles(pieces, at, tiles, width)
-        values, choices = values_and_choices(program, costs, heat, keep=back is not None)
+        keep = back is not None
+        values, choices = values_and_choices(
+            program, pieces, Tiles(at, tiles, width), heat, keep=keep
+        )
         if back is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
         small = heat is None and len(back.uses) < 1 << 16  # half the bytes for the same numbers
         return values.reshape(-1), counts_on_path(
-            program, back, choices, num_columns=costs.shape[1],
+            program, back, choices, num_columns=1 + sum(piece.shape[1] for piece in pieces),
             dtype=np.dtype(np.uint16) if small else dtype,
         )  # fmt: skip
 
-    return in_blocks(solve, size=size, block=tiles * width)
-
-
-def _tiles(pieces: tuple[Array, ...], at: Array, tiles: int, width: int) -> Array:
-    """Costs of a block: (tiles, columns, width), a column of zeros first."""
-    columns = [jnp.zeros((tiles, 1, width), pieces[0].dtype)]
-    for piece in pieces:
-        shape = (tiles, width, piece.shape[1])
-        if len(piece) > 1:
-            cut = jax.lax.dynamic_slice_in_dim(piece, at, tiles * width).reshape(shape)
-        else:
-            cut = jnp.broadcast_to(piece, shape)
-        columns.append(cut.transpose(0, 2, 1))
-    return jnp.concatenate(columns, axis=1)
+    found = in_blocks(solve, size=max(size, block), block=block)
+    cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
+    return cut
 
 
 def _lengthened(piece: Array, size: int) -> Array:
@@ -205,17 +194,16 @@ def _block(
 ) -> tuple[int, int]:
     """Tiles of a block, and configurations of a tile.
 
-    As many as the choices and paths of all ops leave room for. An accelerator takes one wide tile:
-    its threads are what a CPU's vectors are.
+    As many as the choices and paths of all ops leave room for, and blocks of one size. An
+    accelerator takes one wide tile: its threads are what a CPU's vectors are.
     """
     bits = 3 if heat is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
-    if jax.default_backend() == "cpu":
-        most, width = MAX_TILES, lanes(dtype)
-        room = CHOICE_BYTES * 8 // (bits * len(program.code) * width)
-        if back is not None:
-            most = max(1, min(most, room))
-        return min(most, size // width), width
-    width = size
+    width = lanes(dtype)
+    if jax.default_backend() != "cpu":
+        room = ACCELERATOR_BYTES * 8 // (bits * len(program.code))
+        return 1, max(width, min(size, size if back is None else room) // BITS * BITS)
+    most = MAX_TILES
     if back is not None:
-        width = min(size, ACCELERATOR_BYTES * 8 // (bits * len(program.code)))
-    return 1, max(lanes(dtype), width - width % BITS)
+        most = max(1, min(most, CHOICE_BYTES * 8 // (bits * len(program.code) * width)))
+    blocks = -(-size // (most * width))
+    return -(-size // (blocks * width)), width

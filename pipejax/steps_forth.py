@@ -1,6 +1,7 @@
 """The way forth: values of all ops of a program, and which operand each waited for."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +9,45 @@ import numpy as np
 
 from pipejax.binary_ops import NEVER_SLOT
 from pipejax.one_function import Unsigned, count_up, one_function, put_row, take_row
-from pipejax.shapes import Array
+from pipejax.shapes import Array, NumpyArray
 from pipejax.step_program import GROUP, StepProgram
 
 Carry = tuple[Array, Array]
 
 
+class Tiles(NamedTuple):
+    """Configurations of a batch that are solved one tile after the other.
+
+    Attributes:
+      first: the first configuration.
+      num_tiles: number of tiles.
+      lanes: configurations of a tile.
+
+    Example:
+      >>> Tiles(np.int32(256), num_tiles=2, lanes=128).num_tiles
+      2
+    """
+
+    first: Array | NumpyArray | np.int32
+    num_tiles: int
+    lanes: int
+
+
 def values_and_choices(
-    program: StepProgram, tiles: Array, heat: Array | None, *, keep: bool
+    program: StepProgram,
+    pieces: tuple[Array, ...],
+    tiles: Tiles,
+    heat: Array | None,
+    *,
+    keep: bool,
 ) -> tuple[Array, Array]:
     """Run a program over tiles of configurations, one after the other.
 
     Args:
       program: the program as data.
-      tiles: (tiles, columns, lanes) costs [s].
+      pieces: (batch or 1, entries) costs [s]; column 0 of the program is zero, the others are the
+        entries of the pieces in order.
+      tiles: which configurations.
       heat: temperature of smooth maxima, exact ones if None [s].
       keep: whether to keep the choices.
 
@@ -37,44 +63,62 @@ def values_and_choices(
       >>> from pipejax.step_program import cost_columns, step_program
       >>> program = pj.lower(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2))
       >>> rows = cost_rows(program, pj.Costs())
-      >>> F, B = (1 + cost_columns(rows).index((name, 0)) for name in ("forward", "backward"))
-      >>> tiles = np.zeros((1, 64, 2))
-      >>> tiles[:, F], tiles[:, B] = [1, 2], 2
-      >>> steps = step_program(binary_ops(program), rows)
-      >>> values_and_choices(steps, jnp.asarray(tiles), None, keep=False)[0].tolist()
+      >>> F, B = (cost_columns(rows).index((name, 0)) for name in ("forward", "backward"))
+      >>> costs = np.zeros((2, len(cost_columns(rows))))
+      >>> costs[:, F], costs[:, B] = [1, 2], 2
+      >>> steps, tiles = step_program(binary_ops(program), rows), Tiles(np.int32(0), 1, 2)
+      >>> values_and_choices(steps, (jnp.asarray(costs),), tiles, None, keep=False)[0].tolist()
       [[9.0, 12.0]]
     """
-    exact = heat is None
+    exact, dtype = heat is None, pieces[0].dtype
     rows = len(program.code) // GROUP if exact else len(program.code)
-    shape = (rows if keep else 1, tiles.shape[0], tiles.shape[2])
+    shape = (rows if keep else 1, tiles.num_tiles, tiles.lanes)
 
-    def loops(program: StepProgram, tiles: Array, heat: Array) -> Carry:
-        choices = jnp.zeros(shape, jnp.uint8 if exact else tiles.dtype)
-        values = jnp.zeros((tiles.shape[0], tiles.shape[2]), tiles.dtype)
+    def loops(program: StepProgram, pieces: tuple[Array, ...], first: Array, heat: Array) -> Carry:
+        choices = jnp.zeros(shape, jnp.uint8 if exact else dtype)
+        values = jnp.zeros((tiles.num_tiles, tiles.lanes), dtype)
 
         def tile(t: Array, carry: Carry) -> Carry:
             values, choices = carry
-            cost = _cost(program, tiles, t)
+            columns = _columns(pieces, first + t * Unsigned(tiles.lanes), tiles.lanes)
+            cost = _cost(program, columns)
             end, choices = _run(program, cost, choices, t, None if exact else heat, keep)
             return put_row(values, end, t), choices
 
-        return count_up(0, len(tiles), tile, (values, choices))
+        return count_up(0, tiles.num_tiles, tile, (values, choices))
 
-    heat = jnp.asarray(0 if heat is None else heat, tiles.dtype)
-    return one_function(loops)(jax.tree.map(jnp.asarray, program), tiles, heat)
+    heat = jnp.asarray(0 if heat is None else heat, dtype)
+    first = jnp.asarray(tiles.first).astype(Unsigned)
+    return one_function(loops)(jax.tree.map(jnp.asarray, program), pieces, first, heat)
 
 
-def _cost(program: StepProgram, tiles: Array, t: Array) -> Array:
-    """Costs of a tile: (rows, lanes)."""
-    size = (1, 1, tiles.shape[2])
+def _columns(pieces: tuple[Array, ...], first: Array, width: int) -> Array:
+    """Costs of a tile, one row for each entry, behind a row of zeros: (columns, lanes)."""
+    size = 1 + sum(piece.shape[1] for piece in pieces)
+    columns, before = jnp.zeros((size, width), pieces[0].dtype), 1
+    for piece in pieces:
 
-    def column(index: Array) -> Array:
-        return jax.lax.dynamic_slice(tiles, (t, index, Unsigned(0)), size)[0]
+        def entry(e: Array, columns: Array, piece: Array = piece, before: int = before) -> Array:
+            if len(piece) > 1:
+                column = jax.lax.dynamic_slice(piece, (first, e), (width, 1)).reshape(1, width)
+            else:
+                column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
+                column = jnp.broadcast_to(column, (1, width))
+            return put_row(columns, column, e + Unsigned(before))
+
+        columns = count_up(0, piece.shape[1], entry, columns)
+        before += piece.shape[1]
+    return columns
+
+
+def _cost(program: StepProgram, columns: Array) -> Array:
+    """Costs of a tile by rows: (rows, lanes)."""
 
     def step(r: Array, cost: Array) -> Array:
-        return put_row(cost, column(program.terms[r, 0]) + column(program.terms[r, 1]), r)
+        one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
+        return put_row(cost, one + other, r)
 
-    empty = jnp.zeros((len(program.terms), tiles.shape[2]), tiles.dtype)
+    empty = jnp.zeros((len(program.terms), columns.shape[1]), columns.dtype)
     return count_up(0, program.num_rows, step, empty)
 
 
