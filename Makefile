@@ -38,7 +38,7 @@ types: $(READY)  ## mypy, strict
 tests: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest -q
 
-bench: $(READY)  ## the batched engine against plain Python, NumPy and Numba (5 minutes)
+bench: $(READY)  ## the batched engine against plain Python, NumPy and Numba (3 minutes)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 
 format: $(READY)  ## let ruff put the code in shape

@@ -1,7 +1,8 @@
 """The batched engine against what people write instead: `python -m benchmarks.engine`.
 
-Prints a table and writes JSON. Every row is one program, precision and kind of costs, measured
-in turn with all alternatives in the same process; times are medians and without compilation.
+Prints a table and writes JSON. Every row is one program, precision and kind of costs. All programs
+take turns in the same process, round after round, and ratios are medians over the rounds: a machine
+that slows down for a while slows down all of them. Times are without compilation.
 """
 
 import argparse
@@ -9,7 +10,6 @@ import json
 import os
 import platform
 import resource
-import statistics
 import time
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from pipejax.cost_rows import batch_leaves, cost_rows
 from pipejax.one_function import wide_vectors
 
 SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
-WORK = 5e7  # ops times configurations of a measurement
+WORK = 1e8  # ops times configurations of a measurement
 MOST = 100_000  # configurations
 NUMBA_BLOCKS = (256, 512, 1024, 2048)
 
@@ -83,23 +83,26 @@ def measure(workers, microbatches, dtype, kind, repeats):
         leaves, _ = batch_leaves(costs, program.layout)
         matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
         theirs = competitors(alternatives.recurrence(binary_ops(program), rows), matrix)
-        times = {name: timed(run, repeats) for name, run in (ours | theirs).items()}
+        first, seconds = in_turn(ours | theirs, repeats)
         check(ours["value"](), theirs)
     found = {
         "workers": workers, "microbatches": microbatches, "dtype": dtype, "costs": kind,
         "ops": num_ops, "configurations": size,
-        "seconds": {name: t["median"] for name, t in times.items()},
-        "first_call_seconds": {name: t["first"] for name, t in times.items() if name in ours},
     }  # fmt: skip
     # the Python loop is timed on a few configurations only
-    found["seconds"]["Python loop"] *= size / min(size, 20)
-    blocked = [name for name in found["seconds"] if name.startswith("Numba")]
+    seconds["Python loop"] *= size / min(size, 20)
+    blocked = [name for name in seconds if name.startswith("Numba")]
     if blocked:
-        best = min(blocked, key=lambda name: found["seconds"][name])
+        best = min(blocked, key=lambda name: np.median(seconds[name]))
         found["numba_block"] = int(best.split()[-1])
-        found["seconds"] = {n: s for n, s in found["seconds"].items() if n not in blocked} | {
-            "Numba blocked": found["seconds"][best]
+        seconds = {n: s for n, s in seconds.items() if n not in blocked} | {
+            "Numba blocked": seconds[best]
         }
+    found["seconds"] = {name: float(np.median(each)) for name, each in seconds.items()}
+    found["first_call_seconds"] = {name: first[name] for name in ours}
+    found["times_the_value"] = {
+        name: float(np.median(each / seconds["value"])) for name, each in seconds.items()
+    }
     found["configurations_per_second"] = {n: size / s for n, s in found["seconds"].items()}
     return found
 
@@ -127,16 +130,22 @@ def check(ours, theirs):
         np.testing.assert_allclose(np.asarray(ours)[: len(other)], other, rtol=1e-4, err_msg=name)
 
 
-def timed(run, repeats):
+def in_turn(runs, repeats):
+    """Seconds of the first call of each, and of `repeats` later ones in rounds."""
+    first = {name: seconds_of(run) for name, run in runs.items()}
+    rounds = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(repeats)]
+    return first, {name: np.array([each[name] for each in rounds]) for name in runs}
+
+
+def seconds_of(run):
     began = time.perf_counter()
     jax.block_until_ready(run())
-    first = time.perf_counter() - began
-    seconds = []
-    while len(seconds) < repeats and (not seconds or sum(seconds) < 5):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - began)
-    return {"median": statistics.median(seconds), "first": first}
+    return time.perf_counter() - began
+
+
+def median_of(run, repeats):
+    _, seconds = in_turn({"it": run}, repeats)
+    return np.median(seconds["it"])
 
 
 def limits():
@@ -155,10 +164,10 @@ def limits():
     size = 1 << 17
     x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
     run = jax.jit(chains, compiler_options=wide_vectors())
-    ops = 16 * 64 * size / timed(lambda: run(x, y), 9)["median"]
+    ops = 16 * 64 * size / median_of(lambda: run(x, y), 9)
     source = np.ones(1 << 24)
     target = np.empty_like(source)
-    copied = 2 * source.nbytes / timed(lambda: np.copyto(target, source), 5)["median"]
+    copied = 2 * source.nbytes / median_of(lambda: np.copyto(target, source), 5)
     return {"max_add_ops_per_second": ops, "copied_bytes_per_second": copied}
 
 
@@ -171,15 +180,14 @@ def show(result):
                     "gradient / value", "of the limit", "first call"):  # fmt: skip
         grid.add_column(heading, justify="right")
     for row in result["rows"]:
-        rate, seconds = row["configurations_per_second"], row["seconds"]
+        rate, times = row["configurations_per_second"], row["times_the_value"]
         share = rate["value"] * row["ops"] / machine["max_add_ops_per_second"]
-        over = lambda name, rate=rate: (f"{rate['value'] / rate[name]:.2f}"  # noqa: E731
-                                        if name in rate else "-")  # fmt: skip
+        over = [f"{times[name]:.2f}" if name in times else "-" for name in
+                ("Numba blocked", "Python loop", "value and gradient")]  # fmt: skip
         grid.add_row(
             f"{row['workers']} x {row['microbatches']}", row["dtype"], row["costs"],
             *(f"{rate[name]:.3g}" if name in rate else "-" for name in names),
-            over("Numba blocked"), over("Python loop"),
-            f"{seconds['value and gradient'] / seconds['value']:.1f}", f"{100 * share:.0f} %",
+            *over, f"{100 * share:.0f} %",
             f"{row['first_call_seconds']['value']:.1f} s",
         )  # fmt: skip
     console = Console(width=190)
