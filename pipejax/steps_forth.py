@@ -12,7 +12,7 @@ from pipejax.one_function import Unsigned, count_up, one_function, put_row, take
 from pipejax.shapes import Array, NumpyArray
 from pipejax.step_program import GROUP, StepProgram
 
-Carry = tuple[Array, Array]
+Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
 
 
 class Tiles(NamedTuple):
@@ -74,36 +74,48 @@ def values_and_choices(
     rows = len(program.code) // GROUP if exact else len(program.code)
     shape = (rows if keep else 1, tiles.num_tiles, tiles.lanes)
 
-    def loops(program: StepProgram, pieces: tuple[Array, ...], first: Array, heat: Array) -> Carry:
-        choices = jnp.zeros(shape, jnp.uint8 if exact else dtype)
-        values = jnp.zeros((tiles.num_tiles, tiles.lanes), dtype)
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
+    def loops(
+        program: StepProgram, pieces: tuple[Array, ...], first: Array, heat: Array
+    ) -> tuple[Array, Array]:
         def tile(t: Array, carry: Carry) -> Carry:
-            values, choices = carry
-            columns = _columns(pieces, first + t * Unsigned(tiles.lanes), tiles.lanes)
-            cost = _cost(program, columns)
-            end, choices = _run(program, cost, choices, t, None if exact else heat, keep)
-            return put_row(values, end, t), choices
+            values, choices, columns, cost, state = carry
+            at = first + t * Unsigned(tiles.lanes)
+            columns = _columns(columns, pieces, at)
+            cost = _cost(cost, program, columns)
+            state, choices = _run(program, cost, state, choices, t, None if exact else heat, keep)
+            return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
-        return count_up(0, tiles.num_tiles, tile, (values, choices))
+        # what a tile needs is made once, and written over by the next one
+        slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, tiles.lanes), 0)
+        empty = functools.partial(jnp.zeros, dtype=dtype)
+        start = (
+            empty((tiles.num_tiles, tiles.lanes)),
+            jnp.zeros(shape, jnp.uint8 if exact else dtype),
+            empty((num_columns, tiles.lanes)),
+            empty((len(program.terms), tiles.lanes)),
+            jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
+        )
+        values, choices, *_ = count_up(0, tiles.num_tiles, tile, start)
+        return values, choices
 
     heat = jnp.asarray(0 if heat is None else heat, dtype)
     first = jnp.asarray(tiles.first).astype(Unsigned)
     return one_function(loops)(jax.tree.map(jnp.asarray, program), pieces, first, heat)
 
 
-def _columns(pieces: tuple[Array, ...], first: Array, width: int) -> Array:
-    """Costs of a tile, one row for each entry, behind a row of zeros: (columns, lanes)."""
-    size = 1 + sum(piece.shape[1] for piece in pieces)
-    columns, before = jnp.zeros((size, width), pieces[0].dtype), 1
+def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
+    """Fill in the costs of a tile, one row for each entry, behind a row of zeros."""
+    lanes, before = columns.shape[1], 1
     for piece in pieces:
 
         def entry(e: Array, columns: Array, piece: Array = piece, before: int = before) -> Array:
             if len(piece) > 1:
-                column = jax.lax.dynamic_slice(piece, (first, e), (width, 1)).reshape(1, width)
+                column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
             else:
                 column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
-                column = jnp.broadcast_to(column, (1, width))
+                column = jnp.broadcast_to(column, (1, lanes))
             return put_row(columns, column, e + Unsigned(before))
 
         columns = count_up(0, piece.shape[1], entry, columns)
@@ -111,24 +123,22 @@ def _columns(pieces: tuple[Array, ...], first: Array, width: int) -> Array:
     return columns
 
 
-def _cost(program: StepProgram, columns: Array) -> Array:
-    """Costs of a tile by rows: (rows, lanes)."""
+def _cost(cost: Array, program: StepProgram, columns: Array) -> Array:
+    """Fill in the costs of a tile by rows."""
 
     def step(r: Array, cost: Array) -> Array:
         one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
         return put_row(cost, one + other, r)
 
-    empty = jnp.zeros((len(program.terms), columns.shape[1]), columns.dtype)
-    return count_up(0, program.num_rows, step, empty)
+    return count_up(0, program.num_rows, step, cost)
 
 
 def _run(
-    program: StepProgram, cost: Array, choices: Array, t: Array, heat: Array | None,
-    keep: bool,
-) -> Carry:  # fmt: skip
-    """Makespans of a tile (1, lanes), and the choices with its own entered."""
-    lanes = cost.shape[1]
-    kept = jnp.zeros((GROUP + 1, lanes), bool if heat is None else cost.dtype)
+    program: StepProgram, cost: Array, state: Array, choices: Array, t: Array,
+    heat: Array | None, keep: bool,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Values of a tile by slots, and the choices with its own entered."""
+    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if heat is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         state, choices, kept = carry
@@ -146,10 +156,8 @@ def _run(
             state = put_row(state, value + take_row(cost, own), slot)
         return state, _enter(choices, kept, g, t) if keep else choices, kept
 
-    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
-    start = jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(cost.dtype)
-    state, choices, _ = count_up(0, program.num_groups, group, (start, choices, kept))
-    return take_row(state, program.last), choices
+    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, kept))
+    return state, choices
 
 
 def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
