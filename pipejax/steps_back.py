@@ -52,8 +52,7 @@ def counts_on_path(
     def loops(program: StepProgram, back: WayBack, choices: Array) -> Array:
         weights = _bit_rows(choices, back.num_ops) if exact else choices
         path = _path(back, weights)
-        of_row = _counts(program, back, weights, path, dtype)
-        return _columns(program, of_row, num_columns)
+        return _counts(program, back, weights, path, num_columns, dtype)
 
     return one_function(loops)(*jax.tree.map(jnp.asarray, (program, back)), choices)
 
@@ -104,9 +103,14 @@ def _path(back: WayBack, weights: Array) -> Array:
 
 
 def _counts(
-    program: StepProgram, back: WayBack, weights: Array, path: Array, dtype: np.dtype[Any]
+    program: StepProgram,
+    back: WayBack,
+    weights: Array,
+    path: Array,
+    num_columns: int,
+    dtype: np.dtype[Any],
 ) -> Array:
-    """Add up the uses of each row: (rows, configurations)."""
+    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost."""
     is_bits = weights.dtype == jnp.uint8
     parts = (BITS if is_bits else 1, weights.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
@@ -121,18 +125,12 @@ def _counts(
 
         total = count_up(first, end, use, jnp.zeros(parts, weights.dtype))
         new = total.astype(dtype).reshape(1, -1)
-        return put_row(counts, take_row(counts, row) + new, row)
 
-    empty = jnp.zeros((len(program.terms), parts[0] * parts[1]), dtype)
+        def term(k: Array, counts: Array) -> Array:
+            column = program.terms[row, k]
+            return put_row(counts, take_row(counts, column) + new, column)
+
+        return count_up(0, 2, term, counts)
+
+    empty = jnp.zeros((num_columns, parts[0] * parts[1]), dtype)
     return count_up(0, back.num_runs, run, empty)
-
-
-def _columns(program: StepProgram, counts: Array, num_columns: int) -> Array:
-    """Add up the rows that each column is a term of: (columns, configurations)."""
-
-    def term(k: Array, columns: Array) -> Array:
-        row, column = k // Unsigned(2), program.terms[k // Unsigned(2), k % Unsigned(2)]
-        return put_row(columns, take_row(columns, column) + take_row(counts, row), column)
-
-    empty = jnp.zeros((num_columns, counts.shape[1]), counts.dtype)
-    return count_up(0, program.num_rows * Unsigned(2), term, empty)
