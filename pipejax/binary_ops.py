@@ -20,7 +20,6 @@ START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # nobody reads the spare one: padd
 FIRST_SLOT = 3
 
 Column = Int[NumpyArray, " ops"]
-Mask = Bool[NumpyArray, " ops"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
