@@ -23,7 +23,8 @@ from pipejax.recurrence import CriticalPath, critical_path, finish_times, makesp
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
 from pipejax.transformer import Model, load_model
-from pipejax.workload import Workload, memory_bytes, stage_costs
+from pipejax.work import stage_costs
+from pipejax.workload import Workload, memory_bytes
 
 try:
     __version__ = version("pipejax")

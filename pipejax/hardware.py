@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pipejax.checks import number, whole_number
-from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.units import check_keys, load_json, quantity
 
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
@@ -46,7 +45,7 @@ class Efficiency:
           Share, in (0, 1], in the shape of the size.
 
         Example:
-          >>> Efficiency((0.0, 10.0), (0.25, 0.5)).at(np.array([9.0, 10.0])).tolist()
+          >>> Efficiency((0.0, 10.0), (0.25, 0.5)).at(jnp.array([9.0, 10.0])).tolist()
           [0.25, 0.5]
         """
         share = jnp.asarray(self.shares[0], float)
@@ -60,16 +59,23 @@ class Link:
     """A connection between two workers.
 
     Attributes:
-      bandwidth: one direction, reachable share included [B/s].
+      bandwidth: one direction [B/s].
       latency: [s].
+      efficiency: share of the bandwidth that a message reaches.
 
     Example:
-      >>> load_system("h100").network.bandwidth  # 0.9 of 50 GB/s
+      >>> load_system("h100").network.rate  # 0.9 of 50 GB/s
       45000000000.0
     """
 
     bandwidth: Number
     latency: Number
+    efficiency: Number = 1.0
+
+    @property
+    def rate(self) -> Number:
+        """Bandwidth that a message reaches [B/s]."""
+        return self.bandwidth * self.efficiency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +145,7 @@ def roofline_time(system: System, flop: Number, volume: Number) -> Number:
     return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
 
 
-def all_reduce_time(
-    link: Link, volume: Number, participants: int | Int[NumpyArray, "..."]
-) -> Number:
+def all_reduce_time(link: Link, volume: Number, participants: Number) -> Number:
     """Time of an all-reduce by Rabenseifner's algorithm.
 
         t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
@@ -161,8 +165,8 @@ def all_reduce_time(
     References:
       Chimera (arXiv:2107.06925), section 3.4.
     """
-    hops = 2 * np.log2(participants)
-    return hops * link.latency + 2 * (participants - 1) / participants * volume / link.bandwidth
+    hops = 2 * jnp.log2(participants)
+    return hops * link.latency + 2 * (participants - 1) / participants * volume / link.rate
 
 
 def system_names() -> tuple[str, ...]:
@@ -239,7 +243,7 @@ def _link(section: dict[str, Any], where: str) -> Link:
     if not bandwidth > 0:
         raise ValueError(f"{where}: bandwidth must be above 0")
     share = _share(section.get("efficiency", 1.0), f"{where}: efficiency")
-    return Link(bandwidth * share, quantity(section, "latency", "s", where))
+    return Link(bandwidth, quantity(section, "latency", "s", where), share)
 
 
 def _share(value: Any, where: str) -> float:

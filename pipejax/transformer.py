@@ -49,35 +49,35 @@ class Model:
 
     name: str
     source: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn_hidden: int
-    vocabulary: int
-    sequence: int
+    layers: Number
+    hidden: Number
+    heads: Number
+    kv_heads: Number
+    ffn_hidden: Number
+    vocabulary: Number
+    sequence: Number
     gated_mlp: bool
     biases: bool
     learned_positions: bool
     tied_embeddings: bool
     dropout: bool
     flash_attention: bool
-    element_bytes: int = 2
-    optimizer_bytes: int = 12
+    element_bytes: Number = 2
+    optimizer_bytes: Number = 12
 
     @property
-    def kv_hidden(self) -> float:
+    def kv_hidden(self) -> Number:
         """Width of keys and of values."""
         return self.hidden * self.kv_heads / self.heads
 
     @property
-    def matrix_parameters(self) -> float:
+    def matrix_parameters(self) -> Number:
         """Parameters of one layer that take part in matrix products: 12 h^2 in a GPT."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_hidden
         return attention + (3 if self.gated_mlp else 2) * self.hidden * self.ffn_hidden
 
     @property
-    def layer_parameters(self) -> float:
+    def layer_parameters(self) -> Number:
         """Parameters of one layer: 12 h^2 + 13 h in a GPT."""
         norms = 2 * self.hidden * (2 if self.biases else 1)
         mlp = self.ffn_hidden * (2 if self.gated_mlp else 1) + self.hidden
@@ -85,19 +85,18 @@ class Model:
         return self.matrix_parameters + norms + biases
 
     @property
-    def embedding_parameters(self) -> float:
+    def embedding_parameters(self) -> Number:
         """Parameters of the token and position embedding on the first stage."""
-        if not self.vocabulary:
-            return 0
-        return self.hidden * (self.vocabulary + (self.sequence if self.learned_positions else 0))
+        positions = self.sequence if self.learned_positions else 0
+        return self.hidden * (self.vocabulary + positions) * (self.vocabulary > 0)
 
     @property
-    def head_parameters(self) -> float:
+    def head_parameters(self) -> Number:
         """Parameters of the output head, counted also where it is tied to the embedding."""
         return self.hidden * self.vocabulary
 
     @property
-    def parameters(self) -> float:
+    def parameters(self) -> Number:
         """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
 
         Example:
@@ -278,9 +277,7 @@ def edge_activation_bytes(
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
     """
-    if not model.vocabulary:
-        return 0.0, 0.0
-    tokens = microbatch_size * model.sequence
+    tokens = microbatch_size * model.sequence * (model.vocabulary > 0)
     shared_by = tensor_parallel if sequence_parallel else 1
     mask = tokens * model.hidden / shared_by if model.dropout else 0.0
     inputs = tokens * 2 * model.element_bytes * model.hidden / shared_by

@@ -1,31 +1,27 @@
-"""A model on a system under a schedule: seconds per op and message, bytes per worker.
+"""What is trained under a schedule: layers of every stage, and bytes on every worker.
 
-Layers are dealt out to stages by the table's stage shares, in whole layers. Times are traceable:
-the fields of the system may be arrays in a `jax.vmap` or the argument of a gradient.
+Layers are dealt out to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.checks import whole_number
-from pipejax.costs import Costs
-from pipejax.hardware import Number, System, all_reduce_time, roofline_time
+from pipejax.hardware import Number
 from pipejax.memory import peak_activation_bytes, persistent_bytes
 from pipejax.ops import Phase
-from pipejax.shapes import Bool, Float, Int, NumpyArray
+from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
 from pipejax.transformer import (
     Model,
-    boundary_bytes,
     check_recompute,
     edge_activation_bytes,
-    head_flop,
     layer_activation_bytes,
-    layer_flop,
 )
+
+PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,90 +129,74 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
     return layers
 
 
-def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:
-    """Price every op and message of a schedule.
+class StageLayers(NamedTuple):
+    """How the layers are dealt out to stages.
 
-    A layer is one roofline op per phase; it reads its weights and writes, or reads, its
-    activations. Tensor parallelism adds two all-reduces of bsh elements per layer to F and to I,
-    inside a node if the worker fits into one. Full recomputation is the layers' forward once
-    more, in I or, where the table has R cells for the stage, in R.
+    Attributes:
+      layers: (stages) layers of each stage.
+      recomputed: (stages) those of them whose forward is run again within the backward.
+
+    Example:
+      >>> from pipejax import load_model, schedules
+      >>> table = schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = Workload(load_model("gpt-22b"), minibatch=8, recompute="full")
+      >>> deal_layers(workload, table).recomputed.tolist()
+      [12.0, 12.0, 12.0, 12.0]
+    """
+
+    layers: PerStage
+    recomputed: PerStage
+
+
+def deal_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
+    """Deal the layers out by the table's stage shares, and say which are recomputed.
+
+    Under full recomputation all are, but on stages that the table itself recomputes in R cells.
 
     Args:
-      workload: model, minibatch and parallelism.
-      system: the machine.
+      workload: model and parallelism.
       table: the schedule.
 
     Returns:
-      Costs with one entry per stage and, for messages, per direction, pipe and boundary.
+      Layers by stage.
 
     Raises:
-      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+      ValueError: if a stage would get none.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.hardware import load_system
-      >>> from pipejax.transformer import load_model
+      >>> from pipejax import load_model, schedules
       >>> table = schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> workload = Workload(load_model("tabular-128l"), minibatch=8)
-      >>> costs = stage_costs(workload, load_system("mid_nw_mid_cp"), table)
-      >>> print(f"{float(costs.forward[0]):.4f} s")
-      0.0616 s
+      >>> deal_layers(Workload(load_model("gpt-22b"), minibatch=8), table).layers.tolist()
+      [12.0, 12.0, 12.0, 12.0]
     """
-    model, size = workload.model, workload.microbatch_size(table)
-    split, shared = workload.tensor_parallel, workload.sequence_parallel
-    layers = stage_layers(model, table)
-    last = np.arange(table.num_stages) == table.num_stages - 1
-    flop = layer_flop(model, size, workload.recompute_in_layer)
-    weights = model.element_bytes * model.layer_parameters / split
-    kept = layer_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    boundary = boundary_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    inside = system.node if split <= system.gpus_per_node else system.network
-    exchange = 2 * all_reduce_time(inside, boundary_bytes(model, size), split) if split > 1 else 0.0
+    layers = stage_layers(workload.model, table).astype(float)
+    in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
+    return StageLayers(layers, layers * ((workload.recompute == "full") & ~in_cells))
 
-    def body(layer: Number, volume: Number) -> Number:
-        return layers * roofline_time(system, layer / split, volume)
 
-    _, head_kept = edge_activation_bytes(
-        model, size, tensor_parallel=split, sequence_parallel=shared
+def stage_parameters(model: Model, layers: PerStage) -> PerStage:
+    """Parameters of one copy of each stage; a tied head is a second copy on another stage.
+
+    Args:
+      model: the transformer.
+      layers: (stages) layers of each stage.
+
+    Returns:
+      (stages) parameters.
+
+    Example:
+      >>> from pipejax import load_model
+      >>> gpt = load_model("gpt-22b")
+      >>> float(stage_parameters(gpt, np.array([48.0]))[0] / gpt.parameters)  # head tied
+      1.0
+    """
+    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
+    is_copy = len(layers) > 1 or not model.tied_embeddings
+    return (
+        layers * model.layer_parameters
+        + first * model.embedding_parameters
+        + last * is_copy * model.head_parameters
     )
-    head_volume = model.element_bytes * model.head_parameters / split + head_kept
-    head = [
-        last * roofline_time(system, each / split, head_volume) if model.vocabulary else 0.0
-        for each in head_flop(model, size)
-    ]
-    again = body(flop.forward, weights + kept) + layers * exchange
-    forward = again + head[0]
-    input_grad = body(flop.input_grad, weights + kept + 2 * boundary) + layers * exchange + head[1]
-    weight_grad = body(flop.weight_grad, weights + kept) + head[2]
-    if workload.recompute == "full":
-        input_grad += np.where(_recomputed_stages(table), 0.0, 1.0) * again
-    parameters = _stage_parameters(model, table) / split
-    latency, transmit = _message_times(workload, system, table, boundary)
-    return Costs(
-        forward=forward,
-        backward=input_grad + weight_grad,
-        input_grad=input_grad,
-        weight_grad=weight_grad,
-        recompute=again,
-        all_reduce=_reduction_times(workload, system, table, model.element_bytes * parameters),
-        update=_update_times(model, system, parameters),
-        latency=latency,
-        transmit=transmit,
-    )
-
-
-def _stage_parameters(model: Model, table: ScheduleTable) -> Float[NumpyArray, " stages"]:
-    """Parameters of one copy of each stage; a tied head is a second copy on another stage."""
-    parameters = stage_layers(model, table) * float(model.layer_parameters)
-    parameters[0] += model.embedding_parameters
-    if table.num_stages > 1 or not model.tied_embeddings:
-        parameters[-1] += model.head_parameters
-    return parameters
-
-
-def _recomputed_stages(table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
-    """Stages whose recomputation the table itself states as R cells."""
-    return np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
 
 
 class StageBytes(NamedTuple):
@@ -240,7 +220,9 @@ class StageBytes(NamedTuple):
     checkpoint: Float[NumpyArray, " stages"]
 
 
-def stage_bytes(workload: Workload, table: ScheduleTable) -> StageBytes:
+def stage_bytes(
+    workload: Workload, table: ScheduleTable, dealt: StageLayers | None = None
+) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
 
     Full recomputation leaves the input of every layer, or, on stages that the table recomputes
@@ -249,6 +231,7 @@ def stage_bytes(workload: Workload, table: ScheduleTable) -> StageBytes:
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
+      dealt: layers by stage, dealt out by the table's shares if None.
 
     Returns:
       Bytes by stage.
@@ -266,7 +249,8 @@ def stage_bytes(workload: Workload, table: ScheduleTable) -> StageBytes:
     """
     model, size = workload.model, workload.microbatch_size(table)
     split, shared = workload.tensor_parallel, workload.sequence_parallel
-    layers = stage_layers(model, table).astype(float)
+    given = deal_layers(workload, table) if dealt is None else dealt
+    layers, recomputed = map(np.asarray, given)
 
     def per_layer(recompute: str) -> Number:
         return layer_activation_bytes(
@@ -274,27 +258,26 @@ def stage_bytes(workload: Workload, table: ScheduleTable) -> StageBytes:
         )
 
     checkpoint = layers * per_layer("full")
-    activations = np.where(
-        _recomputed_stages(table),
-        layers * per_layer(workload.recompute_in_layer),
-        layers * per_layer(workload.recompute),
-    )
+    kept = per_layer(workload.recompute_in_layer)
+    activations = (layers - recomputed) * kept + recomputed * per_layer("full")
     mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    for kept in (checkpoint, activations):
-        kept[0] += mask
-        kept[-1] += head
+    for held in (checkpoint, activations):
+        held[0] += mask
+        held[-1] += head
     per_parameter = 2 * model.element_bytes + model.optimizer_bytes
-    return StageBytes(
-        per_parameter * _stage_parameters(model, table) / split, activations, checkpoint
-    )
+    persistent = np.asarray(per_parameter * stage_parameters(model, layers) / split)
+    return StageBytes(persistent, activations, checkpoint)
 
 
-def memory_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, " workers"]:
+def memory_bytes(
+    workload: Workload, table: ScheduleTable, dealt: StageLayers | None = None
+) -> Float[NumpyArray, " workers"]:
     """Memory that each worker needs per accelerator: persistent, and activations at their peak.
 
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
+      dealt: layers by stage, dealt out by the table's shares if None.
 
     Returns:
       (workers) bytes.
@@ -310,48 +293,6 @@ def memory_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray, 
       >>> print(f"{memory_bytes(workload, table)[0] / 1e9:.1f} GB")
       100.6 GB
     """
-    memory = stage_bytes(workload, table)
+    memory = stage_bytes(workload, table, dealt)
     held = peak_activation_bytes(table, memory.activations, memory.checkpoint)
     return persistent_bytes(table, memory.persistent) + held
-
-
-def _same_node(
-    workload: Workload, system: System, one: NumpyArray, other: NumpyArray
-) -> Bool[NumpyArray, "..."]:
-    """Whether two workers live in one node, filled worker by worker."""
-    per_node = max(1, system.gpus_per_node // workload.tensor_parallel)
-    return np.asarray(one) // per_node == np.asarray(other) // per_node
-
-
-def _message_times(
-    workload: Workload, system: System, table: ScheduleTable, volume: Number
-) -> tuple[Number, Number]:
-    near = _same_node(workload, system, table.placement[:, :-1], table.placement[:, 1:])
-    near = np.broadcast_to(near, (2, *near.shape))
-    latency = jnp.where(near, system.node.latency, system.network.latency)
-    bandwidth = jnp.where(near, system.node.bandwidth, system.network.bandwidth)
-    return latency, volume / bandwidth
-
-
-def _reduction_times(
-    workload: Workload,
-    system: System,
-    table: ScheduleTable,
-    gradient_bytes: Float[NumpyArray, " stages"],
-) -> Number:
-    """All-reduce of each stage over the workers that hold it, in all pipes and replicas."""
-    holders = [len(np.unique(workers)) for workers in table.placement.T]
-    participants = np.array(holders) * workload.data_parallel
-    lowest, highest = table.placement.min(axis=0), table.placement.max(axis=0)
-    near = _same_node(workload, system, lowest, highest) & (workload.data_parallel == 1)
-    node, network = (
-        all_reduce_time(link, gradient_bytes, participants)
-        for link in (system.node, system.network)
-    )
-    return jnp.where(near, node, network)
-
-
-def _update_times(model: Model, system: System, parameters: Float[NumpyArray, " stages"]) -> Number:
-    """Adam reads gradient and state and writes state and parameter: bound by memory."""
-    touched = 2 * model.element_bytes + 2 * model.optimizer_bytes
-    return roofline_time(system, 0.0, touched * parameters)

@@ -31,7 +31,8 @@ from pipejax.recurrence import critical_path
 from pipejax.shapes import Array, Float, Int
 from pipejax.table import ScheduleTable
 from pipejax.transformer import load_model
-from pipejax.workload import Workload, stage_bytes, stage_costs
+from pipejax.work import stage_costs
+from pipejax.workload import Workload, stage_bytes
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"name": "gpipe"},

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "pipejax"
 LINE = [
     "shapes", "checks", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
     "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
-    "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "cost_rows",
+    "hardware", "transformer", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
     "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip

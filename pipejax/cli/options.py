@@ -16,7 +16,8 @@ from pipejax.hardware import System, load_system
 from pipejax.links import LINKS, QUEUES
 from pipejax.table import ScheduleTable
 from pipejax.transformer import RECOMPUTE, load_model
-from pipejax.workload import Workload, stage_costs
+from pipejax.work import stage_costs
+from pipejax.workload import Workload
 
 Text = str | None
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
