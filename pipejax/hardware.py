@@ -5,6 +5,7 @@ plain numbers in SI units, so any of its fields can be swept or differentiated.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,28 @@ def system_names() -> tuple[str, ...]:
     return _names("hardware")
 
 
-_SECTIONS = {
+# sections of a system file, and the dimension of each quantity in them
+SECTIONS: Mapping[str, Mapping[str, str]] = {
     "compute": {"peak": "FLOP/s", "latency": "s", "efficiency": ""},
     "memory": {"capacity": "B", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "network": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+}
+# where each quantity stands in a `System`; the number of accelerators in a node is no cost
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "compute.peak": ("peak_flops",),
+    "compute.latency": ("compute_latency",),
+    "compute.efficiency": ("compute_efficiency", "shares"),
+    "memory.capacity": ("memory_capacity",),
+    "memory.bandwidth": ("memory_bandwidth",),
+    "memory.latency": ("memory_latency",),
+    "memory.efficiency": ("memory_efficiency", "shares"),
+    "node.bandwidth": ("node", "bandwidth"),
+    "node.latency": ("node", "latency"),
+    "node.efficiency": ("node", "efficiency"),
+    "network.bandwidth": ("network", "bandwidth"),
+    "network.latency": ("network", "latency"),
+    "network.efficiency": ("network", "efficiency"),
 }
 
 
@@ -210,13 +228,13 @@ def load_system(name: str | Path) -> System:
     path = data_file("hardware", name, "system")
     data = load_json(path)
     where = path.name
-    check_keys(data, dict.fromkeys(("name", "source", *_SECTIONS), ""), where)
+    check_keys(data, dict.fromkeys(("name", "source", *SECTIONS), ""), where)
     for key in ("name", "source"):
         if not isinstance(data.get(key), str):
             raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
-    sections = {key: data.get(key, {}) for key in _SECTIONS}
+    sections = {key: data.get(key, {}) for key in SECTIONS}
     for key, section in sections.items():
-        check_keys(section, _SECTIONS[key], f"{where}: {key}")
+        check_keys(section, SECTIONS[key], f"{where}: {key}")
     compute, memory, node, network = sections.values()
     system = System(
         peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),

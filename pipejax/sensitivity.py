@@ -1,0 +1,268 @@
+"""Sensitivity: by how many percent the step time changes if a parameter changes by one.
+
+An elasticity is d log(step time) / d log(parameter). The step time is a sum of times on the
+critical path, so those of latencies, and of seconds per FLOP and per byte, are the shares of the
+path that each resource takes: none is negative and they sum to 1 (Euler's identity).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.batch import makespans, makespans_and_grad
+from pipejax.checks import are_positive
+from pipejax.costs import Costs
+from pipejax.hardware import FIELDS, Number, System
+from pipejax.lowering import lower
+from pipejax.shapes import Array, Float
+from pipejax.table import ScheduleTable
+from pipejax.transformer import Model
+from pipejax.work import StageWork, stage_work, work_costs
+from pipejax.workload import StageLayers, Workload, deal_layers
+
+# the power in which the time that a resource takes depends on its parameter
+POWER: Mapping[str, int] = {
+    "compute.peak": -1, "compute.latency": 1, "memory.bandwidth": -1, "memory.latency": 1,
+    "node.bandwidth": -1, "node.latency": 1, "network.bandwidth": -1, "network.latency": 1,
+}  # fmt: skip
+RESOURCES = tuple(POWER)
+EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
+MODEL_PARAMETERS = (
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "sequence",
+    "element_bytes", "optimizer_bytes",
+)  # fmt: skip
+PARAMETERS = (
+    *RESOURCES, *EFFICIENCIES, *(f"model.{name}" for name in MODEL_PARAMETERS), "microbatch_size",
+)  # fmt: skip
+
+Pricing = Callable[[Float[Array, " parameters"]], Costs]
+
+
+class Elasticities(NamedTuple):
+    """What the step time depends on, and how strongly.
+
+    Attributes:
+      step_time: [s].
+      elasticity: by parameter: d log(step time) / d log(parameter).
+      share: by resource: its share of the critical path; they sum to 1.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> found = elasticities(table, workload, pj.load_system("slow_nw_mid_cp"))
+      >>> found.bound_by, round(found.elasticity["network.bandwidth"], 2)
+      ('compute.peak', -0.05)
+    """
+
+    step_time: float
+    elasticity: Mapping[str, float]
+    share: Mapping[str, float]
+
+    @property
+    def bound_by(self) -> str:
+        """The resource with the largest share of the critical path."""
+        return max(self.share, key=lambda name: self.share[name])
+
+
+def elasticities(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+) -> Elasticities:
+    """Find the elasticity of the step time to every parameter of model and system.
+
+    The number of microbatches and the order of the ops stay as they are; numbers of the model are
+    taken as if they were continuous, layers as if all stages grew alike.
+
+    Args:
+      table: the schedule.
+      workload: model, minibatch and parallelism.
+      system: the machine.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+
+    Returns:
+      Elasticities by parameter, in float64, and shares of the critical path by resource.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, layers are too few, or link or
+        queues is unknown.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> found = elasticities(table, workload, pj.load_system("mid_nw_mid_cp"))
+      >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
+      0.992, all 1.000
+    """
+    program = lower(table, link=link, queues=queues)
+    with jax.enable_x64(True):
+        price = _pricing(table, workload, system)
+        costs, slopes = _with_slopes(price, jnp.zeros(len(PARAMETERS)))
+        times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
+    time = float(times[0])
+    along = jax.tree.map(lambda count, slope: np.tensordot(count[0], slope, count[0].ndim),
+                         counts, slopes)  # fmt: skip
+    total = np.sum(jax.tree.leaves(along), axis=0) / time
+    elasticity = {name: float(slope) for name, slope in zip(PARAMETERS, total, strict=True)}
+    share = {name: power * elasticity[name] for name, power in POWER.items()}
+    return Elasticities(time, elasticity, share)
+
+
+def swings(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    *,
+    factors: tuple[float, float] = (0.5, 2.0),
+    link: str = "delay",
+    queues: str = "worker",
+) -> dict[str, tuple[float, float]]:
+    """Evaluate the step time with one parameter at a time made smaller and larger.
+
+    Efficiencies are left out: they act as the rate that they belong to.
+
+    Args:
+      table: the schedule.
+      workload: model, minibatch and parallelism.
+      system: the machine.
+      factors: what every parameter is multiplied by.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+
+    Returns:
+      By parameter, the step time [s] at each factor, exactly.
+
+    Raises:
+      ValueError: as `elasticities`, or if factors are not two numbers above 0.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> found = swings(table, workload, pj.load_system("slow_nw_mid_cp"))
+      >>> [round(seconds, 2) for seconds in found["network.bandwidth"]]
+      [2.25, 2.09]
+    """
+    if not are_positive(factors, 2):
+        raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
+    names = [name for name in PARAMETERS if name not in EFFICIENCIES]
+    program = lower(table, link=link, queues=queues)
+    with jax.enable_x64(True):
+        logs = np.zeros((len(names), 2, len(PARAMETERS)))
+        for k, name in enumerate(names):
+            logs[k, :, PARAMETERS.index(name)] = np.log(factors)
+        price = jax.jit(jax.vmap(_pricing(table, workload, system)))
+        times = np.asarray(makespans(program, price(logs.reshape(-1, len(PARAMETERS)))))
+    pairs = times.reshape(len(names), 2).tolist()
+    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
+
+
+def resource_shares(
+    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
+) -> Float[Array, "batch resources"]:
+    """Shares of the critical path by resource, for a batch of systems.
+
+    Args:
+      work: FLOP and bytes of every op and message.
+      systems: systems with a batch axis first on every field.
+      counts: (batch, ...) derivative of the makespan with respect to every cost.
+      step_time: (batch) makespan [s].
+
+    Returns:
+      (batch, resources) shares, in the order of `RESOURCES`; they sum to 1.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> work = stage_work(workload, table, gpus_per_node=1)
+      >>> one = pj.load_system("slow_nw_mid_cp")
+      >>> systems = jax.tree.map(lambda leaf: jnp.asarray([leaf, leaf]), one)
+      >>> costs = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
+      >>> times, counts = pj.makespans_and_grad(pj.lower(table), costs)
+      >>> shares = resource_shares(work, systems, counts, times)
+      >>> RESOURCES[shares[0].argmax()], round(float(shares[0].sum()), 6)
+      ('compute.peak', 1.0)
+    """
+    return _resource_shares(work, systems, jax.tree.map(jnp.asarray, counts), step_time)
+
+
+@jax.jit
+def _resource_shares(
+    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
+) -> Float[Array, "batch resources"]:
+    def one(system: System, count: Costs, time: Float[Array, ""]) -> Float[Array, " resources"]:
+        _, pull = jax.vjp(lambda machine: work_costs(work, machine), system)
+        slopes = pull(count)[0]
+        return jnp.stack([power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name]) / time
+                          for name, power in POWER.items()])  # fmt: skip
+
+    return jax.vmap(one)(systems, counts, step_time)
+
+
+def _pricing(table: ScheduleTable, workload: Workload, system: System) -> Pricing:
+    """Return the costs as a function of the logarithms of all factors."""
+    size = workload.microbatch_size(table)
+    dealt = deal_layers(workload, table)
+    of_system = (*RESOURCES, *EFFICIENCIES)
+
+    def price(logs: Float[Array, " parameters"]) -> Costs:
+        factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
+        of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
+        scaled = dataclasses.replace(workload, model=_scaled_model(workload.model, of_model))
+        layers = StageLayers(*(part * of_model["layers"] for part in dealt))
+        work = stage_work(
+            scaled, table, gpus_per_node=system.gpus_per_node, dealt=layers,
+            microbatch_size=size * factor["microbatch_size"],
+        )  # fmt: skip
+        machine = functools.reduce(
+            lambda one, name: _multiply(one, FIELDS[name], factor[name]), of_system, system
+        )
+        costs = work_costs(work, machine)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
+
+    return price
+
+
+def _with_slopes(price: Pricing, at: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
+    """Costs, and their derivatives with the parameters as last axis."""
+
+    @jax.jit
+    def both(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
+        def along(way: Float[Array, " parameters"]) -> Costs:
+            return jax.jvp(price, (logs,), (way,))[1]
+
+        return price(logs), jax.vmap(along, out_axes=-1)(jnp.eye(len(logs)))
+
+    return both(at)
+
+
+def _scaled_model(model: Model, factors: Mapping[str, Number]) -> Model:
+    changed = {name: getattr(model, name) * factor for name, factor in factors.items()}
+    return dataclasses.replace(model, **changed)
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, tree)
+
+
+def _multiply(tree: Any, path: tuple[str, ...], factor: Number) -> Any:
+    """Multiply one field of a system, which lies at the end of a path of names."""
+    name, *rest = path
+    value = getattr(tree, name)
+    if rest:
+        new = _multiply(value, tuple(rest), factor)
+    else:
+        new = jax.tree.map(lambda leaf: leaf * factor, value)
+    return dataclasses.replace(tree, **{name: new})
