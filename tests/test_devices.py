@@ -71,6 +71,19 @@ def test_two_processes_share_a_batch():
     assert [line[:2] for line in lines] == [["process", "0:"], ["process", "1:"]]
 
 
+def test_threads_keep_the_precision_of_their_caller():
+    """A context of float64 belongs to one thread; the batch is shared by several."""
+    code = """
+import jax, numpy as np, pipejax as pj
+table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
+times = np.random.default_rng(0).uniform(1, 2, 20_000)
+with jax.enable_x64(True):
+    costs = pj.Costs(forward=times, backward=2.0)
+    print(np.abs(np.asarray(pj.makespans(pj.lower(table), costs)) / (71 * (times + 2)) - 1).max())
+"""
+    assert float(output(run(["-c", code], XLA_FLAGS=""))) < 1e-14
+
+
 def test_layouts_that_make_no_sense_are_refused():
     mesh = Mesh(np.array(jax.devices()[:1]), "x")
     leaf = jax.device_put(np.ones((4, 4)), NamedSharding(mesh, PartitionSpec(None, "x")))
