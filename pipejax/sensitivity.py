@@ -22,7 +22,7 @@ from pipejax.lowering import lower
 from pipejax.shapes import Array, Float
 from pipejax.table import ScheduleTable
 from pipejax.transformer import Model
-from pipejax.work import StageWork, stage_work, work_costs
+from pipejax.work import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.workload import StageLayers, Workload, deal_layers
 
 # the power in which the time that a resource takes depends on its parameter
@@ -174,7 +174,7 @@ def resource_shares(
     """Shares of the critical path by resource, for a batch of systems.
 
     Args:
-      work: FLOP and bytes of every op and message.
+      work: FLOP and bytes of every op and message (`work_on_systems`).
       systems: systems with a batch axis first on every field.
       counts: (batch, ...) derivative of the makespan with respect to every cost.
       step_time: (batch) makespan [s].
@@ -184,12 +184,13 @@ def resource_shares(
 
     Example:
       >>> import pipejax as pj
+      >>> from pipejax.work import work_on_systems
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-      >>> work = stage_work(workload, table, gpus_per_node=1)
+      >>> work = work_on_systems(workload, table, np.array([1, 1]))
       >>> one = pj.load_system("slow_nw_mid_cp")
       >>> systems = jax.tree.map(lambda leaf: jnp.asarray([leaf, leaf]), one)
-      >>> costs = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
+      >>> costs = jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0))(work, systems)
       >>> times, counts = pj.makespans_and_grad(pj.lower(table), costs)
       >>> shares = resource_shares(work, systems, counts, times)
       >>> RESOURCES[shares[0].argmax()], round(float(shares[0].sum()), 6)
@@ -202,13 +203,15 @@ def resource_shares(
 def _resource_shares(
     work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
 ) -> Float[Array, "batch resources"]:
-    def one(system: System, count: Costs, time: Float[Array, ""]) -> Float[Array, " resources"]:
+    def one(
+        work: StageWork, system: System, count: Costs, time: Float[Array, ""]
+    ) -> Float[Array, " resources"]:
         _, pull = jax.vjp(lambda machine: work_costs(work, machine), system)
         slopes = pull(count)[0]
         return jnp.stack([power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name]) / time
                           for name, power in POWER.items()])  # fmt: skip
 
-    return jax.vmap(one)(systems, counts, step_time)
+    return jax.vmap(one, in_axes=(OF_SYSTEMS, 0, 0, 0))(work, systems, counts, step_time)
 
 
 def _pricing(table: ScheduleTable, workload: Workload, system: System) -> Pricing:

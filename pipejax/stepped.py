@@ -106,7 +106,7 @@ def _side_by_side(
     part = -(-size // threads)
     starts = [min(low, size - part) for low in range(0, size, part)]  # parts of one size
     whole: list[NumpyArray] = []
-    exact = bool(jax.config.jax_enable_x64)  # a context of this thread, not of the others
+    exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
 
     def work(low: int) -> None:
         cut = tuple(p[low : low + part] if len(p) > 1 else p for p in pieces)

@@ -5,14 +5,15 @@ turns it into seconds. Both are pytrees of arrays, so that one compilation serve
 microbatch size and system of as many stages, and every number may be batched or differentiated.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pipejax.costs import Costs
 from pipejax.hardware import Link, Number, System, all_reduce_time, roofline_time
-from pipejax.shapes import Array, Bool, Float, NumpyArray
+from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
 from pipejax.transformer import (
     PhaseFlop,
@@ -150,6 +151,40 @@ def stage_work(
         gradient_near=near & (workload.data_parallel == 1),
         update_bytes=(2 * model.element_bytes + 2 * model.optimizer_bytes) * parameters,
     )  # fmt: skip
+
+
+NEAR = ("exchange_near", "message_near", "gradient_near")  # all that depends on a system's nodes
+OF_SYSTEMS: Any = StageWork(*(0 if name in NEAR else None for name in StageWork._fields))
+
+
+def work_on_systems(
+    workload: Workload, table: ScheduleTable, gpus_per_node: Int[NumpyArray, " batch"]
+) -> StageWork:
+    """Count the work of a schedule on each system of a batch; `jax.vmap` takes it by `OF_SYSTEMS`.
+
+    Args:
+      workload: model, minibatch and parallelism.
+      table: the schedule.
+      gpus_per_node: (batch) accelerators of a node.
+
+    Returns:
+      The work, with a batch axis first on what is near.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+
+    Example:
+      >>> from pipejax import load_model, schedules
+      >>> table = schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = Workload(load_model("gpt-22b"), minibatch=8)
+      >>> work_on_systems(workload, table, np.array([8, 2])).message_near.tolist()
+      [[[True, True, True]], [[True, False, True]]]
+    """
+    kinds, kind = np.unique(gpus_per_node, return_inverse=True)
+    works = [stage_work(workload, table, gpus_per_node=int(gpus)) for gpus in kinds]
+    one: StageWork = jax.tree.map(np.asarray, works[0])
+    near = {name: np.stack([getattr(work, name) for work in works])[kind] for name in NEAR}
+    return one._replace(**near)
 
 
 def work_costs(work: StageWork, system: System) -> Costs:

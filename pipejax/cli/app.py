@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import compare, evaluate, export, show
+from pipejax.cli import compare, evaluate, export, show, sweep
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
 from pipejax.table import ScheduleError
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for command in (evaluate.evaluate, compare.compare, show.show, export.export):
     app.command()(with_options(command))
+app.command()(sweep.sweep)
 app.command()(schedules_command.schedules)
 
 

@@ -1,0 +1,53 @@
+"""Where a result comes from: version, commit and code, for the attributes of datasets."""
+
+import functools
+import hashlib
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def provenance() -> dict[str, str]:
+    """Return what to keep beside a result.
+
+    Returns:
+      Versions of pipejax, jax and numpy; the commit, if the code stands in a repository, with
+      "+changes" behind it if the code differs from it; and a hash of the code.
+
+    Example:
+      >>> sorted(provenance())
+      ['code', 'commit', 'jax', 'numpy', 'pipejax']
+    """
+    try:
+        own = version("pipejax")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"pipejax": own, "jax": version("jax"), "numpy": version("numpy"),
+            "commit": _commit(), "code": _code()}  # fmt: skip
+
+
+def _commit() -> str:
+    """Commit of the repository that tracks this file; an installed copy has none."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return "unknown"
+    changes = _git("status", "--porcelain", "--", ".")
+    return (_git("rev-parse", "HEAD") or "unknown") + ("+changes" if changes else "")
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(PACKAGE), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of all modules: equal hashes give equal numbers."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,147 @@
+"""One axis of a sweep: a list of values, or a linear or logarithmic range."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.checks import number, whole_number
+from pipejax.hardware import SECTIONS
+from pipejax.units import UNITS, check_keys
+
+SCALES = ("linear", "log")
+RANGE = ("from", "to", "points", "scale")
+
+
+class Axis(NamedTuple):
+    """Values that one dimension of a grid takes.
+
+    Attributes:
+      name: of the dimension.
+      values: what it takes, in SI units.
+      unit: of the values, or "".
+      is_listed: whether a list or range was given, not a single value: only then the dataset has
+        a dimension for it.
+
+    Example:
+      >>> Axis("workers", (4, 8), "", True).values
+      (4, 8)
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    unit: str
+    is_listed: bool
+
+
+def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> Axis:
+    """Read one value or a list of them.
+
+    Args:
+      name: of the dimension.
+      given: a value, or a list.
+      where: place in the declaration, for messages.
+      check: function of a value and its place that returns the value, or raises.
+      unit: of the values.
+
+    Returns:
+      The axis.
+
+    Raises:
+      ValueError: if the list is empty or holds a value twice, or a value is wrong.
+
+    Example:
+      >>> read_axis("workers", [4, 8], "sweep: workers", whole_number).values
+      (4, 8)
+    """
+    is_listed = isinstance(given, Sequence) and not isinstance(given, str)
+    values = tuple(check(value, where) for value in (given if is_listed else [given]))
+    if not values:
+        raise ValueError(f"{where} is empty: an axis needs at least one value")
+    for k, value in enumerate(values):
+        if value in values[:k]:
+            raise ValueError(f"{where} holds {value!r} twice")
+    return Axis(name, values, unit, is_listed)
+
+
+def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
+    """Read the axes over fields of the systems.
+
+    They are written as in a system file, section by section and with a unit in every key; a value
+    is a number, a list, or `{from, to, points, scale}` with the scale "linear" or "log".
+
+    Args:
+      section: the declaration by section of a system.
+      where: its place, for messages.
+
+    Returns:
+      Axes named as "network.bandwidth", in SI units.
+
+    Raises:
+      ValueError: if a field is unknown, lacks a unit or is given twice, or a value is wrong.
+
+    Example:
+      >>> given = {"network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 3,
+      ...                                             "scale": "log"}}}
+      >>> [round(value / 1e9) for value in read_system_axes(given, "system")[0].values]
+      [1, 10, 100]
+    """
+    if not isinstance(section, Mapping):
+        raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
+    check_keys(dict(section), dict.fromkeys(SECTIONS, ""), where)
+    axes: list[Axis] = []
+    for part, fields in section.items():
+        place = f"{where}: {part}"
+        check_keys(fields, SECTIONS[part], place)
+        for key, given in fields.items():
+            axes.append(_read_field(part, key, given, place))
+            if axes[-1].name in [axis.name for axis in axes[:-1]]:
+                raise ValueError(f"{place}: {key}: {axes[-1].name} is given twice")
+    return tuple(axes)
+
+
+def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
+    name = next(name for name in sorted(SECTIONS[part], key=len, reverse=True)
+                if key == name or key.startswith(f"{name}_"))  # fmt: skip
+    where, dimension = f"{place}: {key}", SECTIONS[part][name]
+    units = [f"{name}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
+    if dimension and key == name:
+        raise ValueError(f"{place}: key {key!r} has no unit: expected {', '.join(units)}")
+    factor = UNITS[key.removeprefix(f"{name}_")][1] if dimension else 1.0
+    if isinstance(given, Mapping):
+        given = _read_range(given, where)
+    axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, _positive), dimension)
+    return axis._replace(values=tuple(value * factor for value in axis.values))
+
+
+def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
+    check_keys(dict(given), dict.fromkeys(RANGE, ""), where)
+    for key in ("from", "to", "points"):
+        if key not in given:
+            raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
+    low, high = (number(given[key], f"{where}: {key}") for key in ("from", "to"))
+    points = whole_number(given["points"], f"{where}: points")
+    scale = given.get("scale", "linear")
+    if scale not in SCALES:
+        raise ValueError(f"{where}: scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    if scale == "log" and not min(low, high) > 0:
+        raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
+    if points == 1 and low != high:
+        raise ValueError(f"{where}: one point cannot reach from {low:g} to {high:g}")
+    spaced = np.geomspace if scale == "log" else np.linspace
+    return spaced(low, high, points).tolist()
+
+
+def _positive(value: Any, where: str) -> float:
+    if not number(value, where) > 0:
+        raise ValueError(f"{where} must be above 0, got {value!r}")
+    return float(value)
+
+
+def _share(value: Any, where: str) -> float:
+    if not 0 < number(value, where) <= 1:
+        raise ValueError(f"{where} must be above 0 and at most 1, got {value!r}")
+    return float(value)
+
+
+_CHECKS: Mapping[str, Any] = {"latency": number, "efficiency": _share, "gpus": whole_number}

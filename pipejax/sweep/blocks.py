@@ -1,0 +1,120 @@
+"""Blocks: the parts in which a grid is evaluated and written, one chunk of the store each."""
+
+import math
+from typing import NamedTuple
+
+from pipejax.sweep.declaration import Sweep
+
+POINTS = 1 << 17  # of a block at most: a second of work or so, and files of a megabyte
+SHAPES = 8  # programs of a block at most, for they take time whatever the number of systems
+
+
+class Block(NamedTuple):
+    """A box of the grid.
+
+    Attributes:
+      number: counted from 0, the last axis fastest.
+      low: (axes) first value of each axis.
+      high: (axes) one past its last value.
+
+    Example:
+      >>> Block(0, (0, 0), (2, 3)).shape
+      (2, 3)
+    """
+
+    number: int
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(axes) values of each axis."""
+        return tuple(high - low for low, high in zip(self.low, self.high, strict=True))
+
+    @property
+    def num_points(self) -> int:
+        """Points of the block."""
+        return math.prod(self.shape)
+
+
+def block_shape(sweep: Sweep) -> tuple[int, ...]:
+    """Choose how many values of each axis a block has, from the last axis to the first.
+
+    Args:
+      sweep: the grid.
+
+    Returns:
+      (axes) values of each axis; blocks at the end of an axis may have fewer.
+
+    Example:
+      >>> from pipejax.sweep import read_sweep
+      >>> bandwidth = {"from": 1, "to": 100, "points": 600}
+      >>> sweep = read_sweep({"schedules": ["gpipe", "1f1b"], "workers": 4, "minibatch": 8,
+      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100", "system": {
+      ...     "network": {"bandwidth_GB_per_s": bandwidth},
+      ...     "node": {"bandwidth_GB_per_s": bandwidth}}})
+      >>> block_shape(sweep)[-2:], num_blocks(sweep)
+      ((200, 600), 12)
+    """
+    chosen: list[int] = []
+    points = shapes = 1
+    for place in reversed(range(len(sweep.axes))):
+        is_shape = place < len(sweep.shape_axes)
+        room = max(1, min(POINTS // points, SHAPES // shapes if is_shape else POINTS))
+        length = len(sweep.axes[place].values)
+        count = -(-length // -(-length // room))  # blocks of one size share compilations
+        points *= count
+        shapes *= count if is_shape else 1
+        chosen.insert(0, count)
+    return tuple(chosen)
+
+
+def num_blocks(sweep: Sweep) -> int:
+    """Count the blocks of a grid.
+
+    Args:
+      sweep: the grid.
+
+    Returns:
+      Number of blocks.
+
+    Example:
+      >>> from pipejax.sweep import read_sweep
+      >>> num_blocks(read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
+      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100"}))
+      1
+    """
+    return math.prod(_blocks_by_axis(sweep))
+
+
+def get_block(sweep: Sweep, number: int) -> Block:
+    """Return a block by its number.
+
+    Args:
+      sweep: the grid.
+      number: from 0 to `num_blocks` - 1.
+
+    Returns:
+      The block.
+
+    Example:
+      >>> from pipejax.sweep import read_sweep
+      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
+      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100"})
+      >>> get_block(sweep, 0).num_points
+      2
+    """
+    low: list[int] = []
+    high: list[int] = []
+    rest = number
+    size, sizes = block_shape(sweep), [len(axis.values) for axis in sweep.axes]
+    for place, count in reversed(list(enumerate(_blocks_by_axis(sweep)))):
+        rest, at = divmod(rest, count)
+        low.insert(0, at * size[place])
+        high.insert(0, min(sizes[place], (at + 1) * size[place]))
+    return Block(number, tuple(low), tuple(high))
+
+
+def _blocks_by_axis(sweep: Sweep) -> list[int]:
+    size = block_shape(sweep)
+    return [-(-len(axis.values) // count) for axis, count in zip(sweep.axes, size, strict=True)]

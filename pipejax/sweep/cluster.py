@@ -1,0 +1,83 @@
+"""A sweep on a Dask cluster: workers evaluate blocks, this process writes them.
+
+Only one process writes, so no block is written twice and workers need no shared folder. A block
+whose worker is lost is evaluated again by another one.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Client, as_completed
+
+from pipejax.provenance import provenance
+from pipejax.sweep.blocks import get_block
+from pipejax.sweep.declaration import Sweep
+from pipejax.sweep.evaluation import Values, evaluate_block
+from pipejax.sweep.run import Results
+
+AHEAD = 2  # blocks at work or waiting for each thread of the cluster
+PATIENCE = 10.0  # seconds to wait for the scheduler to answer
+
+
+def evaluated_on(address: str) -> Results:
+    """Evaluate blocks on the workers of a scheduler.
+
+    Args:
+      address: of the scheduler, as tcp://host:8786.
+
+    Returns:
+      A function for `run_sweep`.
+
+    Raises:
+      OSError: when it is run, if no scheduler answers.
+      ValueError: when it is run, if a worker has other code.
+
+    Example:
+      >>> from distributed import LocalCluster
+      >>> from pipejax.sweep import read_sweep
+      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
+      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
+      >>> with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+      ...     blocks = evaluated_on(cluster.scheduler_address)
+      ...     [number for number, values in blocks(sweep, [0])]
+      [0]
+    """
+
+    def results(sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+        try:
+            client = Client(address, timeout=PATIENCE)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise OSError(f"no scheduler answers at {address!r}: {reason}") from None
+        with client:
+            yield from _in_any_order(client, sweep, numbers)
+
+    return results
+
+
+def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+    """Keep the workers busy, and no more blocks in memory than that takes."""
+    code = provenance()["code"]
+    waiting = iter(numbers)
+
+    def submit(number: int) -> Any:
+        return client.submit(_evaluate, sweep, number, code, pure=False, retries=3)
+
+    threads = max(1, sum(client.nthreads().values()))
+    first = itertools.islice(waiting, AHEAD * threads)
+    running = as_completed([submit(number) for number in first])
+    for future in running:
+        yield future.result()
+        future.release()
+        for number in waiting:
+            running.add(submit(number))
+            break
+
+
+def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:
+    """Evaluate one block on a worker."""
+    own = provenance()["code"]
+    if own != code:
+        raise ValueError(f"a worker has pipejax code {own}, this process has {code}")
+    return number, evaluate_block(sweep, get_block(sweep, number))

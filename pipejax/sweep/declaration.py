@@ -1,0 +1,219 @@
+"""The declaration of a sweep: what is varied, read from Python or from a TOML file."""
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax import schedules
+from pipejax.checks import whole_number
+from pipejax.hardware import System, load_system
+from pipejax.links import LINKS, QUEUES
+from pipejax.sweep.axes import Axis, read_axis, read_system_axes
+from pipejax.transformer import RECOMPUTE, Model, load_model
+
+OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
+DTYPES = ("float64", "float32")
+
+
+class Choice(NamedTuple):
+    """A schedule with its options, as one value of an axis.
+
+    Attributes:
+      name: of the builder.
+      options: of the builder, beyond workers and microbatches.
+
+    Example:
+      >>> str(Choice("hanayo", (("waves", 2),)))
+      'hanayo waves=2'
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        """Name and options, as the dataset labels them."""
+        return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A grid of (schedule, workload, system) points.
+
+    Attributes:
+      title: what it is about.
+      shape_axes: axes that make another program or other work, in the order of the dataset.
+      system_axes: the systems, accelerators per node, then fields of the systems.
+      outputs: what is kept beside step time, status, memory and reason.
+      dtype: in which it is evaluated and kept.
+
+    Example:
+      >>> sweep = read_sweep({"schedules": ["gpipe", "1f1b"], "workers": 4, "minibatch": 8,
+      ...                     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": ["h100"]})
+      >>> sweep.sizes, sweep.num_points
+      ({'schedule': 2, 'microbatch_size': 2, 'system': 1}, 4)
+    """
+
+    title: str
+    shape_axes: tuple[Axis, ...]
+    system_axes: tuple[Axis, ...]
+    outputs: tuple[str, ...]
+    dtype: str
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes, single values included."""
+        return self.shape_axes + self.system_axes
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Dimensions of the dataset."""
+        return {axis.name: len(axis.values) for axis in self.axes if axis.is_listed}
+
+    @property
+    def num_points(self) -> int:
+        """Number of points."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def to_json(self) -> str:
+        """Return all that decides the numbers, as text: equal texts are equal grids.
+
+        Returns:
+          JSON with every value of every axis, models and systems with all their fields.
+
+        Example:
+          >>> sweep = read_sweep({"schedules": "1f1b", "workers": 2, "minibatch": 2,
+          ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
+          >>> '"workers": [2]' in sweep.to_json()
+          True
+        """
+        values = {axis.name: [_plain(value) for value in axis.values] for axis in self.axes}
+        listed = list(self.sizes)
+        return json.dumps({"title": self.title, "axes": values, "dimensions": listed,
+                           "outputs": self.outputs, "dtype": self.dtype})  # fmt: skip
+
+
+def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
+    """Read the declaration of a sweep.
+
+    Args:
+      given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
+        a list: schedules (a name, or `{name, stages_per_worker, waves}`), models, systems,
+        workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
+        data_parallel, recompute, link, queues. `system` holds axes over fields of the systems.
+        Further: title, outputs, dtype.
+
+    Returns:
+      The sweep.
+
+    Raises:
+      ValueError: if a key is unknown or missing, or a value is wrong; the message names it.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> sweep = read_sweep({"schedules": "1f1b", "workers": [4, 8], "minibatch": 64,
+      ...     "microbatch_size": [1, 2, 4], "models": "llama3-70b", "systems": "h100",
+      ...     "system": {"network": {"latency_us": [1, 10]}}})
+      >>> sweep.sizes
+      {'workers': 2, 'microbatch_size': 3, 'network.latency': 2}
+    """
+    where = "sweep"
+    if isinstance(given, str | Path):
+        where = Path(given).name
+        try:
+            given = tomllib.loads(Path(given).read_bytes().decode())
+        except ValueError as error:
+            raise ValueError(f"{given} is not TOML: {str(error).splitlines()[0]}") from None
+    known = ("title", *_KEYS, "system", "outputs", "dtype")
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(known)}")
+    if ("microbatches" in given) == ("microbatch_size" in given):
+        raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
+    axes: dict[str, Axis] = {}
+    for key, (name, check, default) in _KEYS.items():
+        if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
+            raise ValueError(f"{where}: {key} is missing")
+        if key in given or default is not None:
+            axes[name] = read_axis(name, given.get(key, default), f"{where}: {key}", check)
+    fields = {axis.name: axis for axis in read_system_axes(given.get("system", {}),
+                                                           f"{where}: system")}  # fmt: skip
+    per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
+    outputs = read_axis("outputs", given.get("outputs", ["bubble_ratio"]), f"{where}: outputs",
+                        _one_of(OUTPUTS)).values if given.get("outputs") != [] else ()  # fmt: skip
+    return Sweep(
+        title=str(given.get("title", "")),
+        shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
+        system_axes=(axes["system"], per_node, *fields.values()),
+        outputs=tuple(name for name in OUTPUTS if name in outputs),
+        dtype=_one_of(DTYPES)(given.get("dtype", "float64"), f"{where}: dtype"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What identifies a value: for models and systems all their numbers."""
+    return dataclasses.asdict(value) if isinstance(value, Model | System) else (
+        str(value) if isinstance(value, Choice) else value)  # fmt: skip
+
+
+def _schedule(value: Any, where: str) -> Choice:
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name = given.pop("name", None)
+    if name not in schedules.names():
+        raise ValueError(f"{where}: unknown schedule {name!r}: known are "
+                         f"{', '.join(schedules.names())}")  # fmt: skip
+    known = schedules.REGISTRY[name].options
+    for option in given:
+        if option not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
+        given[option] = whole_number(given[option], f"{where}: {name}: {option}")
+    return Choice(name, tuple(sorted(given.items())))
+
+
+def _loader(load: Callable[[str | Path], Any]) -> Callable[[Any, str], Any]:
+    def check(value: Any, where: str) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f"{where} must be a name or the path of a .json file, got {value!r}")
+        try:
+            return load(value)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    return check
+
+
+def _one_of(names: Any) -> Callable[[Any, str], Any]:
+    def check(value: Any, where: str) -> Any:
+        if value not in tuple(names):
+            raise ValueError(f"{where} must be one of {', '.join(names)}, got {value!r}")
+        return value
+
+    return check
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} must be true or false, got {value!r}")
+    return value
+
+
+# key: dimension, check of a value, value if the key is absent (a key without one is needed)
+_KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
+    "schedules": ("schedule", _schedule, None),
+    "models": ("model", _loader(load_model), None),
+    "workers": ("workers", whole_number, None),
+    "minibatch": ("minibatch", whole_number, None),
+    "microbatches": ("microbatches", whole_number, None),
+    "microbatch_size": ("microbatch_size", whole_number, None),
+    "tensor_parallel": ("tensor_parallel", whole_number, 1),
+    "sequence_parallel": ("sequence_parallel", _flag, False),
+    "data_parallel": ("data_parallel", whole_number, 1),
+    "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
+    "link": ("link", _one_of(LINKS), "delay"),
+    "queues": ("queues", _one_of(QUEUES), "worker"),
+    "systems": ("system", _loader(load_system), None),
+}

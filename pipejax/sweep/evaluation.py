@@ -1,0 +1,170 @@
+"""Evaluation of one block of a sweep: every program once, with all systems of the block."""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax import schedules
+from pipejax.batch import makespans, makespans_and_grad
+from pipejax.costs import PHASE_FIELDS, Costs
+from pipejax.hardware import System
+from pipejax.lowering import lower
+from pipejax.metrics import op_counts
+from pipejax.ops import TIMED
+from pipejax.program import Program
+from pipejax.sensitivity import resource_shares
+from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.sweep.blocks import Block
+from pipejax.sweep.declaration import Choice, Sweep
+from pipejax.sweep.systems import SystemBatch, stack_systems
+from pipejax.sweep.variables import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, variables_of
+from pipejax.table import ScheduleError, ScheduleTable
+from pipejax.work import NEAR, OF_SYSTEMS, StageWork, work_costs, work_on_systems
+from pipejax.workload import Workload, memory_bytes
+
+MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
+PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
+
+Values = dict[str, Any]  # array by variable
+
+
+def evaluate_block(sweep: Sweep, block: Block) -> Values:
+    """Evaluate all points of a block.
+
+    Args:
+      sweep: the grid.
+      block: which part of it.
+
+    Returns:
+      Array by variable, in the dimensions of the dataset (`variables_of`).
+
+    Example:
+      >>> from pipejax.sweep import get_block, read_sweep
+      >>> sweep = read_sweep({"schedules": ["gpipe", "chimera"], "workers": 4, "minibatch": 12,
+      ...     "microbatches": [3, 4], "models": "tabular-128l", "systems": "mid_nw_mid_cp"})
+      >>> values = evaluate_block(sweep, get_block(sweep, 0))
+      >>> values["status"].tolist(), values["step_time"].round(1).tolist()
+      ([[2, 2], [3, 2]], [[4.5, 3.9], [nan, 3.2]])
+    """
+    axes = [axis._replace(values=axis.values[low:high])
+            for axis, low, high in zip(sweep.axes, block.low, block.high, strict=True)]  # fmt: skip
+    shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
+    batch = stack_systems(tuple(system_axes))
+    names = [axis.name for axis in shape_axes]
+    with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
+        found = [_at_point(sweep, dict(zip(names, point, strict=True)), batch)
+                 for point in itertools.product(*(axis.values for axis in shape_axes))]  # fmt: skip
+    listed = [len(axis.values) for axis in axes if axis.is_listed]
+    listed_shapes = [len(axis.values) for axis in shape_axes if axis.is_listed]
+    values = {}
+    for name, variable in variables_of(sweep).items():
+        leading = listed if variable.per_system else listed_shapes
+        stacked = np.stack([each[name] for each in found])
+        values[name] = stacked.reshape((*leading, *variable.extra_shape))
+    return values
+
+
+class _Point(NamedTuple):
+    """One schedule and workload, ready to be priced on any system."""
+
+    program: Program
+    workload: Workload
+    table: ScheduleTable
+
+
+def _at_point(sweep: Sweep, at: Values, batch: SystemBatch) -> Values:
+    """Evaluate one schedule and workload on all systems; where it is not legal, say why."""
+    num_systems = len(batch.gpus_per_node)
+    values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
+    values["status"][:] = ILLEGAL
+    try:
+        point = _point(at)
+        work = work_on_systems(point.workload, point.table, batch.gpus_per_node)
+        need = float(memory_bytes(point.workload, point.table).max())
+    except ValueError as error:
+        reason = error.reason if isinstance(error, ScheduleError) else str(error)
+        return values | {"reason": np.array(reason, object)}
+    fits = need <= np.asarray(batch.systems.memory_capacity)
+    values["memory_bytes"][...] = need
+    values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
+    step = max(1, MAX_NUMBERS // point.table.num_stages)
+    for low in range(0, num_systems, step):
+        part = slice(low, low + step)
+        for name, value in _run(point, *_cut(work, batch.systems, part), sweep).items():
+            values[name][part] = value
+    return values
+
+
+def _cut(work: StageWork, systems: System, part: slice) -> tuple[StageWork, System]:
+    near = {name: getattr(work, name)[part] for name in NEAR}
+    return work._replace(**near), jax.tree.map(lambda leaf: leaf[part], systems)
+
+
+def _point(at: Values) -> _Point:
+    counts = at.get("microbatches")
+    if counts is None:
+        counts, rest = divmod(at["minibatch"], at["microbatch_size"])
+        if rest:
+            raise ValueError(f"microbatch size {at['microbatch_size']} does not divide a minibatch "
+                             f"of {at['minibatch']}")  # fmt: skip
+    workload = Workload(
+        at["model"], at["minibatch"], at["tensor_parallel"], at["sequence_parallel"],
+        at["data_parallel"], at["recompute"],
+    )  # fmt: skip
+    table, program = _lowered(at["schedule"], at["workers"], counts, at["link"], at["queues"])
+    return _Point(program, workload, table)
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def _lowered(
+    choice: Choice, workers: int, microbatches: int, link: str, queues: str
+) -> tuple[ScheduleTable, Program]:
+    table = schedules.build(
+        choice.name, num_workers=workers, num_microbatches=microbatches, **dict(choice.options)
+    )
+    return table, lower(table, link=link, queues=queues)
+
+
+def _run(point: _Point, work: StageWork, systems: System, sweep: Sweep) -> Values:
+    """Price and evaluate a batch of systems."""
+    costs = _price(work, systems)
+    given = jax.tree.map(lambda leaf: leaf.astype(sweep.dtype), costs)
+    found: Values = {}
+    if {"share", "bound_by"} & set(sweep.outputs):
+        steps, counts = makespans_and_grad(point.program, given)
+        share = np.asarray(resource_shares(work, systems, counts, steps))
+        found |= {"share": share, "bound_by": share.argmax(axis=1)}
+    else:
+        steps = makespans(point.program, given, unroll=False)
+    times = np.asarray(steps)
+    workload = point.workload
+    tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
+    busy = np.asarray(_busy(given, _busy_weights(point.program)))
+    found |= {"step_time": times, "bubble_ratio": 1 - busy / times,
+              "tokens_per_second": tokens / times}  # fmt: skip
+    return {name: found[name] for name in ("step_time", *sweep.outputs)}
+
+
+_price = jax.jit(jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0)))
+
+
+def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
+    """How often each cost of an op is spent, over all workers, divided by their number."""
+    layout = program.layout
+    counts = op_counts(program).sum(axis=0) / program.num_workers
+    ops = 1 + len(TIMED) * layout.num_stages
+    np.add.at(counts, np.asarray(program.pair_index),
+              counts[ops : ops + layout.num_pairs, None])  # fmt: skip
+    by_phase = counts[1:ops].reshape(len(TIMED), layout.num_stages)
+    return {PHASE_FIELDS[phase.name]: row for phase, row in zip(TIMED, by_phase, strict=True)
+            if row.any()}  # fmt: skip
+
+
+@jax.jit
+def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Array, " batch"]:
+    """Compute time of a worker on average [s]."""
+    leaves = {name: getattr(costs, name) for name in weights}
+    return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
