@@ -154,7 +154,8 @@ def stage_work(
 
 
 NEAR = ("exchange_near", "message_near", "gradient_near")  # all that depends on a system's nodes
-OF_SYSTEMS: Any = StageWork(*(0 if name in NEAR else None for name in StageWork._fields))
+_axes: Any = [0 if name in NEAR else None for name in StageWork._fields]
+OF_SYSTEMS = StageWork(*_axes)
 
 
 def work_on_systems(
@@ -183,7 +184,9 @@ def work_on_systems(
     kinds, kind = np.unique(gpus_per_node, return_inverse=True)
     works = [stage_work(workload, table, gpus_per_node=int(gpus)) for gpus in kinds]
     one: StageWork = jax.tree.map(np.asarray, works[0])
-    near = {name: np.stack([getattr(work, name) for work in works])[kind] for name in NEAR}
+    near: dict[str, Any] = {
+        name: np.stack([getattr(work, name) for work in works])[kind] for name in NEAR
+    }
     return one._replace(**near)
 
 

@@ -1,5 +1,7 @@
 """`pipejax sweep`: a declared grid into a labelled dataset."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,10 +99,24 @@ def _runner(
 
         from pipejax.sweep.processes import run_share
 
-        jax.distributed.initialize(coordinator, processes, process)
-        run_share(grid, out, resume=resume, report=report)
+        with _nothing_on_stdout():  # the processes' connections announce themselves there
+            jax.distributed.initialize(coordinator, processes, process)
+            run_share(grid, out, resume=resume, report=report)
 
     return here if coordinator is None else one_of_many
+
+
+@contextmanager
+def _nothing_on_stdout() -> Iterator[None]:
+    """Send to stderr what libraries print to stdout."""
+    sys.stdout.flush()
+    kept = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        yield
+    finally:
+        os.dup2(kept, sys.stdout.fileno())
+        os.close(kept)
 
 
 def _on_cluster(scheduler: str | None) -> Any:

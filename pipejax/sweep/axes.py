@@ -107,7 +107,7 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     units = [f"{name}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
     if dimension and key == name:
         raise ValueError(f"{place}: key {key!r} has no unit: expected {', '.join(units)}")
-    factor = UNITS[key.removeprefix(f"{name}_")][1] if dimension else 1.0
+    factor = UNITS[key.removeprefix(f"{name}_")][1] if dimension else 1
     if isinstance(given, Mapping):
         given = _read_range(given, where)
     axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, _positive), dimension)

@@ -1,0 +1,142 @@
+"""Elasticities: against finite differences of the front door, and Euler's identity."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.hardware import FIELDS
+from pipejax.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
+from pipejax.work import NEAR, OF_SYSTEMS, stage_work, work_costs, work_on_systems
+from pipejax.workload import deal_layers
+
+STEP = 1e-5
+CASES = {
+    "1f1b on h100": ("1f1b", {}, "gpt3-175b", "h100", {"tensor_parallel": 8}),
+    "interleaved, full recomputation": (
+        "interleaved-1f1b", {"stages_per_worker": 2}, "llama3-70b", "a100",
+        {"tensor_parallel": 4, "data_parallel": 2, "recompute": "full"}),
+    "chimera on a slow network": ("chimera", {}, "gpt-22b", "slow_nw_mid_cp", {}),
+    "no vocabulary": ("gpipe", {}, "tabular-128l", "mid_nw_fast_cp", {}),
+}  # fmt: skip
+
+
+def with_flags(work):
+    """What is near, as flags again."""
+    return work._replace(**{name: getattr(work, name) > 0 for name in NEAR})
+
+
+PRICE = jax.jit(lambda work, system: work_costs(with_flags(work), system))
+
+
+def case(name):
+    schedule, options, model, system, parallel = CASES[name]
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
+    # uneven numbers: at a tie of two paths or roofs the derivative has two sides
+    of_model = pj.load_model(model)
+    machine = pj.load_system(system)
+    machine = dataclasses.replace(
+        machine, compute_latency=1.3e-6, memory_latency=0.7e-6,
+        node=dataclasses.replace(machine.node, latency=machine.node.latency * 1.1),
+    )  # fmt: skip
+    return table, pj.Workload(of_model, minibatch=16, **parallel), machine
+
+
+def put(tree, path, factor):
+    name, *rest = path
+    value = getattr(tree, name)
+    if rest:
+        return dataclasses.replace(tree, **{name: put(value, rest, factor)})
+    new = tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+    return dataclasses.replace(tree, **{name: new})
+
+
+def step_time(program, table, workload, system, parameter, factor):
+    """Step time of one configuration, with one parameter multiplied."""
+    size = workload.microbatch_size(table)
+    dealt = deal_layers(workload, table)
+    if parameter in FIELDS:
+        system = put(system, FIELDS[parameter], factor)
+    elif parameter == "microbatch_size":
+        size *= factor
+    else:
+        name = parameter.removeprefix("model.")
+        model = dataclasses.replace(
+            workload.model, **{name: getattr(workload.model, name) * factor}
+        )
+        workload = dataclasses.replace(workload, model=model)
+        if name == "layers":
+            dealt = type(dealt)(*(part * factor for part in dealt))
+    work = stage_work(workload, table, gpus_per_node=system.gpus_per_node, dealt=dealt,
+                      microbatch_size=size)  # fmt: skip
+    same_types = jax.tree.map(lambda leaf: np.asarray(leaf) * np.float64(1), (work, system))
+    return float(pj.makespan(program, PRICE(*same_types)))
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [*((name, "delay") for name in CASES), ("chimera on a slow network", "rendezvous")],
+)
+def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
+    table, workload, system = case(name)
+    found = elasticities(table, workload, system, link=link)
+    costs, program = pj.stage_costs(workload, system, table), pj.lower(table, link=link)
+    assert found.step_time == pytest.approx(
+        pj.evaluate(table, costs, link=link).makespan, rel=1e-13
+    )
+    for parameter, slope in found.elasticity.items():
+        up, down = (step_time(program, table, workload, system, parameter, np.exp(s * STEP))
+                    for s in (1, -1))  # fmt: skip
+        assert slope == pytest.approx(np.log(up / down) / (2 * STEP), abs=2e-5), parameter
+    assert sum(found.share.values()) == pytest.approx(1, abs=1e-12)
+    assert min(found.share.values()) >= 0
+    assert found.share[found.bound_by] == max(found.share.values())
+    for rate in ("compute.peak", "memory.bandwidth", "node.bandwidth", "network.bandwidth"):
+        efficiency = f"{rate.split('.')[0]}.efficiency"
+        assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
+
+
+def test_a_batch_has_the_shares_of_its_members():
+    table, workload, system = case("1f1b on h100")
+    others = [put(system, FIELDS[name], 0.1) for name in ("compute.peak", "network.bandwidth")]
+    stacked = type(system)(**{
+        field.name: jnp.array([getattr(one, field.name) for one in others])
+        for field in dataclasses.fields(system)
+        if field.name not in ("node", "network", "compute_efficiency", "memory_efficiency",
+                              "gpus_per_node", "name", "source")
+    }, **{
+        link: type(system.node)(*(jnp.array([getattr(getattr(one, link), part) for one in others])
+                                  for part in ("bandwidth", "latency", "efficiency")))
+        for link in ("node", "network")
+    }, **{
+        curve: type(system.compute_efficiency)(*(tuple(jnp.full(len(others), v) for v in values)
+            for values in (getattr(system, curve).sizes, getattr(system, curve).shares)))
+        for curve in ("compute_efficiency", "memory_efficiency")
+    }, gpus_per_node=8, name="", source="")  # fmt: skip
+    work = work_on_systems(workload, table, np.full(len(others), 8))
+    costs = jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0))(work, stacked)
+    times, counts = pj.makespans_and_grad(pj.lower(table), costs)
+    shares = np.asarray(resource_shares(work, stacked, counts, times))
+    for one, row in zip(others, shares, strict=True):
+        alone = elasticities(table, workload, one)
+        np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)
+
+
+def test_swings_are_exact_evaluations():
+    table, workload, system = case("chimera on a slow network")
+    program = pj.lower(table)
+    found = swings(table, workload, system, factors=(0.5, 3.0))
+    assert {f"model.{name}" for name in MODEL_PARAMETERS} < set(found)
+    for parameter, ends in found.items():
+        ours = [step_time(program, table, workload, system, parameter, f) for f in (0.5, 3.0)]
+        np.testing.assert_allclose(ends, ours, rtol=1e-12, err_msg=parameter)
+
+
+@pytest.mark.parametrize("factors", [(0.0, 2.0), (1.0,), (float("nan"), 2.0)])
+@pytest.mark.usefixtures("unchecked")
+def test_factors_are_checked(factors):
+    with pytest.raises(ValueError, match="factors must be two numbers above 0"):
+        swings(*case("no vocabulary"), factors=factors)
