@@ -1,4 +1,4 @@
-"""The command line: `pipejax evaluate`, `compare`, `show`, `export`, `sweep`, `schedules`."""
+"""The command line: `pipejax evaluate`, `compare`, `show`, `export`, `sensitivity`, ..."""
 
 import sys
 

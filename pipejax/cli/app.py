@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import compare, evaluate, export, show, sweep
+from pipejax.cli import compare, evaluate, export, sensitivity, show, sweep
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
 from pipejax.table import ScheduleError
@@ -19,7 +19,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (evaluate.evaluate, compare.compare, show.show, export.export):
+for command in (
+    evaluate.evaluate,
+    compare.compare,
+    show.show,
+    export.export,
+    sensitivity.sensitivity,
+):
     app.command()(with_options(command))
 app.command()(sweep.sweep)
 app.command()(schedules_command.schedules)

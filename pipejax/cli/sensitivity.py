@@ -1,0 +1,100 @@
+"""`pipejax sensitivity`: what the step time depends on, and how strongly."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pipejax.cli.options import JsonFlag, Links, Pricing, required
+from pipejax.cli.report import console, percent, print_json, seconds
+from pipejax.sensitivity import Elasticities, elasticities, swings
+from pipejax.table import ScheduleTable
+
+FORMATS = (".png", ".pdf", ".svg")
+BAR = 30  # columns of the longest bar
+
+
+def sensitivity(
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    factor: Annotated[
+        float, typer.Option(help="Divide and multiply each parameter by this for the tornado.")
+    ] = 2.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the tornado chart to this file (.png, .pdf, .svg).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
+    priced = required(pricing)
+    if priced.workload is None or priced.system is None:
+        raise ValueError("sensitivity needs --model, --system and --minibatch: with times given, "
+                         "`evaluate` shows the share of each cost")  # fmt: skip
+    if not 1 < factor < float("inf"):
+        raise ValueError(f"--factor must be above 1, got {factor:g}")
+    if out is not None and out.suffix not in FORMATS:
+        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    factors = 1 / factor, factor
+    where = {"link": links.link, "queues": links.queues}
+    found = elasticities(table, priced.workload, priced.system, **where)
+    ends = swings(table, priced.workload, priced.system, factors=factors, **where)
+    if out is not None:
+        _draw(out, table.name, found, ends, factors)
+    if json:
+        print_json({
+            "schedule": table.name, "step_time": found.step_time, "bound_by": found.bound_by,
+            "share": dict(found.share), "elasticity": dict(found.elasticity),
+            "factors": list(factors), "swings": {name: list(pair) for name, pair in ends.items()},
+            "out": None if out is None else str(out),
+        })  # fmt: skip
+        return
+    shown = console()
+    shown.print(f"step time [bold]{seconds(found.step_time)}[/], bound by {found.bound_by} "
+                f"({percent(found.share[found.bound_by])} of the critical path)")  # fmt: skip
+    shown.print(_table(found, ends, factors))
+    if out is not None:
+        shown.print(f"drawn to {out}", markup=False, soft_wrap=True)
+
+
+def _table(
+    found: Elasticities, ends: dict[str, tuple[float, float]], factors: tuple[float, float]
+) -> Table:
+    """One row per parameter, the strongest first."""
+    grid = Table("parameter", "elasticity", "", "share of path",
+                 *(f"step time at x {factor:g}" for factor in factors),
+                 caption="elasticity: percent of step time per percent of the parameter")  # fmt: skip
+    strongest = max(map(abs, found.elasticity.values())) or 1.0
+    for name, value in sorted(found.elasticity.items(), key=lambda item: -abs(item[1])):
+        bar = "█" * round(BAR * abs(value) / strongest)
+        low, high = map(seconds, ends[name]) if name in ends else ("", "")
+        share = percent(found.share[name]) if name in found.share else ""
+        grid.add_row(name, f"{value:+.4f}", f"[{'green' if value < 0 else 'red'}]{bar}[/]", share,
+                     low, high)  # fmt: skip
+    return grid
+
+
+def _draw(
+    out: Path,
+    name: str,
+    found: Elasticities,
+    ends: dict[str, tuple[float, float]],
+    factors: tuple[float, float],
+) -> None:
+    try:
+        import matplotlib.pyplot as plt  # an extra, slow to import
+
+        from pipejax import style
+        from pipejax.tornado import draw_tornado, legend_entries
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
+        ) from None
+    style.use()
+    figure, axes = plt.subplots(figsize=(style.PAGE, 3.6))
+    draw_tornado(axes, found.step_time, ends)
+    axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
+    figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)
+    figure.savefig(out)
+    plt.close(figure)
