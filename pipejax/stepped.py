@@ -106,10 +106,13 @@ def _side_by_side(
     part = -(-size // threads)
     starts = [min(low, size - part) for low in range(0, size, part)]  # parts of one size
     whole: list[NumpyArray] = []
+    # a caller may have set it for its own thread only
+    double = jnp.result_type(float) == np.float64
 
     def work(low: int) -> None:
         cut = tuple(p[low : low + part] if len(p) > 1 else p for p in pieces)
-        found = [np.asarray(array) for array in run(cut) if array is not None]
+        with jax.enable_x64(double):
+            found = [np.asarray(array) for array in run(cut) if array is not None]
         with lock:
             if not whole:
                 dtype = found[0].dtype

@@ -14,9 +14,9 @@ LINE = [
     "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
-    "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
+    "evaluate", "factors", "own_costs", "jitter", "robustness", "jitter_data", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip
-HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),
+HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"jitter_data"},
          "zarr": set(), "networkx": set(), "hypothesis": set()}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
