@@ -15,7 +15,7 @@ from pipejax.evaluate import Evaluation, evaluate
 from pipejax.factors import Distribution, Jitter, Straggler
 from pipejax.files import read_table, write_table
 from pipejax.hardware import System, load_system
-from pipejax.jitter import Jittered, jitter
+from pipejax.jitter import Jittered, jitter, sample_costs
 from pipejax.long_schedules import makespans_at, throughput
 from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
@@ -74,6 +74,7 @@ __all__ = [
     "read_costs",
     "read_table",
     "robustness",
+    "sample_costs",
     "schedules",
     "slack",
     "stage_costs",

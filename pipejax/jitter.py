@@ -1,5 +1,6 @@
 """Step times under jitter: every op and message of every sample has its own random duration."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.checks import whole_number
-from pipejax.costs import Costs, price
+from pipejax.costs import Costs, NodeCosts, price
 from pipejax.evaluate import Evaluation, evaluate
 from pipejax.factors import LARGEST_SCORE, Jitter, factor_table
 from pipejax.own_costs import OwnCosts, own_costs
@@ -141,10 +142,9 @@ def jitter(
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link, queues=queues)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
-    own = own_costs(run.program, price(run.program, exact))
+    own = own_costs(run.program, _price(run, costs))
     makespans, counts = np.empty(samples), np.zeros(0)
-    with jax.enable_x64(True), jax.threefry_partitionable(True):
+    with _settings():
         for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
             makespans[first : first + len(values)] = values
             counts = counts + on_path if first else on_path
@@ -162,6 +162,73 @@ def jitter(
     return Jittered(run, factors, int(seed), makespans, nodes, messages)
 
 
+def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
+    """Durations and lags of one sample, to look at it more closely, at the worst one for example.
+
+    Args:
+      run: the samples.
+      costs: what they were run with [s].
+      sample: which one.
+
+    Returns:
+      duration (nodes) and lag (nodes, max_preds) [s], for `critical_path` and `slack`.
+
+    Raises:
+      ValueError: if there is no such sample.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> rare = pj.Jitter(straggler=pj.Straggler(probability=0.01, slowdown=3.0))
+      >>> run = pj.jitter(table, costs, rare, samples=100)
+      >>> worst = pj.sample_costs(run, costs, run.worst)
+      >>> program = run.evaluation.program
+      >>> slow = worst.duration > pj.price(program, costs).duration
+      >>> sorted(set(program.worker[slow].tolist())), run.makespans[run.worst].item()
+      ([3], 81.0)
+    """
+    count = len(run.makespans)
+    if not 0 <= sample < count:
+        raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
+    own = own_costs(run.evaluation.program, _price(run.evaluation, costs))
+    with _settings():
+        durations = _durations(
+            *_random(run.jitter, run.seed), np.uint32(sample), *_columns(own),
+            size=1, num_workers=_num_columns(run.evaluation.workers),
+        )  # fmt: skip
+    row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
+    return NodeCosts(row[own.duration_index], row[own.lag_index])
+
+
+def _price(run: Evaluation, costs: Costs) -> NodeCosts:
+    """Price a program in double precision, on the host."""
+    return price(run.program, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs))
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Set what the random numbers depend on: precision, and the way of counting."""
+    with jax.enable_x64(True), jax.threefry_partitionable(True):
+        yield
+
+
+def _random(factors: Jitter, seed: int) -> tuple[Array, tuple[NumpyArray, ...], NumpyArray]:
+    """Key, tables of factors, and probability and slowdown of stragglers."""
+    spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
+    rare = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
+    return jax.random.key(seed, impl="threefry2x32"), spread, np.array(rare, np.float64)
+
+
+def _columns(own: OwnCosts) -> tuple[NumpyArray, NumpyArray, tuple[NumpyArray, ...]]:
+    return own.op_seconds, own.op_worker, own.message_seconds
+
+
+def _num_columns(workers: int) -> int:
+    """Columns for workers in their bucket, with one more that no worker has."""
+    return 1 << workers.bit_length()
+
+
 def _parts(
     own: OwnCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
@@ -169,16 +236,11 @@ def _parts(
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(64, 1 << (samples - 1).bit_length()))
-    spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
-    rare = np.array([(s.probability, s.slowdown)
-                     for s in (factors.straggler, factors.op_straggler)])  # fmt: skip
-    key = jax.random.key(seed, impl="threefry2x32")
-    width = 1 << workers.bit_length()
+    draws = _random(factors, seed)
     for first in range(0, samples, size):
         pieces = _durations(
-            key, np.uint32(first), spread, rare, own.op_seconds, own.op_worker,
-            own.message_seconds, size=size, num_workers=width,
-        )  # fmt: skip
+            *draws, np.uint32(first), *_columns(own), size=size, num_workers=_num_columns(workers)
+        )
         values, counts = stepped_makespans(own.steps, pieces, back=own.back)
         count = min(size, samples - first)
         on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
@@ -188,9 +250,9 @@ def _parts(
 @functools.partial(jax.jit, static_argnames=("size", "num_workers"))
 def _durations(
     key: Array,
-    first: Array | np.uint32,
     spread: tuple[Array, ...],
     rare: Array,
+    first: Array,
     op_seconds: Float[Array, " ops"],
     op_worker: Int[Array, " ops"],
     message_seconds: tuple[Float[Array, " messages"], ...],

@@ -33,6 +33,8 @@ class OwnCosts(NamedTuple):
     Attributes:
       steps: the program as data; its costs are the columns of all pieces in order.
       back: the way back, for the critical path.
+      duration_index: (nodes) column of what each node takes, from 1 on; 0 is no time.
+      lag_index: (nodes, max_preds) column of the delay from each predecessor, from 1 on.
       ops: (ops) node of each column of the first piece.
       messages: (messages) number of the message of each column of the other pieces.
       op_seconds: (width) what each op takes [s]; 0 beyond the ops.
@@ -49,6 +51,8 @@ class OwnCosts(NamedTuple):
 
     steps: StepProgram
     back: WayBack
+    duration_index: Int[NumpyArray, " nodes"]
+    lag_index: Int[NumpyArray, "nodes max_preds"]
     ops: Nodes
     messages: Nodes
     op_seconds: Float[NumpyArray, " width"]
@@ -103,6 +107,8 @@ def own_costs(program: Program, costs: NodeCosts) -> OwnCosts:
     return OwnCosts(
         steps=step_program(binary, rows),
         back=way_back(binary, rows),
+        duration_index=own,
+        lag_index=lag,
         ops=ops,
         messages=messages,
         op_seconds=_filled(duration[ops], width),

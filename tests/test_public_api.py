@@ -50,6 +50,7 @@ NAMES = [
     "read_costs",
     "read_table",
     "robustness",
+    "sample_costs",
     "schedules",
     "slack",
     "stage_costs",

@@ -68,6 +68,8 @@ def jitter(
     _check_out(out)
     names = schedule_names(schedules)
     check_options(options, names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"--schedules names a schedule twice: {schedules}")
     runs, missing = _run(names, workers, microbatches, options, priced, links,
                          factors, samples, seed)  # fmt: skip
     ranked = robustness(list(runs.values()), quantile=quantile)
@@ -188,22 +190,27 @@ def _percentile(level: float) -> str:
 
 def _print(runs: dict[str, Jittered], ranked: list[Robustness], quantile: float, ops: bool) -> None:
     first = next(iter(runs.values()))
-    ranks = f"rank by {_percentile(quantile)} of"
-    grid = Table(
+    times = Table(
         "schedule", "no jitter", "mean", *map(_percentile, QUANTILES), "worst",
-        f"slowdown {_percentile(quantile)}", f"{ranks} time", "slowdown", "fastest in",
         title=f"step time over {len(first.makespans)} samples, seed {first.seed}",
     )  # fmt: skip
+    level = _percentile(quantile)
+    ranks = Table("schedule", f"{level} time", "rank", f"{level} slowdown", "rank", "fastest in",
+                  title="who is fastest, and whom jitter slows least")  # fmt: skip
     for (name, jittered), rank in zip(runs.items(), ranked, strict=True):
-        style = "[bold green]" if rank.makespan_rank == 1 else ""
-        grid.add_row(
+        times.add_row(
             name, seconds(rank.deterministic), seconds(jittered.mean),
             *(seconds(jittered.quantile(level)) for level in QUANTILES),
-            seconds(float(jittered.makespans.max())), f"{rank.slowdown:.4f}",
-            f"{style}{rank.makespan_rank}", str(rank.slowdown_rank), percent(rank.fastest_share),
+            seconds(float(jittered.makespans.max())),
+        )  # fmt: skip
+        style = "[bold green]" if rank.makespan_rank == 1 else ""
+        ranks.add_row(
+            name, f"{style}{seconds(rank.makespan)}", str(rank.makespan_rank),
+            f"{rank.slowdown:.4f}", str(rank.slowdown_rank), percent(rank.fastest_share),
         )  # fmt: skip
     out = console()
-    out.print(grid)
+    out.print(times)
+    out.print(ranks)
     if ops:
         for name, jittered in runs.items():
             out.print(f"{name}: share of samples in which ops are on the critical path")
