@@ -389,6 +389,22 @@ def test_dataset_is_read_back(tmp_path):
         jitter_dataset({**runs, "other": other})
 
 
+def test_sweep_and_figure(monkeypatch):
+    import matplotlib.pyplot as plt
+
+    from figures import jitter as figure
+    from sweeps import jitter as script
+
+    monkeypatch.setattr(script, "CASES", {n: script.CASES[n] for n in ("1f1b", "hanayo, 1 wave")})
+    data = script.sweep(samples=100)
+    assert data.makespan.shape == (2, 100)
+    drawn = figure.draw(data)["jitter"]
+    labels = [axes.get_xlabel() for axes in drawn.axes]
+    assert labels == ["step time [s]", "step time / that without jitter"]
+    assert [t.get_text() for t in drawn.axes[0].get_yticklabels()] == ["1F1B", "Hanayo, 1 wave"]
+    plt.close(drawn)
+
+
 @pytest.fixture
 def call(capsys):
     """Run a command; return exit code, stdout and stderr."""
