@@ -26,8 +26,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     right.set_xlabel("step time / that without jitter")
     right.tick_params(left=False)
     figure.suptitle(
-        f"{data.workers} workers, {data.microbatches} microbatches, {data.sizes['sample']} samples; "
-        "violins to the 99.9th percentile,\nlines at the 5th, 50th and 95th, diamonds without jitter",
+        f"{data.workers} workers, {data.microbatches} microbatches, {data.sizes['sample']} samples. "
+        "Violins reach to the 99.9th percentile,\n"
+        "lines stand at the 5th, 50th and 95th, diamonds at the step time without jitter.",
         fontsize=7, x=0.01, ha="left",
     )  # fmt: skip
     return {"jitter": figure}
@@ -39,11 +40,12 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
         samples = values.sel(schedule=name).values
         samples = samples[samples <= float(values.sel(schedule=name).quantile(SHOWN))]
         colour = LOOK.get(name, {"color": style.GREY})["color"]
-        body = axes.violinplot(
+        bodies = axes.violinplot(
             samples, positions=[place], orientation="horizontal", widths=0.85, showextrema=False,
             points=300,
-        )["bodies"][0]  # fmt: skip
-        body.set(facecolor=colour, edgecolor=colour, alpha=0.55)
+        )["bodies"]  # fmt: skip
+        for body in bodies:
+            body.set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = values.sel(schedule=name).quantile(list(LEVELS)).values
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=style.BLACK, linewidth=0.8)
         axes.plot(float(without.sel(schedule=name)), place, marker="D", markersize=3.5,

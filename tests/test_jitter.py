@@ -285,6 +285,39 @@ def test_schedules_share_their_random_numbers():
     assert of_worker[0] == pytest.approx(of_worker[1])
 
 
+@pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
+def test_who_has_which_factor(link):
+    table = build(p=4, m=4)
+    costs = costs_of(table)
+
+    def factors(**given):
+        return factors_of(
+            pj.jitter(table, costs, pj.Jitter(**given), samples=3, link=link), costs, 2
+        )
+
+    for given in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
+        of_stage = {}
+        for (phase, stage, _), factor in factors(**given).items():
+            if phase in "FBU":
+                assert of_stage.setdefault(stage, factor) == pytest.approx(factor)
+            else:  # messages and all-reduces are on no worker
+                assert factor == 1
+        assert len({round(factor, 9) for factor in of_stage.values()}) > 1
+    for given in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
+        for (phase, _, _), factor in (drawn := factors(**given)).items():
+            assert (factor != 1) == (phase.startswith("SEND") == ("message" in given))
+        ones = [factor for factor in drawn.values() if factor != 1]
+        assert len({round(factor, 9) for factor in ones}) == len(ones)
+
+
+def test_lookup_is_a_line_between_knots():
+    table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
+    scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
+    found = sys.modules["pipejax.jitter"]._look_up(jax.numpy.asarray(table), scores[None])
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
+
+
 def test_spreads_and_distributions_do_not_recompile():
     module = sys.modules["pipejax.jitter"]
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
