@@ -1,5 +1,7 @@
 """Step time under jitter: its distribution for each schedule."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
@@ -26,8 +28,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     right.set_xlabel("step time / that without jitter")
     right.tick_params(left=False)
     figure.suptitle(
-        f"{data.workers} workers, {data.microbatches} microbatches, {data.sizes['sample']} samples. "
-        "Violins reach to the 99.9th percentile,\n"
+        f"{data.workers} workers, {data.microbatches} microbatches, "
+        f"{data.sizes['sample']} samples. Violins reach to the 99.9th percentile,\n"
         "lines stand at the 5th, 50th and 95th, diamonds at the step time without jitter.",
         fontsize=7, x=0.01, ha="left",
     )  # fmt: skip
@@ -40,12 +42,11 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
         samples = values.sel(schedule=name).values
         samples = samples[samples <= float(values.sel(schedule=name).quantile(SHOWN))]
         colour = LOOK.get(name, {"color": style.GREY})["color"]
-        bodies = axes.violinplot(
+        parts: dict[str, Any] = axes.violinplot(
             samples, positions=[place], orientation="horizontal", widths=0.85, showextrema=False,
             points=300,
-        )["bodies"]  # fmt: skip
-        for body in bodies:
-            body.set(facecolor=colour, edgecolor=colour, alpha=0.55)
+        )  # fmt: skip
+        parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = values.sel(schedule=name).quantile(list(LEVELS)).values
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=style.BLACK, linewidth=0.8)
         axes.plot(float(without.sel(schedule=name)), place, marker="D", markersize=3.5,

@@ -295,17 +295,17 @@ def test_who_has_which_factor(link):
             pj.jitter(table, costs, pj.Jitter(**given), samples=3, link=link), costs, 2
         )
 
-    for given in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
+    for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
         of_stage = {}
-        for (phase, stage, _), factor in factors(**given).items():
+        for (phase, stage, _), factor in factors(**chosen).items():
             if phase in "FBU":
                 assert of_stage.setdefault(stage, factor) == pytest.approx(factor)
             else:  # messages and all-reduces are on no worker
                 assert factor == 1
         assert len({round(factor, 9) for factor in of_stage.values()}) > 1
-    for given in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
-        for (phase, _, _), factor in (drawn := factors(**given)).items():
-            assert (factor != 1) == (phase.startswith("SEND") == ("message" in given))
+    for chosen in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
+        for (phase, _, _), factor in (drawn := factors(**chosen)).items():
+            assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
         ones = [factor for factor in drawn.values() if factor != 1]
         assert len({round(factor, 9) for factor in ones}) == len(ones)
 
@@ -313,7 +313,7 @@ def test_who_has_which_factor(link):
 def test_lookup_is_a_line_between_knots():
     table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
     scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
-    found = sys.modules["pipejax.jitter"]._look_up(jax.numpy.asarray(table), scores[None])
+    found = sys.modules["pipejax.jitter"]._look_up(*map(jax.numpy.asarray, (table, scores[None])))
     knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
     assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
 
@@ -482,7 +482,9 @@ def test_command(call, tmp_path):
     assert call(*J, "--out", out)[0] == 0  # a dataset may be written over
     code, text, _ = call(*J, *VARY, "--ops", "--quantile", "0.9")
     assert code == 0
-    for word in ("gpipe", "p95", "p90 slowdown", "rank", "most often", "100.00 %", "200 samples"):
+    run = pj.jitter(build(), pj.Costs(forward=1.0, backward=2.0), ALL, samples=200)
+    for word in ("gpipe", "p95", "p90 slowdown", "rank", "most often", "100.00 %", "200 samples",
+                 f"{run.quantile(0.9):.5g} s", f"{run.slowdown(0.9):.4f}"):  # fmt: skip
         assert word in text
 
 
