@@ -308,6 +308,8 @@ def test_who_has_which_factor(link):
             assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
         ones = [factor for factor in drawn.values() if factor != 1]
         assert len({round(factor, 9) for factor in ones}) == len(ones)
+    both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
+    assert len({round(factor, 9) for factor in both}) == len(both)
 
 
 def test_lookup_is_a_line_between_knots():
