@@ -12,14 +12,17 @@ from pipejax.compare import Levels, levels
 from pipejax.cost_files import read_costs
 from pipejax.costs import Costs, NodeCosts, price
 from pipejax.evaluate import Evaluation, evaluate
+from pipejax.factors import Distribution, Jitter, Straggler
 from pipejax.files import read_table, write_table
 from pipejax.hardware import System, load_system
+from pipejax.jitter import Jittered, jitter, sample_costs
 from pipejax.long_schedules import makespans_at, throughput
 from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
 from pipejax.ops import Op, Phase
 from pipejax.program import Program, pad
 from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
+from pipejax.robustness import Robustness, robustness
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
 from pipejax.transformer import Model, load_model
@@ -34,15 +37,20 @@ except PackageNotFoundError:  # run from a folder of sources that is not install
 __all__ = [
     "Costs",
     "CriticalPath",
+    "Distribution",
     "Evaluation",
+    "Jitter",
+    "Jittered",
     "Levels",
     "Model",
     "NodeCosts",
     "Op",
     "Phase",
     "Program",
+    "Robustness",
     "ScheduleError",
     "ScheduleTable",
+    "Straggler",
     "System",
     "Workload",
     "chrome_trace",
@@ -50,6 +58,7 @@ __all__ = [
     "evaluate",
     "finish_times",
     "in_flight",
+    "jitter",
     "levels",
     "load_model",
     "load_system",
@@ -65,6 +74,8 @@ __all__ = [
     "price",
     "read_costs",
     "read_table",
+    "robustness",
+    "sample_costs",
     "schedules",
     "slack",
     "stage_costs",

@@ -7,7 +7,8 @@ from matplotlib.patches import Patch
 
 from pipejax import style
 
-LEAST = 1e-3  # relative swing below which a parameter is left out
+COLOURS = (style.BLUE, style.ORANGE)
+LEAST = 1e-2  # relative swing below which a parameter is left out
 NAMES: Mapping[str, str] = {
     "compute.peak": "peak FLOP/s", "compute.latency": "latency of an op",
     "memory.bandwidth": "memory bandwidth", "memory.latency": "memory latency",
@@ -46,7 +47,7 @@ def draw_tornado(
         return max(abs(value / step_time - 1) for value in swings[name])
 
     shown = sorted((name for name in swings if width(name) >= LEAST), key=width)
-    for k, colour in enumerate((style.BLUE, style.ORANGE)):
+    for k, colour in enumerate(COLOURS):
         values = [100 * (swings[name][k] / step_time - 1) for name in shown]
         axes.barh(range(len(shown)), values, height=0.7, color=colour)
         for row, value in enumerate(values):
@@ -75,4 +76,4 @@ def legend_entries(factors: tuple[float, float]) -> list[Patch]:
       ['parameter x 0.5', 'parameter x 2']
     """
     return [Patch(color=colour, label=f"parameter x {factor:g}")
-            for colour, factor in zip((style.BLUE, style.ORANGE), factors, strict=True)]  # fmt: skip
+            for colour, factor in zip(COLOURS, factors, strict=True)]  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import compare, evaluate, export, sensitivity, show, sweep
+from pipejax.cli import compare, evaluate, export, jitter, sensitivity, show, sweep
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
 from pipejax.table import ScheduleError
@@ -22,9 +22,10 @@ app = typer.Typer(
 for command in (
     evaluate.evaluate,
     compare.compare,
+    sensitivity.sensitivity,
+    jitter.jitter,
     show.show,
     export.export,
-    sensitivity.sensitivity,
 ):
     app.command()(with_options(command))
 app.command()(sweep.sweep)

@@ -26,8 +26,8 @@ def compare(
 ) -> None:
     """Compare schedules as published formula, idealised table and communication-aware run."""
     priced = required(pricing)
-    names = _names(schedules)
-    _check_options(options, names)
+    names = schedule_names(schedules)
+    check_options(options, names)
     points = [(name, count) for count in _counts(microbatches) for name in names]
     rows = [_row(name, workers, count, options, priced, links) for name, count in _track(points)]
     if all("error" in row for row in rows):
@@ -46,7 +46,12 @@ def _track(points: list[tuple[str, int]]) -> Iterable[tuple[str, int]]:
     )
 
 
-def _names(text: str) -> list[str]:
+def schedule_names(text: str) -> list[str]:
+    """Read a list of schedules, as gpipe,1f1b.
+
+    Raises:
+      ValueError: if one is unknown.
+    """
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in REGISTRY:
@@ -54,8 +59,12 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _check_options(options: TableOptions, names: list[str]) -> None:
-    """Refuse an option that none of the schedules has."""
+def check_options(options: TableOptions, names: list[str]) -> None:
+    """Refuse an option that none of the schedules has.
+
+    Raises:
+      ValueError: if there is one.
+    """
     for option in options.options:
         if option != "slots" and not any(option in REGISTRY[name].options for name in names):
             flag = f"--{option.replace('_', '-')}"

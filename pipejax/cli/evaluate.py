@@ -1,27 +1,42 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from rich.markup import escape
 from rich.table import Table
 
+from pipejax.cli.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.options import JsonFlag, Links, Pricing, required
 from pipejax.cli.report import console, gigabytes, percent, print_json, seconds
+from pipejax.costs import Costs, price
 from pipejax.evaluate import Evaluation
 from pipejax.evaluate import evaluate as run
+from pipejax.recurrence import slack as node_slack
 from pipejax.table import ScheduleTable
 from pipejax.workload import memory_bytes
 
 
 def evaluate(
-    table: ScheduleTable, pricing: Pricing | None, links: Links, json: JsonFlag = False
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    slack: Annotated[
+        bool,
+        typer.Option("--slack", help="Show how much longer ops could take at no cost."),
+    ] = False,
+    json: JsonFlag = False,
 ) -> None:
     """Evaluate one schedule: step time, bubbles, memory, critical path."""
     priced = required(pricing)
-    evaluation = run(table, priced.of(table), link=links.link, queues=links.queues)
+    costs = priced.of(table)
+    evaluation = run(table, costs, link=links.link, queues=links.queues)
     result = summary(evaluation, priced)
+    spare = _slack(evaluation, costs) if slack else []
     if json:
+        if slack:
+            result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in spare]
         print_json(result)
         return
     out = console()
@@ -41,6 +56,8 @@ def evaluate(
         totals.add_row("tokens", f"{result['tokens_per_second']:.4g} per second")
     out.print(totals)
     out.print(_workers(evaluation, result, priced))
+    if slack:
+        out.print(values_by_phase(spare, "slack", seconds))
 
 
 def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
@@ -71,6 +88,12 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
         result["memory_bytes"] = memory_bytes(pricing.workload, evaluation.table)
         result["tokens_per_second"] = tokens / evaluation.step_time
     return result
+
+
+def _slack(evaluation: Evaluation, costs: Costs) -> list[OpValue]:
+    """Slack of every op in seconds; on the critical path 0, up to rounding."""
+    priced = price(evaluation.program, costs)
+    return op_values(evaluation, np.asarray(node_slack(evaluation.program, priced)))
 
 
 def _link(evaluation: Evaluation) -> str:

@@ -12,7 +12,7 @@ from pipejax.sensitivity import Elasticities, elasticities, swings
 from pipejax.table import ScheduleTable
 
 FORMATS = (".png", ".pdf", ".svg")
-BAR = 30  # columns of the longest bar
+BAR = 20  # columns of the longest bar
 
 
 def sensitivity(
@@ -64,7 +64,7 @@ def _table(
     """One row per parameter, the strongest first."""
     grid = Table("parameter", "elasticity", "", "share of path",
                  *(f"step time at x {factor:g}" for factor in factors),
-                 caption="elasticity: percent of step time per percent of the parameter")  # fmt: skip
+                 caption="elasticity: % of step time per % of the parameter")  # fmt: skip
     strongest = max(map(abs, found.elasticity.values())) or 1.0
     for name, value in sorted(found.elasticity.items(), key=lambda item: -abs(item[1])):
         bar = "█" * round(BAR * abs(value) / strongest)

@@ -211,6 +211,9 @@ def locked(path: Path) -> Iterator[None]:
     Args:
       path: of the folder.
 
+    Yields:
+      Nothing.
+
     Raises:
       OSError: if another process holds it.
 

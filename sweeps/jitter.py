@@ -1,0 +1,81 @@
+"""Step times under jitter: schedules at eight workers and 32 microbatches as one dataset.
+
+An op varies by 5 %, a worker by 2 % from step to step, a message by 30 %, and now and then a worker
+is a straggler. All schedules do the same work and see the same samples.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+import pipejax as pj
+from pipejax.cost_files import worker_times
+from pipejax.jitter_data import jitter_dataset
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "gpipe": {"name": "gpipe"},
+    "1f1b": {"name": "1f1b"},
+    "chimera": {"name": "chimera"},
+    "chimera-asymmetric": {"name": "chimera-asymmetric"},
+    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
+    "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
+    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
+}
+WORKERS, MICROBATCHES, SAMPLES, SEED = 8, 32, 10_000, 0
+SLOTS = {"F": 1, "B": 2}
+TIMES = {"forward": 0.010, "backward": 0.020}  # of a microbatch on a worker [s]
+MESSAGE = {"latency": 1e-5, "transmit": 4e-4}  # [s]
+JITTER = pj.Jitter(
+    op=pj.Distribution("lognormal", 0.05),
+    worker=pj.Distribution("lognormal", 0.02),
+    message=pj.Distribution("gamma", 0.3),
+    straggler=pj.Straggler(probability=0.002, slowdown=1.3),
+)
+
+
+def sweep(samples: int = SAMPLES) -> xr.Dataset:
+    """Run every schedule.
+
+    Args:
+      samples: of each schedule.
+
+    Returns:
+      The dataset; every variable states its unit.
+    """
+    runs = {}
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("samples", total=samples * len(CASES))
+        for case, chosen in CASES.items():
+            options = dict(chosen)
+            table = pj.schedules.build(
+                options.pop("name"), num_workers=WORKERS, num_microbatches=MICROBATCHES,
+                slots=SLOTS, **options,
+            )  # fmt: skip
+            runs[case] = pj.jitter(
+                table, dataclasses.replace(worker_times(table, TIMES), **MESSAGE), JITTER,
+                samples=samples, seed=SEED, on_part=lambda count: progress.advance(task, count),
+            )  # fmt: skip
+    data = jitter_dataset(runs)
+    return data.assign_attrs({f"{name} [s]": value for name, value in {**TIMES, **MESSAGE}.items()})
+
+
+def main() -> None:
+    """Write the dataset."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
+    out: Path = parser.parse_args().out
+    dataset = sweep()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    dataset.to_zarr(out, mode="w", zarr_format=2)
+    Console().print(f"{dataset.makespan.size} samples in {out}")
+
+
+if __name__ == "__main__":
+    main()

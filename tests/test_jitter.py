@@ -1,0 +1,545 @@
+"""Random durations: exact without spread, as the event loop with it, of the stated distribution."""
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+import reference
+import scipy.stats
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipejax as pj
+from pipejax import stepped
+from pipejax.cli.app import run as command
+from pipejax.factors import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
+from pipejax.jitter_data import jitter_dataset
+from pipejax.schedules import REGISTRY
+
+LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
+LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
+D, S = pj.Distribution, pj.Straggler
+ALL = pj.Jitter(D("lognormal", 0.2), D("uniform", 0.1), D("gamma", 0.5), S(0.2, 2.0), S(0.05, 3.0))
+ONE = pj.ScheduleTable.from_rows([["0F0", "0B0"]])  # F takes 1 s below, so a makespan is a factor
+COUNT = 20_000
+
+
+def build(name="1f1b", p=4, m=8):
+    return pj.schedules.build(name, num_workers=p, num_microbatches=m)
+
+
+def costs_of(table):
+    """Unequal costs, none of which is a round number."""
+    rng = np.random.default_rng(0)
+    stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
+    ops = {name: 1 + rng.random(stages) for name in ("forward", "backward", "input_grad",
+                                                     "weight_grad")}  # fmt: skip
+    return pj.Costs(**ops, latency=rng.random(links) / 9, transmit=rng.random(links) / 3,
+                    all_reduce=rng.random(stages), update=rng.random(stages))  # fmt: skip
+
+
+@pytest.mark.parametrize(("link", "queues"), LINKS)
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
+    table = build(name, m=4)
+    costs = costs_of(table)
+    run = pj.jitter(table, costs, pj.Jitter(), samples=3, link=link, queues=queues)
+    expected = pj.evaluate(table, costs, link=link, queues=queues)
+    assert run.makespans.tolist() == [expected.makespan] * 3
+    assert (run.mean, run.slowdown(0.99)) == (expected.makespan, 1.0)
+    assert run.node_share.tolist() == expected.critical.astype(float).tolist()
+    assert run.message_share.tolist() == expected.message_critical.astype(float).tolist()
+
+
+def test_no_spread_is_one_whatever_the_distribution():
+    for name in DISTRIBUTIONS:
+        none = pj.Jitter(D(name), D(name), D(name))
+        assert np.ptp(pj.jitter(ONE, pj.Costs(forward=1 / 3), none, samples=9).makespans) == 0
+
+
+class PerturbedRun(reference.Run):
+    """The event loop with a factor on every op and every message."""
+
+    def __init__(self, factors, *arguments):
+        self.factors = factors
+        super().__init__(*arguments)
+
+    def duration(self, cell):
+        return super().duration(cell) * self.factors[cell[0]]
+
+    def lags(self, message):
+        letter = "SEND_B" if message[3][1] < message[2][1] else "SEND_F"
+        factor = self.factors[letter, *message[2][1:]]
+        return tuple(lag * factor for lag in super().lags(message))
+
+
+def factors_of(run, costs, sample):
+    """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
+    program, ones = run.evaluation.program, {}
+    priced, drawn = pj.price(program, costs), pj.sample_costs(run, costs, sample)
+    for v in range(1, program.num_nodes):
+        phase = pj.Phase(int(program.phase[v])).name
+        last = program.worker[v] if phase == "U" else program.microbatch[v]
+        key = (phase, int(program.stage[v]), int(last))
+        if priced.duration[v] > 0:
+            ones[key] = drawn.duration[v] / priced.duration[v]
+    sent = program.messages
+    for k in range(len(sent.producer)):
+        key = (pj.Phase(int(sent.phase[k])).name, int(sent.stage[k]), int(sent.microbatch[k]))
+        where = np.nonzero(np.asarray(program.lag_index)[sent.consumer[k]] == sent.lag_index[k])[0]
+        for place in where:
+            lag = priced.lag[sent.consumer[k], place]
+            source = program.preds[sent.consumer[k], place]
+            if lag > 0 and source in (sent.producer[k], sent.carrier[k]):
+                factor = drawn.lag[sent.consumer[k], place] / lag
+                assert ones.setdefault(key, factor) == pytest.approx(factor)  # L as X
+    return ones
+
+
+@pytest.mark.parametrize(("link", "queues"), LINKS)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
+    cells = link == "rendezvous" and data.draw(st.booleans())
+    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    run = pj.jitter(case.table, case.costs, ALL, samples=5, link=link, queues=queues,
+                    seed=data.draw(st.integers(0, 99)))  # fmt: skip
+    for sample in (0, 3):
+        ones = factors_of(run, case.costs, sample)
+        table = {**dict.fromkeys(_all_ops(case.rows), 1.0), **ones}
+        theirs = reference.Costs(
+            {(p, s): c * ones.get((p, s, -1), 1.0) if p == "A" else c
+             for (p, s), c in case.theirs.op.items()},
+            case.theirs.latency, case.theirs.transmit, case.theirs.pair,
+        )  # fmt: skip
+        pipes = case.table.pipe_of_microbatch.tolist()
+        expected = PerturbedRun(table, case.rows, pipes, theirs, link, queues).makespan
+        assert run.makespans[sample] == pytest.approx(expected, rel=1e-12)
+
+
+def _all_ops(rows):
+    """Every op, update and message that the event loop may ask for."""
+    for w, row in enumerate(rows):
+        for text in row:
+            for phase, stage, m in reference.split(text):
+                yield phase, stage, m
+                yield "U", stage, w
+                yield from ((send, stage, m) for send in ("SEND_F", "SEND_B"))
+
+
+@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+def test_a_sample_can_be_looked_at(link):
+    table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
+    costs = costs_of(table)
+    run = pj.jitter(table, costs, ALL, samples=70, link=link)
+    for sample in (0, 69, run.worst):
+        path = pj.critical_path(run.evaluation.program.preds, pj.sample_costs(run, costs, sample))
+        assert float(path.finish.max()) == run.makespans[sample]
+    assert run.makespans[run.worst] == run.makespans.max()
+    with pytest.raises(ValueError, match="sample must be from 0 to 69, got 70"):
+        pj.sample_costs(run, costs, 70)
+
+
+THEIRS = {  # the same distribution in SciPy
+    "lognormal": lambda s: scipy.stats.lognorm(np.sqrt(np.log(1 + s * s)), scale=(1 + s * s) ** -0.5),
+    "gamma": lambda s: scipy.stats.gamma(s**-2, scale=s * s),
+    "normal": lambda s: scipy.stats.truncnorm(-1 / s, 1 / s, 1, s),
+    "uniform": lambda s: scipy.stats.uniform(1 - s * 3**0.5, 2 * s * 3**0.5),
+    "exponential": lambda s: scipy.stats.expon(1 - s, s),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(DISTRIBUTIONS))
+@pytest.mark.parametrize("part", [0.02, 0.5, 1.0])
+def test_tables_have_mean_one_and_the_stated_spread(name, part):
+    spread = part * DISTRIBUTIONS[name].largest
+    scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, 8 * (KNOTS - 1) + 1)
+    weight = np.exp(-(scores**2) / 2)
+    weight /= weight.sum()
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    factors = np.interp(scores, knots, factor_table(D(name, spread)).astype(float))
+    mean = weight @ factors
+    assert mean == pytest.approx(1, abs=2e-6)
+    assert np.sqrt(weight @ (factors - mean) ** 2) == pytest.approx(spread, rel=6e-4)
+    assert factors.min() >= 0
+    assert THEIRS[name](spread).mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", list(DISTRIBUTIONS))
+def test_factors_have_the_named_distribution(name):
+    spread = DISTRIBUTIONS[name].largest / 2
+    for where in ("op", "worker"):
+        run = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(**{where: D(name, spread)}),
+                        samples=COUNT, seed=3)  # fmt: skip
+        assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
+        assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
+        assert run.makespans.std() == pytest.approx(spread, rel=0.1)
+
+
+def test_message_factors_have_the_named_distribution():
+    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+    run = pj.jitter(table, pj.Costs(transmit=1.0), pj.Jitter(message=D("gamma", 0.3)),
+                    samples=COUNT)  # fmt: skip
+    theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
+    assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
+
+
+def test_stragglers_strike_as_often_as_stated():
+    for where, ops in (("straggler", 1), ("op_straggler", 2)):
+        run = pj.jitter(ONE, pj.Costs(forward=1.0, backward=1.0),
+                        pj.Jitter(**{where: S(0.1, 3.0)}), samples=COUNT)  # fmt: skip
+        struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
+        assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
+        assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
+    always = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(straggler=S(1.0, 2.5)), samples=5)
+    assert always.makespans.tolist() == [2.5] * 5
+
+
+@given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
+@settings(max_examples=10)
+def test_stragglers_and_slower_ones_never_help(case, link):
+    def makespans(**others):
+        factors = pj.Jitter(op=D("lognormal", 0.1), **others)
+        return pj.jitter(case.table, case.costs, factors, samples=64, link=link[0]).makespans
+
+    without = makespans()
+    for where in ("straggler", "op_straggler"):
+        rare, worse = (makespans(**{where: S(0.2, slow)}) for slow in (1.5, 3.0))
+        often = makespans(**{where: S(0.6, 3.0)})
+        assert (without <= rare).all()
+        assert (rare <= worse).all()
+        assert (worse <= often).all()
+
+
+def test_jitter_makes_the_mean_longer():  # the makespan is convex in independent durations
+    table, costs = build("1f1b"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    before = pj.evaluate(table, costs).makespan
+    for spread in (0.05, 0.2, 0.5):
+        mean = pj.jitter(table, costs, pj.Jitter(op=D("gamma", spread)), samples=2000).mean
+        assert mean > before
+        before = mean
+
+
+def test_seeds():
+    table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    one, same, other = (pj.jitter(table, costs, ALL, samples=99, seed=s) for s in (5, 5, 6))
+    assert one.makespans.tolist() == same.makespans.tolist()
+    assert not np.isin(one.makespans, other.makespans).any()
+    assert len(np.unique(one.makespans)) == 99
+
+
+def test_more_samples_parts_and_precision_change_no_sample():
+    table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    done = []
+    whole = pj.jitter(table, costs, ALL, samples=3000, link="queued")
+    parts = pj.jitter(table, costs, ALL, samples=3000, link="queued", max_bytes=10**6,
+                      on_part=done.append)  # fmt: skip
+    few = pj.jitter(table, costs, ALL, samples=70, link="queued")
+    assert sum(done) == 3000
+    assert len(done) > 20
+    assert whole.makespans.tolist() == parts.makespans.tolist()
+    assert whole.node_share.tolist() == parts.node_share.tolist()
+    assert whole.message_share.tolist() == parts.message_share.tolist()
+    assert whole.makespans[:70].tolist() == few.makespans.tolist()
+    with jax.enable_x64(False):
+        single = pj.jitter(table, costs, ALL, samples=3000, link="queued")
+    assert whole.makespans.tolist() == single.makespans.tolist()
+
+
+def test_schedules_share_their_random_numbers():
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+    ones = []
+    for name in ("gpipe", "1f1b"):
+        run = pj.jitter(build(name), costs, ALL, samples=9)
+        ones.append(factors_of(run, costs, 7))
+    assert ones[0] == pytest.approx(ones[1])
+    assert len(set(ones[0].values())) == len(ones[0])
+    worker = pj.Jitter(worker=D("lognormal", 0.3))
+    of_worker = []
+    for name in ("1f1b", "interleaved-1f1b"):
+        run = pj.jitter(build(name), costs, worker, samples=9)
+        program, drawn = run.evaluation.program, pj.sample_costs(run, costs, 7)
+        ratio = drawn.duration[1:] / pj.price(program, costs).duration[1:]
+        of_worker.append({int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)})
+        assert len(set(ratio.round(12))) == 4
+    assert of_worker[0] == pytest.approx(of_worker[1])
+
+
+@pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
+def test_who_has_which_factor(link):
+    table = build(p=4, m=4)
+    costs = costs_of(table)
+
+    def factors(**given):
+        return factors_of(
+            pj.jitter(table, costs, pj.Jitter(**given), samples=3, link=link), costs, 2
+        )
+
+    for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
+        of_stage = {}
+        for (phase, stage, _), factor in factors(**chosen).items():
+            if phase in "FBU":
+                assert of_stage.setdefault(stage, factor) == pytest.approx(factor)
+            else:  # messages and all-reduces are on no worker
+                assert factor == 1
+        assert len({round(factor, 9) for factor in of_stage.values()}) > 1
+    for chosen in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
+        for (phase, _, _), factor in (drawn := factors(**chosen)).items():
+            assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
+        ones = [factor for factor in drawn.values() if factor != 1]
+        assert len({round(factor, 9) for factor in ones}) == len(ones)
+    both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
+    assert len({round(factor, 9) for factor in both}) == len(both)
+
+
+def test_lookup_is_a_line_between_knots():
+    table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
+    scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
+    found = sys.modules["pipejax.jitter"]._look_up(*map(jax.numpy.asarray, (table, scores[None])))
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
+
+
+def test_spreads_and_distributions_do_not_recompile():
+    module = sys.modules["pipejax.jitter"]
+    table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    pj.jitter(table, costs, ALL, samples=100)
+    before = module._durations._cache_size(), stepped._compiled()._cache_size()
+    pj.jitter(table, costs, pj.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
+    pj.jitter(
+        build("gpipe"), pj.Costs(forward=2.0), pj.Jitter(op_straggler=S(0.1, 2.0)), samples=99
+    )
+    assert (module._durations._cache_size(), stepped._compiled()._cache_size()) == before
+
+
+def test_quantiles_of_a_known_case():
+    w = 0.3 * 3**0.5
+    run = pj.jitter(ONE, pj.Costs(forward=10.0), pj.Jitter(op=D("uniform", 0.3)), samples=COUNT)
+    for level in (0.05, 0.5, 0.95, 0.99):
+        assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
+        assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))
+    assert run.quantile(1.0) == run.makespans.max()
+
+
+def test_critical_shares():
+    table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0B0", "0B1"]])
+    run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), ALL, samples=50)
+    assert run.op_share.tolist() == [[1.0] * 4]  # one worker: every op is on the path
+    two, costs = build("1f1b", 2, 4), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    run = pj.jitter(two, costs, ALL, samples=30)
+    program, path = run.evaluation.program, jax.jit(pj.critical_path)
+    on_path = [path(program.preds, pj.sample_costs(run, costs, k)) for k in range(30)]
+    assert run.node_share.tolist() == np.mean([p.nodes for p in on_path], axis=0).tolist()
+    at = program.messages.consumer
+    lags = np.mean([(p.edges & (program.lag_index > 0))[at].any(axis=1) for p in on_path], axis=0)
+    assert run.message_share.tolist() == lags.tolist()
+    assert 0 < run.op_share[0, 1] < 1
+
+
+def test_robustness_ranks():
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
+    runs = [
+        pj.jitter(build(n), costs, ALL, samples=300) for n in ("gpipe", "1f1b", "chimera", "gpipe")
+    ]
+    rows = pj.robustness(runs, quantile=0.9)
+    assert [row.schedule for row in rows] == ["gpipe", "1f1b", "chimera", "gpipe"]
+    assert rows[0] == rows[3]  # equals share ranks
+    for row, run in zip(rows, runs, strict=True):
+        assert row.makespan == np.quantile(run.makespans, 0.9)
+        assert row.slowdown == row.makespan / row.deterministic
+        assert row.makespan_rank == 1 + sum(other.makespan < row.makespan for other in rows)
+        assert row.slowdown_rank == 1 + sum(other.slowdown < row.slowdown for other in rows)
+        fastest = np.min([other.makespans for other in runs], axis=0)
+        assert row.fastest_share == np.mean(run.makespans == fastest)
+    short = pj.jitter(build(), costs, ALL, samples=10)
+    for wrong, message in (([runs[0], short], "300 samples.* and .*|10 samples"), ([], "no run")):
+        with pytest.raises(ValueError, match=message):
+            pj.robustness(wrong)
+    with pytest.raises(ValueError, match="quantile must be from 0 to 1, got 2"):
+        pj.robustness(runs, quantile=2)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: D("cauchy", 0.1), "unknown distribution 'cauchy': known are lognormal, gamma"),
+    (lambda: D("uniform", 0.6), "spread of uniform must be a number from 0 to 0.577, got 0.6"),
+    (lambda: D("normal", 0.3), "spread of normal must be a number from 0 to 0.25, got 0.3"),
+    (lambda: D("gamma", -0.1), "got -0.1"),
+    (lambda: D("gamma", float("nan")), "got nan"),
+    (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
+    (lambda: S(0.1, 0.5), "slowdown of a straggler must be finite and at least 1, got 0.5"),
+    (lambda: S(0.1, float("inf")), "got inf"),
+    (lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0), "samples must be a whole number .* got 0"),
+    (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
+    (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
+    (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
+    (lambda: pj.jitter(ONE, pj.Costs(forward=-1.0), ALL), "forward must be finite"),
+    (lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308), ALL, samples=99), "too large for a float"),
+    (lambda: pj.jitter(ONE, pj.Costs(), ALL, link="fast"), "unknown link model 'fast'"),
+])  # fmt: skip
+def test_mistakes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_nothing_takes_time():
+    run = pj.jitter(build(), pj.Costs(), ALL, samples=3)
+    assert (run.makespans.tolist(), run.mean, run.slowdown(0.5)) == ([0.0] * 3, 0.0, 1.0)
+
+
+def test_dataset_is_read_back(tmp_path):
+    import xarray as xr
+
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    runs = {n: pj.jitter(build(n), costs, ALL, samples=20, seed=4) for n in ("gpipe", "1f1b")}
+    jitter_dataset(runs).to_zarr(tmp_path / "x.zarr", zarr_format=2)
+    data = xr.open_zarr(tmp_path / "x.zarr").load()
+    for name, run in runs.items():
+        assert data.makespan.sel(schedule=name).values.tolist() == run.makespans.tolist()
+        assert float(data.deterministic.sel(schedule=name)) == run.deterministic
+    assert data.makespan.units == data.deterministic.units == "s"
+    assert data.attrs["op_straggler"] == "0.05:3"
+    assert (data.seed, data.workers, data.microbatches, data.link) == (4, 4, 8, "delay")
+    other = pj.jitter(build(), costs, ALL, samples=20, seed=4, link="queued")
+    with pytest.raises(ValueError, match="same links, workers and microbatches"):
+        jitter_dataset({**runs, "other": other})
+
+
+def test_sweep_and_figure(monkeypatch):
+    import matplotlib.pyplot as plt
+
+    from figures import jitter as figure
+    from sweeps import jitter as script
+
+    monkeypatch.setattr(script, "CASES", {n: script.CASES[n] for n in ("1f1b", "hanayo, 1 wave")})
+    data = script.sweep(samples=100)
+    assert data.makespan.shape == (2, 100)
+    drawn = figure.draw(data)["jitter"]
+    labels = [axes.get_xlabel() for axes in drawn.axes]
+    assert labels == ["step time [s]", "step time / that without jitter"]
+    assert [t.get_text() for t in drawn.axes[0].get_yticklabels()] == ["1F1B", "Hanayo, 1 wave"]
+    plt.close(drawn)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command; return exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = command([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "200"]
+J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
+VARY = ["--op", "lognormal:0.2", "--worker", "uniform:0.1", "--message", "gamma:0.5",
+        "--straggler", "0.2:2", "--op-straggler", "0.05:3"]  # fmt: skip
+
+
+def test_command(call, tmp_path):
+    out = tmp_path / "runs.zarr"
+    code, text, _ = call(*J, *VARY, "--comm", "0.1", "--seed", "7", "--ops", "--out", out, "--json")
+    assert code == 0
+    assert text.count("\n") == 1
+    result = json.loads(text)
+    assert set(result) == {"workers", "microbatches", "link", "queues", "jitter", "samples", "seed",
+                           "quantile", "out", "rows"}  # fmt: skip
+    assert result["jitter"]["op"] == "lognormal:0.2"
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    for row, name in zip(result["rows"], ("gpipe", "1f1b"), strict=True):
+        run = pj.jitter(build(name), costs, ALL, samples=200, seed=7)
+        assert set(row) == {"schedule", "deterministic", "mean", "quantiles", "slowdowns", "worst",
+                            "worst_sample", "makespan_rank", "slowdown_rank", "fastest_share", "ops"}  # fmt: skip
+        assert (row["schedule"], row["deterministic"]) == (name, run.deterministic)
+        assert row["quantiles"] == {f"p{q}": run.quantile(q / 100) for q in (5, 50, 95, 99)}
+        assert row["slowdowns"]["p95"] == run.slowdown(0.95)
+        assert (row["worst"], row["worst_sample"]) == (run.makespans.max(), run.worst)
+        shares = {(op["worker"], op["op"]): op["critical_share"] for op in row["ops"]}
+        assert len(shares) == 64
+        assert shares[0, "0F0"] == run.op_share[0, 0] == 1
+    assert sorted(row["makespan_rank"] for row in result["rows"]) == [1, 2]
+    assert (out / ".zgroup").exists()
+    assert call(*J, "--out", out)[0] == 0  # a dataset may be written over
+    code, text, _ = call(*J, *VARY, "--ops", "--quantile", "0.9")
+    assert code == 0
+    run = pj.jitter(build(), pj.Costs(forward=1.0, backward=2.0), ALL, samples=200)
+    for word in ("gpipe", "p95", "p90 slowdown", "rank", "most often", "100.00 %", "200 samples",
+                 f"{run.quantile(0.9):.5g} s", f"{run.slowdown(0.9):.4f}"):  # fmt: skip
+        assert word in text
+
+
+def test_command_marks_what_does_not_exist(call):
+    _, text, _ = call(
+        "jitter", "--schedules", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--json"
+    )
+    rows = json.loads(text)["rows"]
+    assert rows[0]["deterministic"] == 30.0
+    assert "even number of workers" in rows[1]["error"]
+    _, text, _ = call("jitter", "--schedules", "1f1b,chimera", "--workers", "3", *SIZE[2:])
+    assert "chimera: not evaluated" in text
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--op", "cauchy:1"], "--op cauchy:1: unknown distribution 'cauchy': known are"),
+    (["--worker", "gamma"], "--worker must be NAME:SPREAD .* got 'gamma'"),
+    (["--message", "gamma:x"], "--message must be NAME:SPREAD .* got 'gamma:x'"),
+    (["--message", "gamma:nan"], "--message gamma:nan: the spread of gamma must be"),
+    (["--straggler", "0.1"], "--straggler must be PROBABILITY:SLOWDOWN, .* got '0.1'"),
+    (["--straggler", "2:2"], "--straggler 2:2: the probability .* from 0 to 1, got 2"),
+    (["--op-straggler", "a:2"], "--op-straggler must be PROBABILITY:SLOWDOWN"),
+    (["--op-straggler", "0.1:0.5"], "at least 1, got 0.5"),
+    (["--samples", "0"], "'--samples': .* got '0'"),
+    (["--seed", "-1"], "'--seed': .* got '-1'"),
+    (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
+    (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
+    (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
+    (["--out", "{tmp}/full.zarr"], "exists and is no dataset"),
+    (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
+    (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
+    (["--schedules", "gpipe,x"], "unknown schedule 'x'"),
+    (["--schedules", "chimera", "--workers", "3"], "even number of workers"),
+])  # fmt: skip
+def test_a_mistake_is_one_clear_line(call, arguments, message, tmp_path):
+    (tmp_path / "full.zarr").mkdir()
+    (tmp_path / "full.zarr" / "thesis.txt").write_text("years of work")
+    code, out, err = call(*J, *(a.format(tmp=tmp_path) for a in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert re.search(message, err), err
+
+
+def test_without_xarray_it_says_what_to_install(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    code, _, err = call(*J, "--out", "x.zarr")
+    assert code == 2
+    assert "datasets need xarray: pip install 'pipejax[sweeps]'" in err
+    assert call(*J)[0] == 0
+
+
+@pytest.mark.parametrize("link", ["delay", "rendezvous"])
+def test_slack_on_the_command_line(call, link):
+    one = ["evaluate", "--schedule", "1f1b", *SIZE[:-2], "--comm", "0.1", "--link", link]
+    before, text = (json.loads(call(*one, *more, "--json")[1]) for more in ([], ["--slack"]))
+    listed = text.pop("slack")
+    assert text == before
+    assert len(listed) == 64
+    run = pj.evaluate(build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1), link=link)
+    for op in listed[:16:5]:  # an op that takes its slack longer ends no run later, and more does
+        worker, slot = next((w, t) for w, t in np.ndindex(*run.table.cells.phase.shape)
+                            if run.table.cell(w, t) and pj.ops.format_cell(run.table.cell(w, t)) == op["op"])  # fmt: skip
+        node = run.program.node_of_cell[worker, slot]
+        priced = pj.price(run.program, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+        for more, grows in ((op["slack"], 0.0), (op["slack"] + 0.5, 0.5)):
+            longer = priced.duration.copy()
+            longer[node] += more
+            finish = pj.finish_times(run.program, priced._replace(duration=longer))
+            assert float(finish.max()) - run.makespan == pytest.approx(grows, abs=1e-9)
+    _, table, _ = call(*one, "--slack")
+    assert "most slack" in table
