@@ -22,6 +22,14 @@ from pipejax.program import Program, pad
 from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
+from pipejax.transfer_cells import insert_transfers
+from pipejax.transfer_order import TransferOrder, search_transfer_order
+from pipejax.transfer_waits import (
+    TransferWait,
+    TransferWaits,
+    queue_makespans,
+    transfer_waits,
+)
 from pipejax.transformer import Model, load_model
 from pipejax.workload import Workload, memory_bytes, stage_costs
 
@@ -43,12 +51,16 @@ __all__ = [
     "ScheduleError",
     "ScheduleTable",
     "System",
+    "TransferOrder",
+    "TransferWait",
+    "TransferWaits",
     "Workload",
     "chrome_trace",
     "critical_path",
     "evaluate",
     "finish_times",
     "in_flight",
+    "insert_transfers",
     "levels",
     "load_model",
     "load_system",
@@ -62,12 +74,15 @@ __all__ = [
     "pad",
     "peak_in_flight",
     "price",
+    "queue_makespans",
     "read_costs",
     "read_table",
     "schedules",
+    "search_transfer_order",
     "slack",
     "stage_costs",
     "stream_makespans",
     "throughput",
+    "transfer_waits",
     "write_table",
 ]

@@ -14,7 +14,9 @@ LINE = [
     "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
-    "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
+    "evaluate", "formulas", "compare",
+    "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits",
+    "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip
 HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),
          "zarr": set(), "networkx": set(), "hypothesis": set()}  # fmt: skip

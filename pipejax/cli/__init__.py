@@ -1,4 +1,4 @@
-"""The command line: `pipejax evaluate`, `compare`, `show`, `export`, `schedules`."""
+"""The command line: `pipejax evaluate`, `compare`, `show`, `export`, `order`, `schedules`."""
 
 import sys
 
