@@ -23,7 +23,7 @@ from pipejax.table import ScheduleTable
 from pipejax.transfer_cells import without_transfers
 
 Orders = Int[NumpyArray, "orders transfers"]
-MIN_NODES = 64  # smallest compiled shape
+MIN_NODES = 256  # smallest compiled shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,12 +256,13 @@ def _tables(
     node = np.argsort(key, axis=1, kind="stable").astype(np.int32)
     number = np.empty_like(node)
     np.put_along_axis(number, node, np.arange(nodes, dtype=np.int32)[None], axis=1)
-    waits_for = np.broadcast_to(graph.preds, (count, *graph.preds.shape)).copy()
-    waits_for[:, carrier, 1:3] = queue_preds(graph, orders)
-    batch = np.arange(count)[:, None]
+    batch = np.arange(count, dtype=np.int32)[:, None]
+    waits_for = graph.preds.take(node, axis=0)
+    waits_for[batch, number[:, carrier], 1:3] = queue_preds(graph, orders)
+    waits_for += batch[:, :, None] * nodes  # positions in all numbers, laid out flat
     padded = _bucket(nodes)
     preds = np.full((count, padded, graph.preds.shape[1]), SOURCE, np.int32)
-    preds[:, :nodes] = number[batch[:, :, None], waits_for[batch, node]]
+    preds[:, :nodes] = number.ravel().take(waits_for)
     duration = np.zeros((count, padded))
     duration[:, :nodes] = graph.duration[node]
     return number, preds, duration

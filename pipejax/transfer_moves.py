@@ -86,19 +86,20 @@ def critical_blocks(
       [[3, 4, 5], [0, 1, 2]]
     """
     carrier = graph.program.messages.carrier
-    preds = graph.preds.copy()
-    preds[carrier, 1:3] = queue_preds(graph, order[None])[0]
-    transfer_of = np.full(len(finish), -1)
-    transfer_of[carrier] = np.arange(len(carrier))
+    with_queues = graph.preds.copy()
+    with_queues[carrier, 1:3] = queue_preds(graph, order[None])[0]
+    preds, ends = with_queues.tolist(), finish.tolist()
+    transfer_of = {node: transfer for transfer, node in enumerate(carrier.tolist())}
     blocks: list[list[int]] = [[]]
     node = int(finish.argmax())
     while node != SOURCE:
-        if transfer_of[node] >= 0:
-            blocks[-1].append(int(transfer_of[node]))
+        if node in transfer_of:
+            blocks[-1].append(transfer_of[node])
         elif blocks[-1]:
             blocks.append([])
-        arrival = finish[preds[node]]
-        node = int(preds[node][rng.choice(np.flatnonzero(arrival == arrival.max()))])
+        last = max(ends[before] for before in preds[node])
+        waited_for = [before for before in preds[node] if ends[before] == last]
+        node = waited_for[int(rng.integers(len(waited_for)))] if last else SOURCE
     return [block[::-1] for block in blocks if len(block) > 1]
 
 

@@ -1,15 +1,11 @@
 """When transfers are needed: a bound that the queues set, and greedy orders by need."""
 
-import dataclasses
 import heapq
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from pipejax.costs import NodeCosts
 from pipejax.program import NO_WORKER
-from pipejax.recurrence import finish_times, slack
 from pipejax.shapes import Float, Int, NumpyArray
 from pipejax.transfer_graph import TransferGraph
 
@@ -52,15 +48,17 @@ def needs(graph: TransferGraph) -> Need:
       >>> needs(transfer_graph(table, pj.Costs(forward=1.0, backward=2.0), "worker")).makespan
       3.0
     """
-    free = dataclasses.replace(graph.program, preds=graph.preds)
-    costs = NodeCosts(graph.duration, np.zeros(graph.preds.shape))
-    with jax.enable_x64(True):
-        finish = np.asarray(finish_times(free, costs))
-        late = np.asarray(slack(free, costs))
+    preds, duration = graph.preds.tolist(), graph.duration.tolist()
+    ready, tail = [0.0] * len(preds), [0.0] * len(preds)  # before and after each node itself
+    finish = list(duration)
+    for node, before in enumerate(preds):  # in topological order
+        ready[node] = max(finish[u] for u in before) if node else 0.0
+        finish[node] = ready[node] + duration[node]
+    for node in range(len(preds) - 1, 0, -1):
+        for u in preds[node]:
+            tail[u] = max(tail[u], tail[node] + duration[node])
     carrier = graph.program.messages.carrier
-    total = float(finish.max())
-    tail = np.maximum(total - finish[carrier] - late[carrier], 0.0)
-    return Need(finish[carrier] - graph.duration[carrier], tail, total)
+    return Need(np.array(ready)[carrier], np.array(tail)[carrier], max(finish))
 
 
 def queue_bound(graph: TransferGraph, need: Need) -> float:

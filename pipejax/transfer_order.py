@@ -139,7 +139,7 @@ def search_transfer_order(
     _check(costs, iterations, seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
     graph = transfer_graph(table, costs, queues)
-    if not np.isfinite(graph.duration.sum()):
+    if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
     need = needs(graph)
     known = {"own": _own_order(table, queues), "by producer": producer_order(table)}
