@@ -164,24 +164,22 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         raise ValueError(
             f"order must hold each of the {len(sent.producer)} transfers once, got {chosen!r}"
         )
-    # an op is put down only when a transfer behind it or the end of the row asks for it
     cells = [
         [(node, cell) for node, cell in zip(nodes, row, strict=True) if node != SOURCE]
         for nodes, row in zip(program.node_of_cell.tolist(), bare.rows(), strict=True)
     ]
     rows: list[list[Cell]] = [[] for _ in cells]
+    next_op = [0] * len(cells)
     waits_for: dict[int, set[int]] = {}
     for transfer, consumer in enumerate(sent.consumer.tolist()):
         waits_for.setdefault(consumer, set()).add(transfer)
-    next_op = [0] * len(cells)
     for transfer in chosen.tolist():
         send, receive = send_and_receive(program, transfer)
         worker, producer = int(sent.sender[transfer]), int(sent.producer[transfer])
-        # nodes are in topological order, so a row's nodes ascend
-        while (
-            next_op[worker] < len(cells[worker]) and cells[worker][next_op[worker]][0] <= producer
-        ):
-            node, cell = cells[worker][next_op[worker]]
+        ops = cells[worker]
+        # an op is put down only when a transfer behind it asks for it; a row's nodes ascend
+        while next_op[worker] < len(ops) and ops[next_op[worker]][0] <= producer:
+            node, cell = ops[next_op[worker]]
             if waits_for.get(node):
                 late, _ = send_and_receive(program, min(waits_for[node]))
                 raise ValueError(f"order: {send} stands before {late}, which it waits for")

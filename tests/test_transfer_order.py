@@ -105,6 +105,7 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, s
     rng = np.random.default_rng(seed)
     for _ in range(8):
         (order,) = moved(order, nearby(graph, order, 1, rng))
+        pj.insert_transfers(table, order)  # refuses an order that is not legal
     finish = finish_of_orders(graph, order[None])[0]
     orders = moved(order, propose(graph, order, finish, 8, rng))
     assert (np.sort(orders) == np.arange(len(order))).all()
