@@ -25,6 +25,14 @@ from pipejax.recurrence import CriticalPath, critical_path, finish_times, makesp
 from pipejax.robustness import Robustness, robustness
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
+from pipejax.transfer_cells import insert_transfers
+from pipejax.transfer_order import TransferOrder, search_transfer_order
+from pipejax.transfer_waits import (
+    TransferWait,
+    TransferWaits,
+    queue_makespans,
+    transfer_waits,
+)
 from pipejax.transformer import Model, load_model
 from pipejax.work import stage_costs
 from pipejax.workload import Workload, memory_bytes
@@ -52,12 +60,16 @@ __all__ = [
     "ScheduleTable",
     "Straggler",
     "System",
+    "TransferOrder",
+    "TransferWait",
+    "TransferWaits",
     "Workload",
     "chrome_trace",
     "critical_path",
     "evaluate",
     "finish_times",
     "in_flight",
+    "insert_transfers",
     "jitter",
     "levels",
     "load_model",
@@ -72,14 +84,17 @@ __all__ = [
     "pad",
     "peak_in_flight",
     "price",
+    "queue_makespans",
     "read_costs",
     "read_table",
     "robustness",
     "sample_costs",
     "schedules",
+    "search_transfer_order",
     "slack",
     "stage_costs",
     "stream_makespans",
     "throughput",
+    "transfer_waits",
     "write_table",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `pipejax evaluate`, `compare`, `show`, `export`, `sensitivity`, ..."""
+"""The command line: one module per command; `app.py` puts them together."""
 
 import sys
 

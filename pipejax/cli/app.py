@@ -8,7 +8,16 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import compare, evaluate, export, jitter, sensitivity, show, sweep
+from pipejax.cli import (
+    compare,
+    evaluate,
+    export,
+    jitter,
+    order,
+    sensitivity,
+    show,
+    sweep,
+)
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
 from pipejax.table import ScheduleError
@@ -26,6 +35,7 @@ for command in (
     jitter.jitter,
     show.show,
     export.export,
+    order.order,
 ):
     app.command()(with_options(command))
 app.command()(sweep.sweep)

@@ -247,9 +247,18 @@ def choose_links(
     """Read the link model."""
     if link not in LINKS:
         raise ValueError(f"--link must be one of {', '.join(LINKS)}, got {link!r}")
+    return Links(link, known_queues(queues))
+
+
+def known_queues(queues: str) -> str:
+    """Return the scope of the queues, if there is such a one.
+
+    Raises:
+      ValueError: if there is none.
+    """
     if queues not in QUEUES:
         raise ValueError(f"--queues must be one of {', '.join(QUEUES)}, got {queues!r}")
-    return Links(link, queues)
+    return queues
 
 
 _GROUPS: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,363 @@
+"""The order of communication: what waits, cells put in, and a better order found."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipejax as pj
+from pipejax import transfer_order
+from pipejax.cli.app import run
+from pipejax.links import QUEUES
+from pipejax.ops import COMMUNICATION
+from pipejax.transfer_cells import order_of, producer_order, without_transfers
+from pipejax.transfer_graph import finish_of_orders, transfer_graph
+from pipejax.transfer_moves import moved, nearby, propose
+from pipejax.transfer_need import needs, order_by_need, queue_bound
+
+SCOPES = st.sampled_from(QUEUES)
+TABLE = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=16,
+                           stages_per_worker=2)  # fmt: skip
+COSTS = pj.Costs.complete(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.95)
+CROSSED = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+           ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"]]  # fmt: skip
+
+
+def texts(table):
+    return [[reference.cell_text(tuple((op.phase.name, op.stage, op.microbatch if op.microbatch >= 0
+                                        else None) for op in cell)) for cell in row if cell]
+            for row in table.rows()]  # fmt: skip
+
+
+def by_reference(table, costs, queues):
+    """An independent run under rendezvous."""
+    pipes = table.pipe_of_microbatch.tolist()
+    return reference.Run(texts(table), pipes, costs, "rendezvous", queues)
+
+
+def ops_of(table):
+    return [[op for cell in row for op in cell if op.phase not in COMMUNICATION]
+            for row in table.rows()]  # fmt: skip
+
+
+def transfers_of(table):
+    return [[str(op) for cell in row for op in cell if op.phase in COMMUNICATION]
+            for row in table.rows()]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    return pj.search_transfer_order(TABLE, COSTS, iterations=40)
+
+
+def test_interleaved_with_one_communicator_per_worker(found):
+    assert round(found.free_bound) == 153
+    assert round(found.baselines["by producer"]) == 356
+    assert found.makespan <= 0.55 * 356  # at least 45 % down
+    assert found.makespan < found.baselines["by need"] <= 188
+    assert found.free_bound < found.queue_bound < found.makespan
+    assert found.free_gap == pytest.approx(found.makespan / 153.3 - 1)
+    assert found.gap == pytest.approx(found.makespan / found.queue_bound - 1)
+    assert found.stopped == "iterations"
+    assert ops_of(found.table) == ops_of(TABLE)
+
+
+def test_queue_scopes_in_one_table(found):
+    own = pj.queue_makespans(TABLE, COSTS)
+    assert {name: round(value) for name, value in own.items()} == {
+        "worker": 271, "pair": 191, "direction": 249, "delay": 153, "no messages": 125,
+    }  # fmt: skip
+    assert pj.queue_makespans(pj.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(355.75)
+    better = pj.queue_makespans(found.table, COSTS)
+    assert better["worker"] == found.makespan
+    assert better["delay"] == own["delay"] == pytest.approx(found.free_bound)
+
+
+def test_the_better_table_is_read_back_from_csv(found, tmp_path):
+    path = tmp_path / "better.csv"
+    pj.write_table(found.table, path)
+    read = pj.read_table(path)
+    assert texts(read) == texts(found.table)
+    assert pj.evaluate(read, COSTS, link="rendezvous").makespan == found.makespan
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B_4_8", "1F1B_4_8", "DualPipeV_4_8"])
+def test_producer_by_producer_is_how_pytorch_lowers(name, data):
+    lowered = pj.read_table(data / f"{name}.comms.csv")
+    ours = pj.insert_transfers(without_transfers(lowered))
+    assert transfers_of(ours) == transfers_of(lowered)
+    assert ops_of(ours) == ops_of(lowered)
+
+
+@given(case=strategies.cases(), communication=st.booleans(), queues=SCOPES, seed=st.integers(0, 99))
+def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, seed):
+    table = pj.insert_transfers(case.table) if communication else case.table
+    graph = transfer_graph(table, case.costs, queues)
+    order = producer_order(table)
+    if len(order) == 0:
+        return
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        (order,) = moved(order, nearby(graph, order, 1, rng))
+        pj.insert_transfers(table, order)  # refuses an order that is not legal
+    finish = finish_of_orders(graph, order[None])[0]
+    orders = moved(order, propose(graph, order, finish, 8, rng))
+    assert (np.sort(orders) == np.arange(len(order))).all()
+    makespans = finish_of_orders(graph, orders).max(axis=1)
+    for k in (0, -1):  # a critical move where there is one, and any
+        ordered = pj.insert_transfers(table, orders[k])
+        assert ops_of(ordered) == ops_of(table)
+        run = pj.evaluate(ordered, case.costs, link="rendezvous", queues=queues)
+        assert run.makespan == makespans[k]
+
+
+@given(case=strategies.cases(pairs=True, step_end=True), queues=SCOPES, data=st.data())
+def test_found_orders_hold_what_they_promise(case, queues, data):
+    table = case.table
+    if data.draw(st.booleans()):  # cells in an order that may deadlock
+        table = pj.insert_transfers(table)
+    result = pj.search_transfer_order(table, case.costs, queues, iterations=3)
+    run = pj.evaluate(result.table, case.costs, link="rendezvous", queues=queues)
+    assert run.makespan == result.makespan
+    assert by_reference(result.table, case.theirs, queues).makespan == result.makespan
+    assert all(result.makespan <= value for value in result.baselines.values())
+    assert result.free_bound == pj.evaluate(table, case.costs).makespan
+    assert result.free_bound <= result.queue_bound <= result.makespan
+    assert ops_of(result.table) == ops_of(table)
+    own = pj.evaluate(table, case.costs, link="rendezvous", queues=queues).makespan
+    assert result.baselines["own"] == own
+    naive = by_reference(pj.insert_transfers(table), case.theirs, queues)
+    assert result.baselines["by producer"] == naive.makespan
+
+
+@given(case=strategies.cases(), queues=SCOPES)
+def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
+    graph = transfer_graph(case.table, case.costs, queues)
+    need = needs(graph)
+    length = graph.duration[graph.program.messages.carrier]
+    largest = need.makespan
+    for queue in range(graph.queues.max(initial=-1) + 1):
+        mine = (graph.queues == queue).any(axis=0)
+        for head, tail in itertools.product(need.head[mine], need.tail[mine]):
+            some = mine & (need.head >= head) & (need.tail >= tail)
+            if some.any():
+                largest = max(largest, head + length[some].sum() + tail)
+    assert queue_bound(graph, need) == largest
+
+
+@given(case=strategies.cases(communication=True), queues=SCOPES)
+def test_waits_are_those_of_the_event_loop(case, queues):
+    theirs = by_reference(case.table, case.theirs, queues)
+    waits = pj.transfer_waits(pj.evaluate(case.table, case.costs, link="rendezvous", queues=queues))
+    expected = {}
+    for message in theirs.messages:
+        sender, _, (_, stage, microbatch), (_, to_stage, _) = message
+        letter = "F" if to_stage > stage else "B"
+        expected[f"{stage}SEND_{letter}{microbatch}"] = (
+            theirs.end[sender], theirs.start[message], theirs.end[message])  # fmt: skip
+    assert {str(w.send): (w.ready, w.start) for w in waits.transfers} == {
+        name: times[:2] for name, times in expected.items()
+    }
+    lengths = [w.wait for w in waits.transfers]
+    assert lengths == sorted(lengths, reverse=True)
+    assert sum(lengths) == sum(start - ready for ready, start, _ in expected.values())
+    assert sum(waits.by_front.values()) == waits.by_worker.sum() == sum(lengths)
+    chains = theirs.chains()
+    rows = [[str(op) for cell in row for op in cell] for row in case.table.rows()]
+    for waited in waits.transfers:
+        if waited.wait == 0:
+            assert waited.front is None
+            continue
+        # the one in front ends when this one starts, and both cells stand in that worker's row
+        row = rows[waited.worker]
+        assert row.index(str(waited.front)) < row.index(str(waited.cell))
+        letter = waited.front.phase.name[-1]
+        step = 0 if "SEND" in waited.front.phase.name else {"F": -1, "B": 1}[letter]
+        front = f"{waited.front.stage + step}SEND_{letter}{waited.front.microbatch}"
+        _, begins, ends = expected[front]
+        assert ends == waited.start
+        assert waited.blocked == max(0.0, begins - waited.ready) <= waited.wait
+    assert any(key[0] == "queue" for key in chains) == bool(expected)
+
+
+def test_a_receive_blocks_a_ready_send():
+    rows = [["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
+            ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
+    table = pj.ScheduleTable.from_rows(rows)
+    waits = pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
+    worst = waits.transfers[0]
+    assert (str(worst.cell), str(worst.front), worst.worker) == ("0SEND_F1", "0RECV_B0", 0)
+    # ready at 2; the gradient leaves at 1 + 0.5 + 1 + 2 and arrives 0.5 later
+    assert (worst.ready, worst.blocked, worst.wait) == (2.0, 2.5, 3.0)
+    assert waits.by_worker.tolist() == [3.0, 0.0]
+    better = pj.search_transfer_order(table, costs, iterations=5)
+    assert better.makespan == better.queue_bound < better.baselines["own"]
+    assert better.stopped == "optimal"
+
+
+@pytest.mark.parametrize("queues", QUEUES)
+def test_a_deadlock_is_searched_out_of(queues):
+    table = pj.ScheduleTable.from_rows(CROSSED)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
+    assert pj.queue_makespans(table, costs)[queues] is None
+    result = pj.search_transfer_order(table, costs, queues)
+    assert result.baselines["own"] is None
+    assert pj.evaluate(result.table, costs, link="rendezvous", queues=queues).makespan == (
+        result.makespan
+    )
+
+
+@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize("queues", QUEUES)
+def test_every_schedule_gets_an_order(name, queues, tmp_path):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75)
+    result = pj.search_transfer_order(table, costs, queues, iterations=4)
+    pj.write_table(result.table, tmp_path / "table.csv")
+    read = pj.read_table(tmp_path / "table.csv")
+    run = pj.evaluate(read, costs, link="rendezvous", queues=queues)
+    assert run.makespan == result.makespan <= result.baselines["by producer"]
+
+
+def test_one_worker_has_nothing_to_order():
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=3)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
+    result = pj.search_transfer_order(table, costs)
+    assert (result.makespan, result.gap, result.free_gap) == (9.0, 0.0, 0.0)
+    assert (result.stopped, result.order.tolist()) == ("optimal", [])
+    assert pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers == ()
+
+
+def test_costs_of_nothing_are_no_division_by_zero():
+    result = pj.search_transfer_order(pj.ScheduleTable.from_rows([["0F0", "0B0"]]), pj.Costs())
+    assert (result.makespan, result.gap, result.free_gap) == (0.0, 0.0, 0.0)
+
+
+def test_the_seed_decides():
+    one, same, other = (
+        pj.search_transfer_order(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
+    )
+    assert one.order.tolist() == same.order.tolist()
+    assert one.order.tolist() != other.order.tolist()
+
+
+def test_an_interrupt_returns_the_best_so_far():
+    seen = []
+
+    def stop(iteration, makespan):
+        seen.append(makespan)
+        if iteration == 3:
+            raise KeyboardInterrupt
+
+    result = pj.search_transfer_order(TABLE, COSTS, progress=stop)
+    assert (result.stopped, result.makespan) == ("interrupted", seen[-1])
+    assert len(seen) == 3
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_the_time_ends_the_search():
+    result = pj.search_transfer_order(TABLE, COSTS, seconds=0.0)
+    assert result.stopped == "time"
+    assert result.makespan == result.baselines["by need"]
+
+
+def test_a_search_that_is_stuck_is_shaken(monkeypatch):
+    monkeypatch.setattr(transfer_order, "PATIENCE", 2)
+    table = pj.schedules.build("hanayo", num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
+    result = pj.search_transfer_order(table, costs, iterations=12)
+    assert result.makespan == pj.evaluate(result.table, costs, link="rendezvous").makespan
+    assert result.evaluated == 9 + 12 * 64 + 5  # starts, iterations, shakes
+
+
+def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed sooner
+    graph = transfer_graph(TABLE, COSTS, "worker")
+    need = needs(graph)
+    free = finish_of_orders(graph, order_by_need(graph, need, 0.0)[None])[0].max()
+    assert free <= 188
+    assert need.makespan == pytest.approx(153.3)
+    assert (need.head + need.tail <= need.makespan).all()
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: pj.insert_transfers(TABLE, np.zeros(3, int)), "each of the 480 transfers once"),
+    (lambda: pj.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
+     r"order: \w+ stands before \w+, which it waits for"),
+    (lambda: pj.transfer_waits(pj.evaluate(TABLE, COSTS)), "only under rendezvous, the run has link='delay'"),
+    (lambda: pj.search_transfer_order(TABLE, COSTS, "two"), "unknown queue scope 'two'"),
+    (lambda: pj.search_transfer_order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
+    (lambda: pj.search_transfer_order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
+    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),
+    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=1e308)), "too large for a float"),
+    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=np.ones(3))), "16 stages"),
+])  # fmt: skip
+def test_mistakes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_orders_of_programs_agree_with_their_queues():
+    ordered = pj.insert_transfers(TABLE)
+    order = order_of(pj.lower(ordered, link="rendezvous"))
+    assert transfers_of(pj.insert_transfers(TABLE, order)) == transfers_of(ordered)
+
+
+SMALL = ["order", "--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+TIMES = ["--stage-times", "F=1,B=2", "--comm", "1"]
+
+
+def test_command_reports_and_writes(capsys, tmp_path):
+    out = tmp_path / "better.csv"
+    assert run([*SMALL, *TIMES, "--iterations", "3", "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.count("\n") == 1
+    result = json.loads(printed.out)
+    assert result["makespan"] <= min(result["baselines"].values())
+    assert result["makespans"]["found"]["worker"] == result["makespan"]
+    assert set(result["makespans"]) == {"own", "by producer", "found"}
+    assert sum(result["waits_by_worker"]) == pytest.approx(sum(w["wait"] for w in result["waits"]))
+    assert all(w["wait"] > 0 for w in result["waits"])
+    read = pj.read_table(out)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
+    assert pj.evaluate(read, costs, link="rendezvous").makespan == result["makespan"]
+    assert run([*SMALL, *TIMES, "--iterations", "3"]) == 0
+    text = capsys.readouterr().out
+    for part in ("one per direction", "by producer", "transfers wait", "messages occupy nobody"):
+        assert part in text
+
+
+def test_command_looks_past_a_deadlock(capsys, tmp_path):
+    path = tmp_path / "crossed.csv"
+    path.write_text("\n".join(",".join(row) for row in CROSSED))
+    assert run(["order", "--table", str(path), *TIMES, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["baselines"]["own"] is None
+    assert result["waits_of"] == "by producer"
+    assert run(["order", "--table", str(path), *TIMES]) == 0
+    assert "deadlock" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([*SMALL], "times are missing"),
+    ([*SMALL, *TIMES, "--queues", "two"], "--queues must be one of worker, pair, direction, got 'two'"),
+    ([*SMALL, *TIMES, "--iterations", "-1"], "'--iterations': .* got '-1'"),
+    ([*SMALL, *TIMES, "--time-limit", "soon"], "--time-limit .* got 'soon'"),
+    ([*SMALL, *TIMES, "--link", "delay"], "--link"),
+    ([*SMALL, *TIMES, "--out", "better.txt"], "--out must end in one of .csv, .json, got 'better.txt'"),
+    ([*SMALL, *TIMES, "--out", "no/such/better.csv"], "there is no folder no/such"),
+])  # fmt: skip
+def test_command_mistakes_are_one_line(capsys, arguments, message):
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert re.search(message, printed.err), printed.err
