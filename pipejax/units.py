@@ -126,7 +126,24 @@ def quantity(
     if len(given) != 1:
         state = f"has {' and '.join(given)}" if given else "is missing"
         raise ValueError(f"{where}: {name} {state}: expected one of {', '.join(units)}")
-    return number(section[given[0]], f"{where}: {given[0]}") * units[given[0]]
+    return to_si(number(section[given[0]], f"{where}: {given[0]}"), units[given[0]])
+
+
+def to_si(value: float, factor: float) -> float:
+    """Return a number of some unit in SI units, as near as floats allow.
+
+    Args:
+      value: the number.
+      factor: of the unit, from `UNITS`.
+
+    Returns:
+      The quantity: 20 us are 2e-05 s, which 20 * 1e-6 misses by a bit.
+
+    Example:
+      >>> to_si(20.0, 1e-6), to_si(1.5, 1e9)
+      (2e-05, 1500000000.0)
+    """
+    return value / round(1 / factor) if factor < 1 else value * factor
 
 
 def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:

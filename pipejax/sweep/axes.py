@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.checks import number, whole_number
 from pipejax.hardware import SECTIONS
-from pipejax.units import UNITS, check_keys
+from pipejax.units import UNITS, check_keys, to_si
 
 SCALES = ("linear", "log")
 RANGE = ("from", "to", "points", "scale")
@@ -107,11 +107,13 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     units = [f"{name}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
     if dimension and key == name:
         raise ValueError(f"{place}: key {key!r} has no unit: expected {', '.join(units)}")
-    factor = UNITS[key.removeprefix(f"{name}_")][1] if dimension else 1
     if isinstance(given, Mapping):
         given = _read_range(given, where)
     axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, _positive), dimension)
-    return axis._replace(values=tuple(value * factor for value in axis.values))
+    if not dimension:
+        return axis
+    factor = UNITS[key.removeprefix(f"{name}_")][1]
+    return axis._replace(values=tuple(to_si(value, factor) for value in axis.values))
 
 
 def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
