@@ -132,7 +132,8 @@ def random_model(rng):
     return Model(
         name="random", source=SOURCE, layers=int(rng.integers(16, 129)), hidden=hidden,
         heads=heads, kv_heads=heads, ffn_hidden=4 * hidden,
-        vocabulary=int(between(rng, 16_000, 256_000)), sequence=int(rng.choice([512, 1024, 2048, 4096, 8192])),
+        vocabulary=int(between(rng, 16_000, 256_000)),
+        sequence=int(rng.choice([512, 1024, 2048, 4096, 8192])),
         gated_mlp=False, biases=True, learned_positions=True, tied_embeddings=True, dropout=True,
         flash_attention=True,
     )  # fmt: skip
@@ -163,7 +164,8 @@ def random_steps(rng, low, high):
 def show(result):
     grid = Table(title="tuned microbatch size against exhaustive search")
     for heading in ("schedule", "P", "pairs", "equal", "worst loss", "sizes", "evaluated",
-                    "memory binds", "tuned", "exhaustive", "tuned again", "exhaustive again"):  # fmt: skip
+                    "memory binds", "tuned", "exhaustive", "tuned again",
+                    "exhaustive again"):  # fmt: skip
         grid.add_column(heading, justify="right")
     for row in result["rows"]:
         seconds = row["seconds"]

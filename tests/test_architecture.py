@@ -14,10 +14,10 @@ LINE = [
     "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
-    "evaluate", "formulas", "compare", "timeline", "trace", "style", "drawing", "cli",
+    "evaluate", "formulas", "compare", "tuning", "timeline", "trace", "style", "drawing", "cli",
 ]  # fmt: skip
 HEAVY = {"matplotlib": {"style", "drawing"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": set(),
-         "zarr": set(), "networkx": set(), "hypothesis": set()}  # fmt: skip
+         "zarr": set(), "networkx": set(), "hypothesis": set(), "optax": {"tuning"}}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -55,7 +55,7 @@ def test_imports_point_left(path):
 def test_the_engine_needs_only_jax_and_numpy():
     code = (
         "import sys, pipejax; "
-        "bad = {'matplotlib', 'typer', 'rich', 'xarray', 'zarr', 'networkx', 'hypothesis'}; "
+        "bad = {'matplotlib', 'typer', 'rich', 'xarray', 'zarr', 'networkx', 'hypothesis', 'optax'}; "
         "sys.exit(len(bad & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import compare, evaluate, export, show
+from pipejax.cli import compare, evaluate, export, show, tune
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
 from pipejax.table import ScheduleError
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (evaluate.evaluate, compare.compare, show.show, export.export):
+for command in (evaluate.evaluate, compare.compare, tune.tune, show.show, export.export):
     app.command()(with_options(command))
 app.command()(schedules_command.schedules)
 

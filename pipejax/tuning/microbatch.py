@@ -15,10 +15,11 @@ from pipejax.hardware import System
 from pipejax.shapes import Bool, Float, Int, NumpyArray
 from pipejax.tuning.descent import descend
 from pipejax.tuning.family import Family
+from pipejax.tuning.objective import in_bucket
 from pipejax.tuning.sizes import Problem, Sizes
 from pipejax.workload import Workload
 
-MARGIN = 0.02  # relaxed step times so close to the best are evaluated exactly
+MARGIN = 0.03  # sizes whose forecast is so close to the best are evaluated exactly
 
 
 class Relaxed(NamedTuple):
@@ -93,15 +94,17 @@ def relax_microbatches(
     pair = np.tile(np.arange(len(minibatch)), starts)
     upper = np.log(np.maximum(minibatch / problem.nodes[0], 1.0))[pair]
     share = np.repeat((np.arange(starts) + 0.5) / starts, len(minibatch))
-    given = problem.given_of(pair)
+    first, upper, given = in_bucket((share * upper, upper, problem.given_of(pair)), len(pair))
     found = descend(
         lambda points: problem.objective.value_and_grad(points, given),
-        share * upper,
+        first,
         steps=steps,
         lower=0.0,
         upper=upper,
     )
-    size, value = (each.reshape(starts, -1) for each in (np.exp(found.points), found.values))
+    size, value = (
+        each[: len(pair)].reshape(starts, -1) for each in (np.exp(found.points), found.values)
+    )
     best = size[value.argmin(axis=0), np.arange(len(minibatch))]
     times = problem.relaxed_step_times(np.arange(len(minibatch)), best)
     return Relaxed(best, minibatch / best, times), size, value
@@ -124,7 +127,7 @@ def tune_microbatches(
       workloads: model, minibatch and parallelism of each pair; alike but for numbers.
       systems: system of each pair; alike but for numbers.
       memory_limit: whether every worker must have room on its accelerators.
-      margin: sizes whose relaxed step time is within this share of the best are evaluated too.
+      margin: sizes whose forecast is within this share of the best are evaluated exactly.
       starts: starts of the descent for each pair.
       steps: gradients to take.
 
@@ -146,7 +149,7 @@ def tune_microbatches(
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
     sizes = Sizes.of(problem.pairs.minibatch)
     size = sizes.size.astype(float)
-    times = problem.relaxed_step_times(sizes.pair, size)
+    times = problem.forecast(sizes)
     # what the relaxation says of memory may be a little off where P does not divide M
     hopeful = problem.relaxed_need(sizes.pair, size) <= 1.1 * problem.capacity[sizes.pair]
     near = _next_to(sizes, minima, values <= (1 + margin) * values.min(axis=0))
@@ -240,8 +243,10 @@ def _nothing_fits(problem: Problem, sizes: Sizes, pair: int) -> str:
     which = f"pair {pair}: " if len(problem.capacity) > 1 else ""
     if not sizes.is_legal[own].any():
         total = int(problem.pairs.minibatch[pair])
-        return (f"{which}no microbatch size divides a minibatch of {total} so that "
-                f"{problem.family.refusal(total)}")  # fmt: skip
+        return (
+            f"{which}no microbatch size is legal for a minibatch of {total}: "
+            f"{problem.family.refusal(total)}"
+        )
     least = np.flatnonzero(own)[sizes.memory_bytes[own].argmin()]
     return (
         f"{which}no microbatch size fits: the smallest need is "

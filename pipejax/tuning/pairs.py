@@ -162,7 +162,7 @@ def pair_bytes(workload: Workload, table: ScheduleTable, pairs: Pair) -> StageBy
         described = dataclasses.replace(workload, model=pair.model)
         return stage_bytes(described, table, pair.dealt, 1.0)
 
-    return jax.tree.map(np.asarray, jax.vmap(one)(pairs))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(pairs))
 
 
 def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:

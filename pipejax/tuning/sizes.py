@@ -6,8 +6,8 @@ programs give that of every M = N / b, for any b.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from pipejax.tuning.pairs import (
     peak_bytes,
     stack_pairs,
 )
-from pipejax.workload import Workload
+from pipejax.workload import StageBytes, Workload
 
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 
@@ -101,7 +101,7 @@ class Problem:
       >>> workload = Workload(load_model("gpt-22b"), minibatch=64, tensor_parallel=8)
       >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
       >>> problem.nodes
-      (1, 2, 4, 8, 16)
+      (1, 4, 8, 16)
       >>> problem.relaxed_step_times(np.array([0]), np.array([1.5])).round(3).tolist()
       [1.541]
     """
@@ -161,9 +161,13 @@ class Problem:
     def given(self) -> _Given:
         """What the relaxation takes, for each pair."""
         held = [self.family.held(count) for count in self.nodes]
-        memory = pair_bytes(self.workload, self.family.table(self.nodes[0]), self.pairs)
-        peaks = np.stack([peak_bytes(each, memory) for each in held], axis=1)
-        return _Given(self.pairs, lasting_bytes(held[0], memory), peaks, self.capacity)
+        peaks = np.stack([peak_bytes(each, self.memory) for each in held], axis=1)
+        return _Given(self.pairs, lasting_bytes(held[0], self.memory), peaks, self.capacity)
+
+    @functools.cached_property
+    def memory(self) -> StageBytes:
+        """Bytes of each stage for a microbatch of one sequence, for each pair."""
+        return pair_bytes(self.workload, self.family.table(self.nodes[0]), self.pairs)
 
     def given_of(self, pair: Int[NumpyArray, " batch"], *, limited: bool = True) -> _Given:
         """What the relaxation takes, for some pairs; without their memory limit if so wished."""
@@ -182,15 +186,32 @@ class Problem:
     ) -> Float[NumpyArray, " batch"]:
         """Return what the fullest worker of pairs needs at any sizes, by the relaxation [B]."""
         given = self.given
-        nodes = np.array(self.nodes, float)
-        weights = np.asarray(jax.vmap(lambda count: _weights(count, nodes))(
-            given.pair.minibatch[pair] / size))  # fmt: skip
+        count = given.pair.minibatch[pair] / size
+        weights = np.asarray(_weights_of_many(count, np.array(self.nodes, float)))
         peaks = np.einsum("bn,bnw->bw", weights, given.peaks[pair])
         return (given.lasting[pair] + size[:, None] * peaks).max(axis=1)
 
-    def costs(self, pair: Int[NumpyArray, " batch"], size: Float[NumpyArray, " batch"]) -> Costs:
-        """Price pairs at sizes [s]."""
-        return self.objective.costs(np.log(size), self.given_of(pair))
+    def forecast(self, sizes: Sizes) -> Float[NumpyArray, " sizes"]:
+        """Return the step time of whole sizes from small programs, infinite where illegal [s].
+
+        Up to 3P microbatches it is exact. Beyond, a period is for P microbatches, so the program
+        of 2P and the remainder of M, or up to P more, gives what the relaxation cannot know.
+        """
+        workers = self.family.num_workers
+        small = sizes.microbatches <= 3 * workers
+        base = np.where(small, sizes.microbatches, 2 * workers + sizes.microbatches % workers)
+        costs = self._costs(sizes.pair, sizes.size)
+        times = np.full(len(base), np.inf)
+        for count, rows in self._legal(base):
+            times[rows] = exact_makespans(self.family.program(count), _rows(costs, rows))
+        low, high = self.nodes[-2:]
+        long = np.flatnonzero(~small)
+        if len(long):
+            ends = [exact_makespans(self.family.program(count), _rows(costs, long))
+                    for count in (low, high)]  # fmt: skip
+            cycle = (ends[1] - ends[0]) / (high - low)
+            times[long] += cycle * (sizes.microbatches - base)[long]
+        return times
 
     def evaluate(self, sizes: Sizes, wanted: Bool[NumpyArray, " sizes"]) -> None:
         """Fill in step time and memory of the sizes that are wanted, exactly.
@@ -198,39 +219,51 @@ class Problem:
         The pairs that want the same number of microbatches go through its program at once.
         """
         chosen = np.flatnonzero(wanted)
-        costs = self.costs(sizes.pair[chosen], sizes.size[chosen].astype(float))
+        costs = self._costs(sizes.pair[chosen], sizes.size[chosen])
         sizes.is_known[chosen] = True
-        memory = pair_bytes(self.workload, self.family.table(self.nodes[0]), self.pairs)
-        for count in np.unique(sizes.microbatches[chosen]).tolist():
-            if self.family.refusal(count):
-                continue
-            rows = np.flatnonzero(sizes.microbatches[chosen] == count)
+        for count, rows in self._legal(sizes.microbatches[chosen]):
             at = chosen[rows]
-            some = jax.tree.map(lambda leaf, pair=sizes.pair[at]: leaf[pair], memory)
+            memory = _rows(self.memory, sizes.pair[at])
             held = self.family.held(count)
-            peaks = sizes.size[at, None] * peak_bytes(held, some)
-            sizes.memory_bytes[at] = (lasting_bytes(held, some) + peaks).max(axis=1)
-            own = jax.tree.map(lambda leaf, rows=rows: leaf[rows], costs)
-            sizes.step_time[at] = exact_makespans(self.family.program(count), own)
+            peaks = sizes.size[at, None] * peak_bytes(held, memory)
+            sizes.memory_bytes[at] = (lasting_bytes(held, memory) + peaks).max(axis=1)
+            sizes.step_time[at] = exact_makespans(self.family.program(count), _rows(costs, rows))
             sizes.is_legal[at] = True
-        sizes.fits[chosen] = (
-            sizes.is_legal & (sizes.memory_bytes <= self.capacity[sizes.pair])
-        )[chosen]  # fmt: skip
+        room = self.capacity[sizes.pair]
+        sizes.fits[chosen] = (sizes.is_legal & (sizes.memory_bytes <= room))[chosen]
+
+    def _costs(self, pair: Int[NumpyArray, " batch"], size: Int[NumpyArray, " batch"]) -> Costs:
+        return self.objective.costs(np.log(size), self.given_of(pair))
+
+    def _legal(
+        self, microbatches: Int[NumpyArray, " batch"]
+    ) -> Iterator[tuple[int, Int[NumpyArray, " rows"]]]:
+        """Go through the numbers of microbatches for which the schedule exists."""
+        for count in np.unique(microbatches).tolist():
+            if not self.family.refusal(count):
+                yield count, np.flatnonzero(microbatches == count)
+
+
+def _rows(tree: Any, rows: Int[NumpyArray, " rows"]) -> Any:
+    return jax.tree.map(lambda leaf: leaf[rows], tree)
 
 
 def _nodes(family: Family) -> tuple[int, ...]:
     """Choose the microbatches of the relaxation: the fewest, and multiples of P up to a period."""
     workers = family.num_workers
-    wanted = sorted({1, 2, workers, 2 * workers, 4 * workers})
-    legal = tuple(count for count in wanted if not family.refusal(count))
-    if not legal:
-        raise ValueError(family.refusal(wanted[-1]))
-    return legal
+    few = [count for count in (1, 2) if not family.refusal(count)][:1]
+    many = [times * workers for times in (1, 2, 4)]
+    if family.refusal(many[-1]):
+        raise ValueError(family.refusal(many[-1]))
+    return tuple(sorted({*few, *many}))
 
 
-def _weights(count: Array, nodes: Float[NumpyArray, " nodes"]) -> Array:
+def _weights(count: Array, nodes: Array | NumpyArray) -> Array:
     """Weights of the nodes that interpolate linearly, and go on as the last two do."""
-    left = jnp.clip(jnp.searchsorted(nodes, count, side="right") - 1, 0, len(nodes) - 2)
-    share = (count - jnp.asarray(nodes)[left]) / jnp.asarray(np.diff(nodes))[left]
+    left = jnp.clip(jnp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
+    share = (count - jnp.asarray(nodes)[left]) / jnp.asarray(nodes[1:] - nodes[:-1])[left]
     place = jnp.arange(len(nodes))
     return jnp.where(place == left, 1 - share, jnp.where(place == left + 1, share, 0.0))
+
+
+_weights_of_many = jax.jit(jax.vmap(_weights, in_axes=(0, None)))
