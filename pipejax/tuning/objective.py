@@ -22,7 +22,8 @@ from pipejax.shapes import Array, Float, NumpyArray
 
 Values = Float[Array, " batch"] | Float[NumpyArray, " batch"]
 Tree = Any  # a pytree of arrays
-BUCKETS = 64 * 8 ** np.arange(9)  # sizes of batches that are compiled for
+# sizes of batches that are compiled for: few while work is little, closer where it counts
+BUCKETS = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 
 
 def in_bucket(tree: Tree, size: int) -> Tree:

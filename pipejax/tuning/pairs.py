@@ -92,18 +92,18 @@ def stack_pairs(
 
 
 def _stacked(things: Sequence[Any], what: str) -> Any:
-    """Turn a list of trees of numbers into a tree of arrays; name and source are the first's."""
+    """Turn a list of trees of numbers into a tree of arrays, whose name compiles nothing anew."""
     first = things[0]
-    alike = [dataclasses.replace(t, name=first.name, source=first.source) for t in things]
-    structure = jax.tree.structure(first)
-    for thing, same in zip(things, alike, strict=True):
-        if jax.tree.structure(same) != structure:
+    alike = [dataclasses.replace(thing, name="", source="") for thing in things]
+    structures: list[Any] = [jax.tree.structure(thing) for thing in alike]
+    for thing, structure in zip(things, structures, strict=True):
+        if structure != structures[0]:
             raise ValueError(
                 f"{what} of one batch may differ in their numbers only: {thing.name} and "
                 f"{first.name} differ in more"
             )
     columns = np.array([jax.tree.leaves(thing) for thing in things], float).T
-    return jax.tree.unflatten(structure, columns)
+    return jax.tree.unflatten(structures[0], columns)
 
 
 def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> Costs:
@@ -138,31 +138,29 @@ def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Numbe
     return work_costs(work, pair.system)
 
 
-def pair_bytes(workload: Workload, table: ScheduleTable, pairs: Pair) -> StageBytes:
-    """Memory of each stage for a microbatch of one sequence.
+def pair_bytes(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> StageBytes:
+    """Memory of each stage of one pair at any microbatch size; traceable.
 
     Args:
       workload: parallelism and recomputation.
       table: the schedule, for its stages.
-      pairs: a batch of pairs.
+      pair: model, system and layers.
+      size: b [sequences], any number above 0.
 
     Returns:
-      (pairs, stages) bytes; activations are per sequence of the microbatch.
+      (stages) bytes.
 
     Example:
       >>> from pipejax import load_model, load_system, schedules
       >>> table = schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> workload = Workload(load_model("gpt-22b"), minibatch=64)
       >>> pairs = stack_pairs([workload], [load_system("h100")], table)
-      >>> (pair_bytes(workload, table, pairs).persistent / 1e9).round(1).tolist()
-      [[92.3, 87.0, 87.0, 92.0]]
+      >>> pair = jax.tree.map(lambda leaf: leaf[0], pairs)
+      >>> (pair_bytes(workload, table, pair, 1.0).persistent / 1e9).round(1).tolist()
+      [92..., 87..., 87..., 92...]
     """
-
-    def one(pair: Pair) -> StageBytes:
-        described = dataclasses.replace(workload, model=pair.model)
-        return stage_bytes(described, table, pair.dealt, 1.0)
-
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(pairs))
+    described = dataclasses.replace(workload, model=pair.model)
+    return stage_bytes(described, table, pair.dealt, size)
 
 
 def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
@@ -183,8 +181,8 @@ def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs
       >>> peak_bytes(held, StageBytes(one, one, one)).tolist()  # two microbatches, and one
       [[2.0, 10.0]]
     """
-    moments = memory.activations @ np.moveaxis(held.activations, -1, 1)
-    checkpoints = memory.checkpoint @ np.moveaxis(held.checkpoints, -1, 1)
+    moments = np.asarray(memory.activations) @ np.moveaxis(held.activations, -1, 1)
+    checkpoints = np.asarray(memory.checkpoint) @ np.moveaxis(held.checkpoints, -1, 1)
     return (moments + checkpoints).max(axis=-1).T
 
 
@@ -206,4 +204,4 @@ def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pa
       >>> lasting_bytes(held, StageBytes(one, one, one)).tolist()  # a copy of both on each
       [[11.0, 11.0]]
     """
-    return memory.persistent @ held.copies.T
+    return np.asarray(memory.persistent) @ held.copies.T

@@ -6,7 +6,7 @@ programs give that of every M = N / b, for any b.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from pipejax.costs import Costs
 from pipejax.hardware import System
 from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
 from pipejax.tuning.family import Family
-from pipejax.tuning.objective import Objective, exact_makespans
+from pipejax.tuning.objective import Objective, exact_makespans, in_bucket
 from pipejax.tuning.pairs import (
     Pair,
     lasting_bytes,
@@ -136,9 +136,26 @@ class Problem:
         """Microbatches whose programs give the makespans of the relaxation."""
         return _nodes(self.family)
 
-    @functools.cached_property
+    @property
     def objective(self) -> Objective:
         """Step time, with a penalty where memory is short, by log b."""
+        return self.once("microbatch", self._objective)
+
+    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what the family keeps for workloads like these: nothing is compiled twice.
+
+        Args:
+          what: says what it is.
+          make: makes it, from nothing but the family and what all workloads have in common.
+
+        Returns:
+          The same thing each time.
+        """
+        w = self.workload
+        common = (w.tensor_parallel, w.sequence_parallel, w.data_parallel, w.recompute)
+        return self.family.once((what, common), make)
+
+    def _objective(self) -> Objective:
         table, workload = self.family.table(self.nodes[0]), self.workload
         nodes = np.array(self.nodes, float)
 
@@ -167,7 +184,14 @@ class Problem:
     @functools.cached_property
     def memory(self) -> StageBytes:
         """Bytes of each stage for a microbatch of one sequence, for each pair."""
-        return pair_bytes(self.workload, self.family.table(self.nodes[0]), self.pairs)
+        table, workload = self.family.table(self.nodes[0]), self.workload
+        priced = self.once(
+            "memory", lambda: jax.jit(jax.vmap(lambda pair: pair_bytes(workload, table, pair, 1.0)))
+        )
+        size = len(self.capacity)
+        return jax.tree.map(
+            lambda leaf: np.asarray(leaf)[:size], priced(in_bucket(self.pairs, size))
+        )
 
     def given_of(self, pair: Int[NumpyArray, " batch"], *, limited: bool = True) -> _Given:
         """What the relaxation takes, for some pairs; without their memory limit if so wished."""
@@ -219,6 +243,8 @@ class Problem:
         The pairs that want the same number of microbatches go through its program at once.
         """
         chosen = np.flatnonzero(wanted)
+        if not len(chosen):
+            return
         costs = self._costs(sizes.pair[chosen], sizes.size[chosen])
         sizes.is_known[chosen] = True
         for count, rows in self._legal(sizes.microbatches[chosen]):
@@ -258,7 +284,7 @@ def _nodes(family: Family) -> tuple[int, ...]:
     return tuple(sorted({*few, *many}))
 
 
-def _weights(count: Array, nodes: Array | NumpyArray) -> Array:
+def _weights(count: Array | NumpyArray, nodes: Array | NumpyArray) -> Array:
     """Weights of the nodes that interpolate linearly, and go on as the last two do."""
     left = jnp.clip(jnp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
     share = (count - jnp.asarray(nodes)[left]) / jnp.asarray(nodes[1:] - nodes[:-1])[left]
