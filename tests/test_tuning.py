@@ -13,13 +13,26 @@ from pipejax.cli.app import run
 from pipejax.memory import held_counts, peak_activation_bytes
 from pipejax.schedules import REGISTRY
 from pipejax.tuning import (
+    Dealing,
     Family,
+    Prices,
     Problem,
+    TooManyError,
     descend,
+    design_systems,
+    price_of,
     relax_microbatches,
+    search_designs,
+    search_layers,
     search_microbatches,
+    search_recompute,
+    tune_layers,
     tune_microbatches,
+    tune_recompute,
 )
+from pipejax.tuning.rounding import compositions, whole_with_sum
+from pipejax.work import stage_work, work_costs
+from pipejax.workload import StageLayers
 
 SYSTEM = pj.load_system("h100")
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
@@ -39,7 +52,7 @@ def family_of(schedule, workers=4):
     return _families.setdefault((schedule, workers), Family(schedule, workers))
 
 
-@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128), ("gpipe", 64)])
+@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128)])
 def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     family = family_of(schedule)
     workloads, systems = random_pairs(schedule, 4, count, seed=1, minibatches=MINIBATCHES)
@@ -50,17 +63,17 @@ def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     assert result["worst_loss"] <= 0.005
     assert len(result["best_sizes"]) > 4  # the question is not trivial
     assert result["evaluated_sizes"] < 0.7 * result["legal_sizes"]
-    assert schedule == "gpipe" or result["memory_binds"] > 0.2
+    assert result["memory_binds"] > 0.2
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
-    family = Family("interleaved-1f1b", 4, {"stages_per_worker": 2}, "queued")
+    family = Family("1f1b", 4, {"slots": {"F": 1, "B": 1}}, "queued")
     sizes = search_microbatches(family, [WORKLOAD], [SYSTEM]).sizes
     assert sizes.size.tolist() == [1, 2, 4, 8, 16, 32, 64]
     for count, step, need in zip(
         sizes.microbatches, sizes.step_time, sizes.memory_bytes, strict=True
     ):
-        table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=int(count))
+        table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=int(count))
         run = pj.evaluate(table, pj.stage_costs(WORKLOAD, SYSTEM, table), link="queued")
         assert step == pytest.approx(run.step_time, rel=1e-12)
         assert need == pytest.approx(pj.memory_bytes(WORKLOAD, table).max(), rel=1e-12)
@@ -145,11 +158,11 @@ def test_pairs_that_are_not_alike_are_refused():
 
 
 def test_more_starts_find_more_minima():
-    workloads, systems = random_pairs("1f1b", 4, 30, seed=5, minibatches=MINIBATCHES)
+    workloads, systems = random_pairs("1f1b", 4, 128, seed=5, minibatches=MINIBATCHES)
     problem = Problem.of(family_of("1f1b"), workloads, systems)
-    one, many = (relax_microbatches(problem, starts=n)[2].min(axis=0) for n in (1, 6))
-    assert np.all(many < one * 1.05)
-    assert np.any(many < one * 0.95)
+    one, many = (relax_microbatches(problem, starts=n)[2].min(axis=0) for n in (1, 4))
+    assert np.mean(many < one * 0.99) > 0.1
+    assert np.mean(many > one * 1.01) < 0.02
 
 
 @pytest.mark.parametrize("schedule", REGISTRY)
@@ -172,6 +185,99 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
     assert descend(jump, np.array([0.0]), upper=1.0).points.tolist() == [1.0]
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
         descend(jump, np.array([0.0]), steps=0)
+
+
+FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
+
+
+def few_layers(schedule="1f1b", count=3, **changes):
+    """Some systems of different memory and speed, for a model of few layers with a large head."""
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    systems = [dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
+               for k in range(count)]  # fmt: skip
+    return Problem.of(family_of(schedule), [workload] * count, systems)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+def test_layers_are_those_of_the_exhaustive_search(schedule):
+    problem = few_layers(schedule)
+    tuned, best = tune_layers(problem, 8), search_layers(problem, 8)
+    assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
+    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
+    assert tuned.layers.sum(axis=1).tolist() == [10, 10, 10]
+    even = Dealing(problem, 8).step_times(problem.pairs.dealt, np.arange(3))
+    assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
+    np.testing.assert_allclose(tuned.relaxed_layers.sum(axis=1), 10)
+
+
+def test_recomputed_layers_are_those_of_the_exhaustive_search():
+    problem = few_layers(memory_capacity=16e9)
+    tuned, best = tune_recompute(problem, 4), search_recompute(problem, 4)
+    common = search_recompute(problem, 4, common=True)
+    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
+    assert np.all(tuned.memory_bytes <= 16e9)
+    owner, (layers, _) = np.arange(3), problem.pairs.dealt
+    none, full = (Dealing(problem, 4).step_times(StageLayers(layers, again), owner)
+                  for again in (0 * layers, layers))  # fmt: skip
+    assert np.all(np.isinf(none))
+    assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
+    with pytest.raises(ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"):
+        tune_recompute(few_layers(memory_capacity=1e9), 4)
+
+
+def test_stage_times_and_memory_of_layers_are_those_of_the_library():
+    problem, table = few_layers(), pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    dealt = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    one = StageLayers(*(each[0] for each in dealt))
+    costs = work_costs(stage_work(workload, table, gpus_per_node=8, dealt=one), SYSTEM)
+    dealing = Dealing(problem, 8)
+    assert dealing.step_times(dealt, np.zeros(1, int))[0] == pytest.approx(pj.evaluate(table, costs).step_time)
+    assert dealing.memory_bytes(dealt, np.zeros(1, int))[0] == pytest.approx(
+        pj.memory_bytes(workload, table, one).max()
+    )
+
+
+def test_designs_are_not_worse_than_a_grid():
+    problem, prices = few_layers(count=1), Prices(20.0, 2.0, 10.0, 50.0, 20.0)
+    budgets = np.linspace(1e4, 1e5, 50)
+    tuned = design_systems(problem, 8, prices, budgets, starts=4)
+    grid = search_designs(problem, 8, prices, budgets, divisions=20)
+    assert np.all(tuned.step_time < grid.step_time * 1.001)
+    assert np.all(np.diff(tuned.step_time) < 0)  # more money, shorter steps
+    np.testing.assert_allclose(tuned.shares.sum(axis=1), 1)
+    bought = dict(zip(Prices._fields, tuned.quantities[0].tolist(), strict=True))
+    system = dataclasses.replace(
+        SYSTEM, peak_flops=bought["peak_flops"], memory_bandwidth=bought["memory_bandwidth"],
+        memory_capacity=bought["memory_capacity"],
+        node=dataclasses.replace(SYSTEM.node, bandwidth=bought["node_bandwidth"]),
+        network=dataclasses.replace(SYSTEM.network, bandwidth=bought["network_bandwidth"]))  # fmt: skip
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    run = pj.evaluate(table, pj.stage_costs(workload, system, table))
+    assert run.step_time == pytest.approx(tuned.step_time[0])
+    assert price_of(system, prices) == pytest.approx(budgets[0])
+    assert pj.memory_bytes(workload, table).max() == pytest.approx(system.memory_capacity)
+
+
+@pytest.mark.parametrize(("prices", "budgets", "message"), [
+    ((1.0, 1.0, 0.0, 1.0, 1.0), [1e5], "prices must be finite numbers above 0"),
+    ((1.0, 1.0, 1.0, 1.0, 1.0), [1e5, -1.0], "budgets must be finite numbers above 0"),
+    ((1.0, 1.0, 1.0, 1.0, 1e3), [100.0], "a budget of 100 buys nothing but memory"),
+])  # fmt: skip
+def test_designs_that_cannot_be_are_refused(prices, budgets, message):
+    with pytest.raises(ValueError, match=message):
+        design_systems(few_layers(count=1), 8, Prices(*prices), budgets)
+
+
+def test_whole_numbers_of_layers():
+    assert compositions(5, 3).tolist() == [[1, 1, 3], [1, 2, 2], [1, 3, 1], [2, 1, 2], [2, 2, 1], [3, 1, 1]]
+    with pytest.raises(TooManyError, match="ways to split 96 into 8: at most 200000"):
+        compositions(96, 8)
+    rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
+    assert np.all(rounded.sum(axis=1) == 20)
+    with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
+        Dealing(few_layers(), 5)
 
 
 COMMAND = [
@@ -216,12 +322,37 @@ def test_command(capsys):
     assert "exhaustive search: the same" in out
 
 
+@pytest.mark.parametrize(("what", "more", "keys"), [
+    ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
+    ("recompute", [], {"layers", "recomputed", "baseline"}),
+    ("system", ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"], {"shares", "quantities", "budget"}),
+])  # fmt: skip
+def test_other_things_to_tune(capsys, what, more, keys):
+    arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
+    code, out, _ = call(capsys, *arguments, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert set(result) >= keys | {"microbatch_size", "microbatches", "step_time", "relaxed", "exhaustive"}
+    assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
+    assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
+    assert result["step_time"] <= result["exhaustive"].get("step_time", np.inf) * 1.001
+    if what == "recompute":
+        code, out, _ = call(capsys, *arguments)
+        assert "none: " in out
+        assert "exhaustive search: " in out
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], "--model needs --minibatch"),
     (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
     (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
     (["--minibatch", 9, "--schedule", "chimera"], "no microbatch size is legal for a minibatch of 9"),
     (["--minibatch", 8, "--tensor-parallel", 1], "no microbatch size fits: the smallest need is"),
+    (["--minibatch", 8, "--what", "batch"], "--what must be one of microbatch, layers, recompute, system, got 'batch'"),
+    (["--minibatch", 8, "--microbatch-size", 2], "--microbatch-size does not go with --what microbatch"),
+    (["--minibatch", 8, "--what", "layers", "--microbatch-size", 3], "--microbatch-size 3 does not divide"),
+    (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
+    (["--minibatch", 8, "--what", "system", "--prices", "peak=1"], "--prices: expected peak, memory, node"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(capsys, arguments, message):
     code, out, err = call(capsys, *arguments)

@@ -18,6 +18,7 @@ from pipejax.tuning.microbatch import (
     tune_microbatches,
 )
 from pipejax.tuning.recompute import search_recompute, tune_recompute
+from pipejax.tuning.rounding import TooManyError
 from pipejax.tuning.sizes import Problem, Sizes
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Problem",
     "Relaxed",
     "Sizes",
+    "TooManyError",
     "Tuned",
     "TunedLayers",
     "descend",

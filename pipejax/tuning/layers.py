@@ -68,7 +68,8 @@ def search_layers(problem: Problem, num_microbatches: int) -> TunedLayers:
       The best split of each pair.
 
     Raises:
-      ValueError: if there are too many ways, or as `tune_layers`.
+      TooManyError: if there are too many ways.
+      ValueError: as `tune_layers`.
 
     Example:
       >>> import dataclasses

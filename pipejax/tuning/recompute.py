@@ -8,7 +8,7 @@ import numpy as np
 from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.tuning.dealing import Dealing, TunedLayers
 from pipejax.tuning.pairs import Pair
-from pipejax.tuning.rounding import MOST, improve, swaps
+from pipejax.tuning.rounding import MOST, TooManyError, improve, swaps
 from pipejax.tuning.sizes import Problem
 from pipejax.workload import StageLayers
 
@@ -72,7 +72,8 @@ def search_recompute(
       The best of each pair.
 
     Raises:
-      ValueError: if there are too many ways, or as `tune_recompute`.
+      TooManyError: if there are too many ways.
+      ValueError: as `tune_recompute`.
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
@@ -95,7 +96,7 @@ def _ways(layers: Int[NumpyArray, " stages"], common: bool) -> Int[NumpyArray, "
         return np.minimum(np.arange(layers.max() + 1)[:, None], layers)
     count = math.prod((layers + 1).tolist())
     if count > MOST:
-        raise ValueError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
+        raise TooManyError(f"{count:.3g} ways to recompute: at most {MOST} are tried")
     return np.stack(np.unravel_index(np.arange(count), tuple(layers + 1)), axis=1)
 
 

@@ -11,6 +11,15 @@ Evaluate = Callable[[Points, Int[NumpyArray, " points"]], Float[NumpyArray, " po
 MOST = 200_000  # points of an exhaustive search
 
 
+class TooManyError(ValueError):
+    """An exhaustive search would take more evaluations than it is allowed.
+
+    Example:
+      >>> issubclass(TooManyError, ValueError)
+      True
+    """
+
+
 def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
     """Round to whole numbers with the same sum: down, and up at the largest remainders.
 
@@ -94,7 +103,8 @@ def compositions(total: int, parts: int) -> Points:
       (ways, parts) numbers.
 
     Raises:
-      ValueError: if there are too many to list, or none.
+      TooManyError: if there are too many to list.
+      ValueError: if there is none.
 
     Example:
       >>> compositions(4, 2).tolist()
@@ -106,7 +116,9 @@ def compositions(total: int, parts: int) -> Points:
     for k in range(1, parts):
         ways = ways * (total - k) / k
     if ways > MOST:
-        raise ValueError(f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried")
+        raise TooManyError(
+            f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried"
+        )
     found = np.arange(1, total - parts + 2)[:, None]
     for part in range(2, parts + 1):
         rest = total - (parts - part) - found.sum(axis=1)  # what the next number may be at most
