@@ -67,7 +67,7 @@ class Dealing:
       >>> dealing = Dealing(problem, 16)
       >>> even = problem.pairs.dealt
       >>> dealing.step_times(even, np.zeros(1, int)).round(3).tolist()
-      [1.723]
+      [1.397]
     """
 
     problem: Problem
@@ -104,7 +104,12 @@ class Dealing:
         )
 
     def descend(
-        self, dealt_of: DealtOf, starts: Float[NumpyArray, "starts pairs ..."], *, steps: int
+        self,
+        dealt_of: DealtOf,
+        starts: Float[NumpyArray, "starts pairs ..."],
+        *,
+        steps: int,
+        rate: float,
     ) -> tuple[StageLayers, Float[NumpyArray, "starts pairs"]]:
         """Descend from several starts of each pair.
 
@@ -112,6 +117,7 @@ class Dealing:
           dealt_of: (variables, pair) -> layers of each stage; traceable.
           starts: first variables.
           steps: gradients to take.
+          rate: first rate of the descent.
 
         Returns:
           (starts, pairs, stages) relaxed layers, and their values [s].
@@ -122,7 +128,7 @@ class Dealing:
         objective = self._once(dealt_of, lambda: self.relaxed(dealt_of))
         flat = starts.reshape(count * pairs, -1)
         first, given = in_bucket((flat, given), len(flat))
-        found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps)
+        found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps, rate=rate)
         dealt = jax.jit(jax.vmap(dealt_of))(found.points, given[0])
         layers, recomputed = (
             np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in dealt

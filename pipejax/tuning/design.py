@@ -128,8 +128,8 @@ def design_systems(
       >>> workload = Workload(load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
       >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
       >>> found = design_systems(problem, 32, Prices(20.0, 2.0, 10.0, 50.0, 20.0), [30e3, 60e3])
-      >>> (found.shares > 0.01).tolist()
-      [[True, True, True, True, True], [True, True, True, True, True]]
+      >>> found.shares.argmax(axis=1).tolist()  # most of it buys compute
+      [0, 0]
     """
     design = _Design.of(problem, num_microbatches, prices, np.asarray(budgets, float))
     count = len(design.budget)

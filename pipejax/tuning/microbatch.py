@@ -56,7 +56,7 @@ class Tuned(NamedTuple):
       >>> workload = Workload(load_model("gpt-22b"), minibatch=64, tensor_parallel=8)
       >>> found = tune_microbatches(Family("1f1b", 4), [workload], [load_system("h100")])
       >>> found.microbatch_size.tolist(), found.microbatches.tolist()
-      ([1], [64])
+      ([2], [32])
     """
 
     microbatch_size: Int[NumpyArray, " pairs"]
@@ -88,7 +88,7 @@ def relax_microbatches(
       >>> workload = Workload(load_model("gpt-22b"), minibatch=64, tensor_parallel=8)
       >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
       >>> relax_microbatches(problem)[0].microbatch_size.round(2).tolist()
-      [1.0]
+      [1.88]
     """
     minibatch = problem.pairs.minibatch
     pair = np.tile(np.arange(len(minibatch)), starts)
@@ -139,11 +139,11 @@ def tune_microbatches(
 
     Example:
       >>> from pipejax import load_model, load_system
-      >>> workload = Workload(load_model("llama3-70b"), minibatch=96, tensor_parallel=8)
-      >>> systems = [load_system(name) for name in ("a100", "h100")]
-      >>> found = tune_microbatches(Family("interleaved-1f1b", 8), [workload] * 2, systems)
+      >>> workload = Workload(load_model("gpt-22b"), minibatch=96, tensor_parallel=8)
+      >>> systems = [load_system(name) for name in ("a100", "b200")]
+      >>> found = tune_microbatches(Family("interleaved-1f1b", 4), [workload] * 2, systems)
       >>> found.microbatch_size.tolist()
-      [1, 1]
+      [2, 4]
     """
     problem = Problem.of(family, workloads, systems, memory_limit=memory_limit)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)

@@ -39,14 +39,14 @@ def tune_recompute(
       >>> workload = Workload(load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
       >>> problem = Problem.of(Family("1f1b", 8), [workload], [load_system("h100")])
       >>> tune_recompute(problem, 8).recomputed.tolist()
-      [[5, 3, 2, 0, 0, 0, 0, 0]]
+      [[5, 4, 2, 0, 0, 0, 0, 0]]
     """
     dealing = Dealing(problem, num_microbatches)
     layers = problem.pairs.dealt.layers
     pairs, stages = layers.shape
     levels = np.linspace(-3, 3, starts)[:, None, None]
     relaxed, values = dealing.descend(
-        _shares, np.broadcast_to(levels, (starts, pairs, stages)), steps=steps
+        _shares, np.broadcast_to(levels, (starts, pairs, stages)), steps=steps, rate=0.3
     )
     rounded = np.ceil(relaxed.recomputed - 1e-6).reshape(-1, stages)
     points = np.concatenate([rounded, np.zeros_like(layers), layers]).astype(int)

@@ -58,7 +58,10 @@ def swaps(stages: int) -> Points:
 
 
 def improve(
-    points: Points, owner: Int[NumpyArray, " points"], moves: Points, evaluate: Evaluate
+    points: Points,
+    owner: Int[NumpyArray, " points"],
+    moves: Int[NumpyArray, "moves stages"],
+    evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
     """Go to the best neighbour as long as there is a better one; all points at once.
 

@@ -103,7 +103,7 @@ class Problem:
       >>> problem.nodes
       (1, 4, 8, 16)
       >>> problem.relaxed_step_times(np.array([0]), np.array([1.5])).round(3).tolist()
-      [1.541]
+      [1.343]
     """
 
     family: Family
