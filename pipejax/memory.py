@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.ops import Phase
-from pipejax.shapes import Float, Int, NumpyArray
+from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
+
+Bytes = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 
 def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
@@ -48,8 +50,8 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
 def peak_activation_bytes(
     table: ScheduleTable,
-    bytes_per_stage: Float[NumpyArray, " stages"],
-    checkpoint_bytes: Float[NumpyArray, " stages"] | None = None,
+    bytes_per_stage: Bytes,
+    checkpoint_bytes: Bytes | None = None,
 ) -> Float[NumpyArray, " workers"]:
     """Return the most activation memory that each worker holds at once.
 
@@ -133,9 +135,7 @@ def _undominated(counts: Float[NumpyArray, "slots sizes"]) -> Float[NumpyArray, 
     return rows[covers.sum(axis=0) == 1]
 
 
-def persistent_bytes(
-    table: ScheduleTable, bytes_per_stage: Float[NumpyArray, " stages"]
-) -> Float[NumpyArray, " workers"]:
+def persistent_bytes(table: ScheduleTable, bytes_per_stage: Bytes) -> Float[NumpyArray, " workers"]:
     """Return the memory that lasts the whole step: every worker's copy of a stage counts.
 
     Args:

@@ -225,7 +225,9 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
                   for again in (0 * layers, layers))  # fmt: skip
     assert np.all(np.isinf(none))
     assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
-    with pytest.raises(ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"):
+    with pytest.raises(
+        ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
+    ):
         tune_recompute(few_layers(memory_capacity=1e9), 4)
 
 
@@ -236,7 +238,9 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     one = StageLayers(*(each[0] for each in dealt))
     costs = work_costs(stage_work(workload, table, gpus_per_node=8, dealt=one), SYSTEM)
     dealing = Dealing(problem, 8)
-    assert dealing.step_times(dealt, np.zeros(1, int))[0] == pytest.approx(pj.evaluate(table, costs).step_time)
+    assert dealing.step_times(dealt, np.zeros(1, int))[0] == pytest.approx(
+        pj.evaluate(table, costs).step_time
+    )
     assert dealing.memory_bytes(dealt, np.zeros(1, int))[0] == pytest.approx(
         pj.memory_bytes(workload, table, one).max()
     )
@@ -275,7 +279,14 @@ def test_designs_that_cannot_be_are_refused(prices, budgets, message):
 
 
 def test_whole_numbers_of_layers():
-    assert compositions(5, 3).tolist() == [[1, 1, 3], [1, 2, 2], [1, 3, 1], [2, 1, 2], [2, 2, 1], [3, 1, 1]]
+    assert compositions(5, 3).tolist() == [
+        [1, 1, 3],
+        [1, 2, 2],
+        [1, 3, 1],
+        [2, 1, 2],
+        [2, 2, 1],
+        [3, 1, 1],
+    ]
     with pytest.raises(TooManyError, match="ways to split 96 into 8: at most 200000"):
         compositions(96, 8)
     rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
@@ -336,14 +347,20 @@ def test_other_things_to_tune(capsys, what, more, keys):
     code, out, _ = call(capsys, *arguments, "--json")
     result = json.loads(out)
     assert code == 0
-    assert set(result) >= keys | {"microbatch_size", "microbatches", "step_time", "relaxed", "exhaustive"}
+    assert set(result) >= keys | {
+        "microbatch_size",
+        "microbatches",
+        "step_time",
+        "relaxed",
+        "exhaustive",
+    }
     assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
     assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
     assert result["step_time"] <= result["exhaustive"].get("step_time", np.inf) * 1.001
-    if what == "recompute":
+    if what == "layers":
         code, out, _ = call(capsys, *arguments)
-        assert "none: " in out
-        assert "exhaustive search: " in out
+        assert "even: " in out
+        assert "ways to split 48 into 8: at most 200000 are tried" in out
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
