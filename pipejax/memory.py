@@ -1,10 +1,14 @@
 """Activations in flight over the slots of a table, and their peak."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pipejax.ops import Phase
-from pipejax.shapes import Float, Int, NumpyArray
+from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
+
+Bytes = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 
 def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
@@ -46,8 +50,8 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
 def peak_activation_bytes(
     table: ScheduleTable,
-    bytes_per_stage: Float[NumpyArray, " stages"],
-    checkpoint_bytes: Float[NumpyArray, " stages"] | None = None,
+    bytes_per_stage: Bytes,
+    checkpoint_bytes: Bytes | None = None,
 ) -> Float[NumpyArray, " workers"]:
     """Return the most activation memory that each worker holds at once.
 
@@ -70,9 +74,68 @@ def peak_activation_bytes(
     return _held(table, kept, checkpoint).max(axis=1)
 
 
-def persistent_bytes(
-    table: ScheduleTable, bytes_per_stage: Float[NumpyArray, " stages"]
-) -> Float[NumpyArray, " workers"]:
+class HeldCounts(NamedTuple):
+    """What each worker holds, as counts: its memory is linear in the bytes of the stages.
+
+    Attributes:
+      copies: (workers, stages) 1 where the worker holds the stage's parameters.
+      activations: (workers, moments, stages) activations held at each moment that could be the
+        peak for some sizes; rows of zeros fill up.
+      checkpoints: (workers, moments, stages) what is held of those only between F and R.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> held = held_counts(schedules.build("1f1b", num_workers=2, num_microbatches=8))
+      >>> held.copies.tolist(), held.activations.tolist()
+      ([[1, 0], [0, 1]], [[[2, 0]], [[0, 1]]])
+    """
+
+    copies: Int[NumpyArray, "workers stages"]
+    activations: Int[NumpyArray, "workers moments stages"]
+    checkpoints: Int[NumpyArray, "workers moments stages"]
+
+
+def held_counts(table: ScheduleTable) -> HeldCounts:
+    """Count what each worker holds, once for all sizes of stages.
+
+    Args:
+      table: the schedule.
+
+    Returns:
+      The counts.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> held = held_counts(schedules.build("chimera", num_workers=2, num_microbatches=2))
+      >>> held.activations.tolist()  # both stages, a microbatch each
+      [[[1, 1]], [[1, 1]]]
+    """
+    stages, none = np.eye(table.num_stages), np.zeros(table.num_stages)
+    counts = np.stack(
+        [_held(table, one, none) for one in stages] + [_held(table, none, one) for one in stages],
+        axis=-1,
+    )
+    peaks = [_undominated(moments) for moments in counts]
+    padded = np.zeros((len(peaks), max(map(len, peaks)), counts.shape[-1]), int)
+    for worker, moments in enumerate(peaks):
+        padded[worker, : len(moments)] = moments
+    copies = np.stack([persistent_bytes(table, one) for one in stages], axis=1)
+    activations, checkpoints = np.split(padded, 2, axis=-1)
+    return HeldCounts(copies.astype(int), activations, checkpoints)
+
+
+def _undominated(counts: Float[NumpyArray, "slots sizes"]) -> Float[NumpyArray, "moments sizes"]:
+    """Keep the rows that no other row reaches in every entry: one of them is the peak."""
+    ends = np.zeros((1, counts.shape[1]), counts.dtype)
+    grows_next = (np.concatenate([counts[1:], ends]) >= counts).all(axis=1)
+    rows = np.unique(counts[~grows_next], axis=0)  # few: what only grows is no peak
+    if len(rows) == 0:  # the worker holds nothing at all
+        return ends
+    covers = (rows[:, None] >= rows[None, :]).all(axis=2)
+    return rows[covers.sum(axis=0) == 1]
+
+
+def persistent_bytes(table: ScheduleTable, bytes_per_stage: Bytes) -> Float[NumpyArray, " workers"]:
     """Return the memory that lasts the whole step: every worker's copy of a stage counts.
 
     Args:

@@ -11,16 +11,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from pipejax.checks import whole_number
 from pipejax.hardware import Number, _names, data_file
 from pipejax.units import check_keys, load_json
 
 RECOMPUTE = ("none", "selective", "full")
+_STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A transformer language model.
+    """A transformer language model, a pytree of its numbers.
 
     Attributes:
       name: name.
@@ -47,8 +50,8 @@ class Model:
       (48, 6144, 22.1)
     """
 
-    name: str
-    source: str
+    name: str = dataclasses.field(metadata=_STATIC)
+    source: str = dataclasses.field(metadata=_STATIC)
     layers: Number
     hidden: Number
     heads: Number
@@ -56,12 +59,12 @@ class Model:
     ffn_hidden: Number
     vocabulary: Number
     sequence: Number
-    gated_mlp: bool
-    biases: bool
-    learned_positions: bool
-    tied_embeddings: bool
-    dropout: bool
-    flash_attention: bool
+    gated_mlp: bool = dataclasses.field(metadata=_STATIC)
+    biases: bool = dataclasses.field(metadata=_STATIC)
+    learned_positions: bool = dataclasses.field(metadata=_STATIC)
+    tied_embeddings: bool = dataclasses.field(metadata=_STATIC)
+    dropout: bool = dataclasses.field(metadata=_STATIC)
+    flash_attention: bool = dataclasses.field(metadata=_STATIC)
     element_bytes: Number = 2
     optimizer_bytes: Number = 12
 
@@ -105,6 +108,9 @@ class Model:
         """
         head = 0 if self.tied_embeddings else self.head_parameters
         return self.layers * self.layer_parameters + self.embedding_parameters + head
+
+
+jax.tree_util.register_dataclass(Model)
 
 
 class PhaseFlop(NamedTuple):

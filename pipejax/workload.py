@@ -215,13 +215,16 @@ class StageBytes(NamedTuple):
       ((2,), True)
     """
 
-    persistent: Float[NumpyArray, " stages"]
-    activations: Float[NumpyArray, " stages"]
-    checkpoint: Float[NumpyArray, " stages"]
+    persistent: PerStage
+    activations: PerStage
+    checkpoint: PerStage
 
 
 def stage_bytes(
-    workload: Workload, table: ScheduleTable, dealt: StageLayers | None = None
+    workload: Workload,
+    table: ScheduleTable,
+    dealt: StageLayers | None = None,
+    microbatch_size: Number | None = None,
 ) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
 
@@ -232,6 +235,8 @@ def stage_bytes(
       workload: model, minibatch and parallelism.
       table: the schedule.
       dealt: layers by stage, dealt out by the table's shares if None.
+      microbatch_size: b [sequences], any number above 0; what the table makes of the minibatch if
+        None. Activations are proportional to it.
 
     Returns:
       Bytes by stage.
@@ -247,26 +252,27 @@ def stage_bytes(
       >>> print(f"{memory.persistent[1] / 1e9:.1f} GB, {memory.activations[1] / 1e9:.1f} GB")
       43.5 GB, 10.6 GB
     """
-    model, size = workload.model, workload.microbatch_size(table)
+    model = workload.model
+    size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
     split, shared = workload.tensor_parallel, workload.sequence_parallel
-    given = deal_layers(workload, table) if dealt is None else dealt
-    layers, recomputed = map(np.asarray, given)
+    layers, recomputed = deal_layers(workload, table) if dealt is None else dealt
 
     def per_layer(recompute: str) -> Number:
         return layer_activation_bytes(
             model, size, tensor_parallel=split, sequence_parallel=shared, recompute=recompute
         )
 
-    checkpoint = layers * per_layer("full")
     kept = per_layer(workload.recompute_in_layer)
     activations = (layers - recomputed) * kept + recomputed * per_layer("full")
     mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    for held in (checkpoint, activations):
-        held[0] += mask
-        held[-1] += head
+    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
+    edges = first * mask + last * head
     per_parameter = 2 * model.element_bytes + model.optimizer_bytes
-    persistent = np.asarray(per_parameter * stage_parameters(model, layers) / split)
-    return StageBytes(persistent, activations, checkpoint)
+    return StageBytes(
+        persistent=per_parameter * stage_parameters(model, layers) / split,
+        activations=activations + edges,
+        checkpoint=layers * per_layer("full") + edges,
+    )
 
 
 def memory_bytes(
@@ -294,5 +300,6 @@ def memory_bytes(
       100.6 GB
     """
     memory = stage_bytes(workload, table, dealt)
-    held = peak_activation_bytes(table, memory.activations, memory.checkpoint)
-    return persistent_bytes(table, memory.persistent) + held
+    persistent, activations, checkpoint = map(np.asarray, memory)
+    held = peak_activation_bytes(table, activations, checkpoint)
+    return persistent_bytes(table, persistent) + held

@@ -17,6 +17,7 @@ from pipejax.cli import (
     sensitivity,
     show,
     sweep,
+    tune,
 )
 from pipejax.cli import schedules as schedules_command
 from pipejax.cli.options import with_options
@@ -32,6 +33,7 @@ for command in (
     evaluate.evaluate,
     compare.compare,
     sensitivity.sensitivity,
+    tune.tune,
     jitter.jitter,
     show.show,
     export.export,

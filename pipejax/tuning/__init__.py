@@ -1,0 +1,47 @@
+"""Tuning by gradient: what to set so that a step takes the least time. Needs optax.
+
+One file for each thing that is tuned. All go the same way: a relaxation that may take any real
+number, descent along the exact gradient of the step time from many starts at once, rounding to
+what is legal, and exact evaluation of what is left.
+"""
+
+from pipejax.tuning.dealing import Dealing, TunedLayers
+from pipejax.tuning.descent import Descent, descend
+from pipejax.tuning.design import Designs, Prices, design_systems, price_of, search_designs
+from pipejax.tuning.family import Family
+from pipejax.tuning.layers import search_layers, tune_layers
+from pipejax.tuning.microbatch import (
+    Relaxed,
+    Tuned,
+    relax_microbatches,
+    search_microbatches,
+    tune_microbatches,
+)
+from pipejax.tuning.recompute import search_recompute, tune_recompute
+from pipejax.tuning.rounding import TooManyError
+from pipejax.tuning.sizes import Problem, Sizes
+
+__all__ = [
+    "Dealing",
+    "Descent",
+    "Designs",
+    "Family",
+    "Prices",
+    "Problem",
+    "Relaxed",
+    "Sizes",
+    "TooManyError",
+    "Tuned",
+    "TunedLayers",
+    "descend",
+    "design_systems",
+    "price_of",
+    "relax_microbatches",
+    "search_designs",
+    "search_layers",
+    "search_microbatches",
+    "search_recompute",
+    "tune_layers",
+    "tune_microbatches",
+    "tune_recompute",
+]

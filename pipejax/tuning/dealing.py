@@ -1,0 +1,265 @@
+"""How layers are dealt out, and how many are recomputed: step time and memory by stage.
+
+At a given number of microbatches both are functions of whole numbers of layers per stage that make
+sense in between, so that they are relaxed, descended and rounded in the same way.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.costs import Costs
+from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.tuning.descent import descend
+from pipejax.tuning.objective import Objective, in_bucket
+from pipejax.tuning.pairs import Pair, pair_bytes, pair_costs
+from pipejax.tuning.sizes import OVERRUN, Problem
+from pipejax.workload import StageLayers
+
+DealtOf = Callable[[Array, Pair], StageLayers]
+
+
+class TunedLayers(NamedTuple):
+    """Whole layers of each stage, for each pair.
+
+    Attributes:
+      layers: (pairs, stages) layers.
+      recomputed: (pairs, stages) those of them that are recomputed.
+      step_time: (pairs) exact [s].
+      memory_bytes: (pairs) need of the fullest worker [B].
+      relaxed_layers: (pairs, stages) best of the relaxation; whole after an exhaustive search.
+      relaxed_recomputed: (pairs, stages) likewise.
+      relaxed_step_time: (pairs) [s], with the penalty of memory beyond the limit.
+      evaluated: points that were evaluated exactly, over all pairs.
+
+    Example:
+      >>> TunedLayers._fields[:2]
+      ('layers', 'recomputed')
+    """
+
+    layers: Int[NumpyArray, "pairs stages"]
+    recomputed: Int[NumpyArray, "pairs stages"]
+    step_time: Float[NumpyArray, " pairs"]
+    memory_bytes: Float[NumpyArray, " pairs"]
+    relaxed_layers: Float[NumpyArray, "pairs stages"]
+    relaxed_recomputed: Float[NumpyArray, "pairs stages"]
+    relaxed_step_time: Float[NumpyArray, " pairs"]
+    evaluated: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dealing:
+    """Pairs under one schedule with one number of microbatches.
+
+    Attributes:
+      problem: the pairs.
+      num_microbatches: M, which divides every minibatch.
+
+    Example:
+      >>> from pipejax import Workload, load_model, load_system
+      >>> from pipejax.tuning.family import Family
+      >>> workload = Workload(load_model("gpt-22b"), minibatch=64, tensor_parallel=8)
+      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
+      >>> dealing = Dealing(problem, 16)
+      >>> even = problem.pairs.dealt
+      >>> dealing.step_times(even, np.zeros(1, int)).round(3).tolist()
+      [1.397]
+    """
+
+    problem: Problem
+    num_microbatches: int
+
+    def __post_init__(self) -> None:
+        """Check that M divides the minibatches and that the schedule exists."""
+        for total in np.unique(self.problem.pairs.minibatch).astype(int).tolist():
+            if total % self.num_microbatches:
+                raise ValueError(
+                    f"{self.num_microbatches} microbatches do not divide a minibatch of {total}"
+                )
+        self.problem.family.table(self.num_microbatches)
+
+    def relaxed(self, dealt_of: DealtOf) -> Objective:
+        """Step time, with a penalty where memory is short, by variables of any kind.
+
+        Args:
+          dealt_of: (variables, pair) -> layers of each stage; traceable.
+
+        Returns:
+          The objective; what it is given are pairs and their capacities.
+        """
+
+        def value(variables: Array, ends: Array, given: tuple[Pair, Array]) -> Array:
+            pair, capacity = given
+            need = self._need(dealt_of(variables, pair), pair)
+            return ends[0] * (1 + OVERRUN * jnp.maximum(need / capacity - 1, 0))
+
+        return Objective(
+            programs=(self.problem.family.program(self.num_microbatches),),
+            price=lambda variables, given: self._price(dealt_of(variables, given[0]), given[0]),
+            value=value,
+        )
+
+    def descend(
+        self,
+        dealt_of: DealtOf,
+        starts: Float[NumpyArray, "starts pairs ..."],
+        *,
+        steps: int,
+        rate: float,
+    ) -> tuple[StageLayers, Float[NumpyArray, "starts pairs"]]:
+        """Descend from several starts of each pair.
+
+        Args:
+          dealt_of: (variables, pair) -> layers of each stage; traceable.
+          starts: first variables.
+          steps: gradients to take.
+          rate: first rate of the descent.
+
+        Returns:
+          (starts, pairs, stages) relaxed layers, and their values [s].
+        """
+        count, pairs = starts.shape[:2]
+        owner = np.tile(np.arange(pairs), count)
+        given = self.given(owner)
+        objective = self._once(dealt_of, lambda: self.relaxed(dealt_of))
+        flat = starts.reshape(count * pairs, -1)
+        first, given = in_bucket((flat, given), len(flat))
+        found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps, rate=rate)
+        dealt = jax.jit(jax.vmap(dealt_of))(found.points, given[0])
+        layers, recomputed = (
+            np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in dealt
+        )
+        return StageLayers(layers, recomputed), found.values[: len(flat)].reshape(count, pairs)
+
+    def given(self, owner: Int[NumpyArray, " points"]) -> tuple[Pair, NumpyArray]:
+        """Return pairs and capacities of points.
+
+        Args:
+          owner: (points) which pair each belongs to.
+
+        Returns:
+          Both with a leading point axis.
+        """
+        return jax.tree.map(lambda leaf: leaf[owner], (self.problem.pairs, self.problem.capacity))
+
+    def step_times(
+        self, dealt: StageLayers, owner: Int[NumpyArray, " points"]
+    ) -> Float[NumpyArray, " points"]:
+        """Evaluate layers exactly: step times [s], infinite where memory is short.
+
+        Args:
+          dealt: (points, stages) layers.
+          owner: (points) which pair each belongs to.
+
+        Returns:
+          (points) step times.
+        """
+        as_floats = StageLayers(*(np.asarray(each, float) for each in dealt))
+        given = self.given(owner)
+        times = self._exact.values(as_floats, given)
+        return np.where(self.memory_bytes(dealt, owner) <= given[1], times, np.inf)
+
+    def memory_bytes(
+        self, dealt: StageLayers, owner: Int[NumpyArray, " points"]
+    ) -> Float[NumpyArray, " points"]:
+        """Need of the fullest worker [B].
+
+        Args:
+          dealt: (points, stages) layers.
+          owner: (points) which pair each belongs to.
+
+        Returns:
+          (points) bytes.
+        """
+        as_floats = StageLayers(*(np.asarray(each, float) for each in dealt))
+        batch = in_bucket((as_floats, self.given(owner)[0]), len(owner))
+        return np.asarray(self._needs(*batch))[: len(owner)]
+
+    def pick(
+        self,
+        dealt: StageLayers,
+        owner: Int[NumpyArray, " points"],
+        times: Float[NumpyArray, " points"],
+        relaxed: tuple[StageLayers, Float[NumpyArray, "starts pairs"]] | None = None,
+        evaluated: int | None = None,
+    ) -> TunedLayers:
+        """Pick each pair's best point.
+
+        Args:
+          dealt: (points, stages) whole layers.
+          owner: (points) which pair each belongs to.
+          times: (points) step times [s].
+          relaxed: what the descent found; the best points themselves if None.
+          evaluated: number of exact evaluations; all points if None.
+
+        Returns:
+          The best of each pair.
+
+        Raises:
+          ValueError: if a pair has none that fits.
+        """
+        order = np.lexsort((times, owner))
+        best = order[np.unique(owner[order], return_index=True)[1]]
+        memory = self.memory_bytes(dealt, owner)
+        for pair in np.flatnonzero(~np.isfinite(times[best])).tolist():
+            which = f"pair {pair}: " if len(best) > 1 else ""
+            raise ValueError(
+                f"{which}nothing fits: the smallest need found is "
+                f"{memory[owner == pair].min() / 1e9:.1f} GB per accelerator; the system has "
+                f"{self.problem.capacity[pair] / 1e9:.1f} GB"
+            )
+        layers, recomputed = (np.asarray(each)[best] for each in dealt)
+        soft, value = StageLayers(layers, recomputed), times[best]
+        if relaxed is not None:
+            first, pairs = relaxed[1].argmin(axis=0), np.arange(len(best))
+            soft = StageLayers(*(each[first, pairs] for each in relaxed[0]))
+            value = relaxed[1][first, pairs]
+        return TunedLayers(
+            layers=layers.astype(int),
+            recomputed=recomputed.astype(int),
+            step_time=times[best],
+            memory_bytes=memory[best],
+            relaxed_layers=np.asarray(soft.layers, float),
+            relaxed_recomputed=np.asarray(soft.recomputed, float),
+            relaxed_step_time=value,
+            evaluated=len(owner) if evaluated is None else evaluated,
+        )
+
+    def _price(self, dealt: StageLayers, pair: Pair) -> Costs:
+        problem, table = self.problem, self.problem.family.table(self.num_microbatches)
+        own = pair._replace(dealt=dealt)
+        return pair_costs(problem.workload, table, own, pair.minibatch / self.num_microbatches)
+
+    def _need(self, dealt: StageLayers, pair: Pair) -> Array:
+        table = self.problem.family.table(self.num_microbatches)
+        held = self.problem.family.held(self.num_microbatches)
+        size = pair.minibatch / self.num_microbatches
+        memory = pair_bytes(self.problem.workload, table, pair._replace(dealt=dealt), size)
+        peaks = (held.activations @ memory.activations
+                 + held.checkpoints @ memory.checkpoint).max(axis=1)  # fmt: skip
+        return jnp.max(held.copies @ memory.persistent + peaks)
+
+    @property
+    def _exact(self) -> Objective:
+        def value(dealt: StageLayers, ends: Array, given: Any) -> Array:
+            del dealt, given
+            return ends[0]
+
+        def make() -> Objective:
+            return Objective(
+                programs=(self.problem.family.program(self.num_microbatches),),
+                price=lambda dealt, given: self._price(dealt, given[0]),
+                value=value,
+            )
+
+        return self._once("exact", make)
+
+    def _needs(self, dealt: StageLayers, pairs: Pair) -> Array:
+        return self._once("need", lambda: jax.jit(jax.vmap(self._need)))(dealt, pairs)
+
+    def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        return self.problem.once((what, self.num_microbatches), make)

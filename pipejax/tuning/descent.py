@@ -1,0 +1,97 @@
+"""Descent along a gradient: many starts at once, each of which keeps the best point it has seen.
+
+A step time has kinks and, where an efficiency is a step curve, jumps. So the step size shrinks to
+nothing, and what counts is the best point on the way and not the last one.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.checks import whole_number
+from pipejax.shapes import Array, Float, NumpyArray
+
+try:
+    import optax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "tuning needs optax: pip install 'pipejax[tuning]'", name=error.name
+    ) from error
+
+Points = Float[Array, "starts ..."] | Float[NumpyArray, "starts ..."]
+Values = Float[Array, " starts"] | Float[NumpyArray, " starts"]
+ValueAndGrad = Callable[[Points], tuple[Values, Points]]
+
+
+class Descent(NamedTuple):
+    """Where each start ended.
+
+    Attributes:
+      points: (starts, ...) best point that each has seen.
+      values: (starts) its value.
+
+    Example:
+      >>> import numpy as np
+      >>> found = descend(lambda x: ((x - 1) ** 2, 2 * (x - 1)), np.array([0.0, 3.0]))
+      >>> found.points.round(2).tolist()
+      [1.0, 1.0]
+    """
+
+    points: Float[NumpyArray, "starts ..."]
+    values: Float[NumpyArray, " starts"]
+
+
+def descend(
+    value_and_grad: ValueAndGrad,
+    starts: Points,
+    *,
+    steps: int = 40,
+    rate: float = 0.3,
+    lower: Points | float = -jnp.inf,
+    upper: Points | float = jnp.inf,
+) -> Descent:
+    """Follow the gradients of a batch of starts with Adam, whose rate falls along a cosine.
+
+    Args:
+      value_and_grad: gives values (starts) and gradients (starts, ...) of points.
+      starts: (starts, ...) first points, one or more variables each.
+      steps: gradients to take.
+      rate: first rate, about what a variable moves in a step.
+      lower: least legal variables; a step beyond ends there.
+      upper: largest legal variables.
+
+    Returns:
+      The best point of each start.
+
+    Raises:
+      ValueError: if steps is no whole number of at least 1.
+
+    Example:
+      >>> import numpy as np
+      >>> found = descend(lambda x: (x, np.ones_like(x)), np.array([0.5]), lower=0.2)
+      >>> found.values.tolist()
+      [0.2]
+    """
+    schedule = optax.cosine_decay_schedule(rate, whole_number(steps, "steps"), alpha=0.01)
+    optimizer = optax.adam(schedule, b1=0.8)
+
+    @jax.jit
+    def move(points: Array, state: optax.OptState, gradient: Array) -> tuple[Array, optax.OptState]:
+        updates, state = optimizer.update(gradient, state, points)
+        return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
+
+    points = jnp.clip(jnp.asarray(starts), lower, upper)
+    state = optimizer.init(points)
+    best = np.array(points)
+    values = np.full(len(best), np.inf)
+    for step in range(steps + 1):
+        value, gradient = value_and_grad(points)
+        better = np.asarray(value) < values
+        values = np.where(better, value, values)
+        best[better] = np.asarray(points)[better]
+        if step < steps:
+            points, state = move(points, state, jnp.asarray(gradient, points.dtype))
+    return Descent(best, values)

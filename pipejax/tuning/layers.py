@@ -1,0 +1,126 @@
+"""The layer split: stages that hold embedding or head, or wait for messages, take fewer layers."""
+
+import jax
+import numpy as np
+
+from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.tuning.dealing import Dealing, TunedLayers
+from pipejax.tuning.pairs import Pair
+from pipejax.tuning.rounding import compositions, improve, swaps, whole_with_sum
+from pipejax.tuning.sizes import Problem
+from pipejax.workload import StageLayers
+
+SPREAD = 0.5  # of the starts, in logarithms of shares
+
+
+def tune_layers(
+    problem: Problem, num_microbatches: int, *, starts: int = 8, steps: int = 60, seed: int = 0
+) -> TunedLayers:
+    """Find the whole layers of each stage that make the step shortest.
+
+    Shares are a softmax, and every stage has at least one layer. Rounded splits are improved one
+    layer at a time until no move helps.
+
+    Args:
+      problem: pairs under a schedule.
+      num_microbatches: M, which divides every minibatch.
+      starts: starts of each pair: the even split, and random ones.
+      steps: gradients to take.
+      seed: of the random starts.
+
+    Returns:
+      The best split of each pair.
+
+    Raises:
+      ValueError: if M does not divide a minibatch, or nothing fits.
+
+    Example:
+      >>> from pipejax import Workload, load_model, load_system
+      >>> from pipejax.tuning.family import Family
+      >>> workload = Workload(load_model("llama3-70b"), minibatch=16, tensor_parallel=8)
+      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("b200")])
+      >>> tune_layers(problem, 16).layers.tolist()  # the best of all 79,079 splits
+      [[21, 19, 20, 20]]
+    """
+    dealing = Dealing(problem, num_microbatches)
+    pairs, stages = problem.pairs.dealt.layers.shape
+    noise = np.random.default_rng(seed).normal(0, SPREAD, (starts, pairs, stages))
+    noise[0] = 0
+    relaxed, values = dealing.descend(_split, noise, steps=steps, rate=0.1)
+    owner = np.tile(np.arange(pairs), starts + 1)
+    splits = whole_with_sum(np.asarray(relaxed.layers).reshape(-1, stages))
+    points = np.concatenate([splits, problem.pairs.dealt.layers.astype(int)])
+    evaluate = _Evaluate(dealing)
+    points, times = improve(points, owner, swaps(stages), evaluate)
+    return dealing.pick(
+        _with_recomputed(problem, points, owner), owner, times, (relaxed, values), evaluate.count
+    )
+
+
+def search_layers(problem: Problem, num_microbatches: int) -> TunedLayers:
+    """Evaluate every way to split the layers; for few layers and stages.
+
+    Args:
+      problem: pairs under a schedule.
+      num_microbatches: M, which divides every minibatch.
+
+    Returns:
+      The best split of each pair.
+
+    Raises:
+      TooManyError: if there are too many ways.
+      ValueError: as `tune_layers`.
+
+    Example:
+      >>> import dataclasses
+      >>> from pipejax import Workload, load_model, load_system
+      >>> from pipejax.tuning.family import Family
+      >>> model = dataclasses.replace(load_model("llama3-70b"), layers=10)
+      >>> problem = Problem.of(Family("1f1b", 4), [Workload(model, 16)], [load_system("b200")])
+      >>> search_layers(problem, 16).evaluated
+      84
+    """
+    dealing = Dealing(problem, num_microbatches)
+    stages = problem.pairs.dealt.layers.shape[1]
+    totals = problem.pairs.dealt.layers.sum(axis=1).astype(int)
+    ways = {total: compositions(total, stages) for total in np.unique(totals).tolist()}
+    points = np.concatenate([ways[total] for total in totals.tolist()])
+    owner = np.repeat(np.arange(len(totals)), [len(ways[total]) for total in totals.tolist()])
+    return dealing.pick(
+        _with_recomputed(problem, points, owner), owner, _Evaluate(dealing)(points, owner)
+    )
+
+
+def _split(variables: Array, pair: Pair) -> StageLayers:
+    """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
+    given, recomputed = pair.dealt
+    layers = 1 + jax.nn.softmax(variables) * (given.sum() - len(given))
+    return StageLayers(layers, layers * recomputed / given)
+
+
+def _with_recomputed(
+    problem: Problem, layers: Int[NumpyArray, "points stages"], owner: Int[NumpyArray, " points"]
+) -> StageLayers:
+    """Recompute on the stages where the even split does: all layers or none."""
+    recomputes = problem.pairs.dealt.recomputed > 0
+    return StageLayers(layers, layers * recomputes[owner])
+
+
+class _Evaluate:
+    """Step times of splits, with a count of them."""
+
+    def __init__(self, dealing: Dealing) -> None:
+        self.dealing, self.count = dealing, 0
+
+    def __call__(
+        self, layers: Int[NumpyArray, "points stages"], owner: Int[NumpyArray, " points"]
+    ) -> Float[NumpyArray, " points"]:
+        """Return step times [s]; a stage without layers is not legal."""
+        times = np.full(len(layers), np.inf)
+        legal = np.flatnonzero(layers.min(axis=1) >= 1)
+        self.count += len(legal)
+        if len(legal):
+            own = owner[legal]
+            dealt = _with_recomputed(self.dealing.problem, layers[legal], own)
+            times[legal] = self.dealing.step_times(dealt, own)
+        return times

@@ -1,0 +1,131 @@
+"""From a relaxed optimum to whole numbers, and the best whole numbers around."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pipejax.shapes import Float, Int, NumpyArray
+
+Points = Int[NumpyArray, "points stages"]
+Evaluate = Callable[[Points, Int[NumpyArray, " points"]], Float[NumpyArray, " points"]]
+MOST = 200_000  # points of an exhaustive search
+
+
+class TooManyError(ValueError):
+    """An exhaustive search would take more evaluations than it is allowed.
+
+    Example:
+      >>> issubclass(TooManyError, ValueError)
+      True
+    """
+
+
+def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
+    """Round to whole numbers with the same sum: down, and up at the largest remainders.
+
+    Args:
+      points: (points, stages) whose sums are whole.
+
+    Returns:
+      (points, stages) whole numbers.
+
+    Example:
+      >>> whole_with_sum(np.array([[1.4, 2.7, 1.9]])).tolist()
+      [[1, 3, 2]]
+    """
+    down = np.floor(points + 1e-9)
+    missing = np.round(points.sum(axis=1) - down.sum(axis=1)).astype(int)
+    rank = np.argsort(np.argsort(down - points, axis=1, kind="stable"), axis=1)
+    return (down + (rank < missing[:, None])).astype(int)
+
+
+def swaps(stages: int) -> Points:
+    """Moves of one layer from one stage to another.
+
+    Args:
+      stages: S.
+
+    Returns:
+      (moves, stages) changes, each with sum 0.
+
+    Example:
+      >>> swaps(2).tolist()
+      [[-1, 1], [1, -1]]
+    """
+    one = np.eye(stages, dtype=int)
+    moves = (one[None, :] - one[:, None]).reshape(-1, stages)
+    return moves[moves.any(axis=1)]
+
+
+def improve(
+    points: Points,
+    owner: Int[NumpyArray, " points"],
+    moves: Int[NumpyArray, "moves stages"],
+    evaluate: Evaluate,
+) -> tuple[Points, Float[NumpyArray, " points"]]:
+    """Go to the best neighbour as long as there is a better one; all points at once.
+
+    Args:
+      points: (points, stages) where to begin.
+      owner: (points) problem that each belongs to.
+      moves: (moves, stages) what leads from a point to its neighbours.
+      evaluate: value of points of problems; infinite where they are not legal.
+
+    Returns:
+      Points that no move makes better, and their values.
+
+    Example:
+      >>> def distance(points, owner):
+      ...     return np.abs(points - [3, 1]).sum(axis=1).astype(float)
+      >>> improve(np.array([[0, 4]]), np.zeros(1, int), swaps(2), distance)[0].tolist()
+      [[3, 1]]
+    """
+    points, values = points.copy(), evaluate(points, owner)
+    rows = np.arange(len(points))
+    while True:
+        around = points[:, None] + moves
+        found = evaluate(around.reshape(-1, points.shape[1]), np.repeat(owner, len(moves)))
+        found = found.reshape(len(points), len(moves))
+        best = found.argmin(axis=1)
+        # a gain within rounding is none, or two equal points could take turns for ever
+        better = found[rows, best] < values - 1e-12 * np.where(np.isfinite(values), values, 0)
+        if not better.any():
+            return points, values
+        points[better] = around[rows, best][better]
+        values[better] = found[rows, best][better]
+
+
+def compositions(total: int, parts: int) -> Points:
+    """All ways to write a number as a sum of whole numbers of at least 1, in order.
+
+    Args:
+      total: the sum.
+      parts: how many numbers.
+
+    Returns:
+      (ways, parts) numbers.
+
+    Raises:
+      TooManyError: if there are too many to list.
+      ValueError: if there is none.
+
+    Example:
+      >>> compositions(4, 2).tolist()
+      [[1, 3], [2, 2], [3, 1]]
+    """
+    if total < parts:
+        raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
+    ways = 1.0
+    for k in range(1, parts):
+        ways = ways * (total - k) / k
+    if ways > MOST:
+        raise TooManyError(
+            f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried"
+        )
+    found = np.arange(1, total - parts + 2)[:, None]
+    for part in range(2, parts + 1):
+        rest = total - (parts - part) - found.sum(axis=1)  # what the next number may be at most
+        index = np.repeat(np.arange(len(found)), rest)
+        first = np.repeat(np.cumsum(rest) - rest, rest)
+        found = np.column_stack([found[index], np.arange(len(index)) - first + 1])
+    return found[found.sum(axis=1) == total]

@@ -1,0 +1,401 @@
+"""Tuning: relaxations against the engine, gradients against differences, all against searches."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from benchmarks.tuning import compare, random_pairs
+from pipejax.cli.app import run
+from pipejax.memory import held_counts, peak_activation_bytes
+from pipejax.schedules import REGISTRY
+from pipejax.tuning import (
+    Dealing,
+    Family,
+    Prices,
+    Problem,
+    TooManyError,
+    descend,
+    design_systems,
+    price_of,
+    relax_microbatches,
+    search_designs,
+    search_layers,
+    search_microbatches,
+    search_recompute,
+    tune_layers,
+    tune_microbatches,
+    tune_recompute,
+)
+from pipejax.tuning.rounding import compositions, whole_with_sum
+from pipejax.work import stage_work, work_costs
+from pipejax.workload import StageLayers
+
+SYSTEM = pj.load_system("h100")
+SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
+WORKLOAD = pj.Workload(SMALL, minibatch=64, tensor_parallel=8)
+
+
+def with_memory(gigabytes):
+    return dataclasses.replace(SYSTEM, memory_capacity=gigabytes * 1e9)
+
+
+MINIBATCHES = (24, 32, 36, 48, 60, 64, 96)
+_families = {}
+
+
+def family_of(schedule, workers=4):
+    """One family for all tests: what it has compiled is used again."""
+    return _families.setdefault((schedule, workers), Family(schedule, workers))
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128)])
+def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
+    family = family_of(schedule)
+    workloads, systems = random_pairs(schedule, 4, count, seed=1, minibatches=MINIBATCHES)
+    found = {"tuned": tune_microbatches(family, workloads, systems),
+             "exhaustive": search_microbatches(family, workloads, systems)}  # fmt: skip
+    result = compare(found)
+    assert result["equal"] >= 0.99 * result["pairs"]
+    assert result["worst_loss"] <= 0.005
+    assert len(result["best_sizes"]) > 4  # the question is not trivial
+    assert result["evaluated_sizes"] < 0.7 * result["legal_sizes"]
+    assert result["memory_binds"] > 0.2
+
+
+def test_an_exact_evaluation_is_that_of_evaluate():
+    family = Family("1f1b", 4, {"slots": {"F": 1, "B": 1}}, "queued")
+    sizes = search_microbatches(family, [WORKLOAD], [SYSTEM]).sizes
+    assert sizes.size.tolist() == [1, 2, 4, 8, 16, 32, 64]
+    for count, step, need in zip(
+        sizes.microbatches, sizes.step_time, sizes.memory_bytes, strict=True
+    ):
+        table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=int(count))
+        run = pj.evaluate(table, pj.stage_costs(WORKLOAD, SYSTEM, table), link="queued")
+        assert step == pytest.approx(run.step_time, rel=1e-12)
+        assert need == pytest.approx(pj.memory_bytes(WORKLOAD, table).max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera", "interleaved-1f1b"])
+def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
+    """In the affine regime, from M = P on where messages are short: to rounding."""
+    family = family_of(schedule)
+    workload = dataclasses.replace(WORKLOAD, minibatch=192)
+    problem = Problem.of(family, [workload], [SYSTEM])
+    best = search_microbatches(family, [workload], [SYSTEM], memory_limit=False)
+    at = np.flatnonzero((best.sizes.microbatches % 4 == 0) & best.sizes.is_legal)
+    assert len(at) > 7
+    relaxed = problem.relaxed_step_times(np.zeros(len(at), int), best.sizes.size[at].astype(float))
+    np.testing.assert_allclose(relaxed, best.sizes.step_time[at], rtol=1e-6)
+    forecast = problem.forecast(best.sizes)
+    legal = best.sizes.is_legal
+    np.testing.assert_allclose(forecast[legal], best.sizes.step_time[legal], rtol=1e-6)
+    assert np.all(np.isinf(forecast[~legal]))
+
+
+@pytest.mark.parametrize("capacity", [30.0, 300.0])  # short of memory, and not
+def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
+    problem = Problem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
+    at, step = np.log([1.3, 4.7, 21.0]), 1e-6
+    given = problem.given_of(np.arange(3))
+    values, gradient = problem.objective.value_and_grad(at, given)
+    up, down = (problem.objective.values(at + sign * step, given) for sign in (1, -1))
+    np.testing.assert_allclose(gradient, (up - down) / (2 * step), rtol=1e-5)
+    np.testing.assert_allclose(values, problem.objective.values(at, given))
+    free = problem.relaxed_step_times(np.arange(3), np.exp(at))
+    assert np.array_equal(
+        free < np.asarray(values), problem.relaxed_need(np.arange(3), np.exp(at)) > capacity * 1e9
+    )
+
+
+def test_memory_is_a_limit():
+    slow = dataclasses.replace(SYSTEM, compute_latency=5e-3)  # favours large microbatches
+    free = tune_microbatches(family_of("1f1b"), [WORKLOAD], [slow], memory_limit=False)
+    need = free.memory_bytes[0]
+    assert free.microbatch_size[0] > 1
+    short = dataclasses.replace(slow, memory_capacity=0.99 * need)
+    exact = dataclasses.replace(slow, memory_capacity=need)
+    bound, same = tune_microbatches(
+        family_of("1f1b"), [WORKLOAD] * 2, [short, exact]
+    ).microbatch_size
+    assert same == free.microbatch_size[0]
+    assert bound < same
+    relaxed = tune_microbatches(family_of("1f1b"), [WORKLOAD], [short]).relaxed
+    assert relaxed.microbatch_size[0] < same
+
+
+def test_nothing_fits_is_an_error():
+    message = (
+        r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
+    )
+    for way in (tune_microbatches, search_microbatches):
+        with pytest.raises(ValueError, match=message):
+            way(family_of("1f1b"), [WORKLOAD], [with_memory(2.0)])
+        with pytest.raises(ValueError, match="pair 1: no microbatch size fits"):
+            way(family_of("1f1b"), [WORKLOAD] * 2, [SYSTEM, with_memory(2.0)])
+        with pytest.raises(
+            ValueError, match="no microbatch size is legal for a minibatch of 63: chimera"
+        ):
+            way(family_of("chimera"), [dataclasses.replace(WORKLOAD, minibatch=63)], [SYSTEM])
+        with pytest.raises(ValueError, match="even number of workers"):
+            way(Family("chimera", 3), [WORKLOAD], [SYSTEM])
+
+
+def test_pairs_that_are_not_alike_are_refused():
+    family = family_of("1f1b")
+    gated = dataclasses.replace(WORKLOAD, model=pj.load_model("llama3-70b"))
+    with pytest.raises(ValueError, match=r"models of one batch .* llama3-70b and gpt-22b"):
+        Problem.of(family, [WORKLOAD, gated], [SYSTEM] * 2)
+    with pytest.raises(ValueError, match="same parallelism"):
+        Problem.of(
+            family, [WORKLOAD, dataclasses.replace(WORKLOAD, tensor_parallel=4)], [SYSTEM] * 2
+        )
+    with pytest.raises(ValueError, match="as many workloads as systems, got 1 and 2"):
+        Problem.of(family, [WORKLOAD], [SYSTEM] * 2)
+
+
+def test_more_starts_find_more_minima():
+    workloads, systems = random_pairs("1f1b", 4, 128, seed=5, minibatches=MINIBATCHES)
+    problem = Problem.of(family_of("1f1b"), workloads, systems)
+    one, many = (relax_microbatches(problem, starts=n)[2].min(axis=0) for n in (1, 4))
+    assert np.mean(many < one * 0.99) > 0.1
+    assert np.mean(many > one * 1.01) < 0.02
+
+
+@pytest.mark.parametrize("schedule", REGISTRY)
+def test_held_counts_give_the_peak_for_any_sizes(schedule):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=10)
+    held = held_counts(table)
+    for size in np.random.default_rng(0).random((20, table.num_stages)):
+        np.testing.assert_allclose(
+            (held.activations @ size).max(axis=1), peak_activation_bytes(table, size)
+        )
+
+
+def test_descent_keeps_to_its_bounds_and_the_best_point():
+    def jump(x):  # falls, then jumps up
+        return jnp.where(x < 2, -x, 5.0), jnp.full_like(x, -1.0)
+
+    found = descend(jump, np.array([0.0, 1.5]), steps=30)
+    assert np.all((found.points < 2) & (found.points > 1.5))
+    np.testing.assert_allclose(found.values, -found.points)
+    assert descend(jump, np.array([0.0]), upper=1.0).points.tolist() == [1.0]
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
+        descend(jump, np.array([0.0]), steps=0)
+
+
+FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
+
+
+def few_layers(schedule="1f1b", count=3, **changes):
+    """Some systems of different memory and speed, for a model of few layers with a large head."""
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    systems = [dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
+               for k in range(count)]  # fmt: skip
+    return Problem.of(family_of(schedule), [workload] * count, systems)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+def test_layers_are_those_of_the_exhaustive_search(schedule):
+    problem = few_layers(schedule)
+    tuned, best = tune_layers(problem, 8), search_layers(problem, 8)
+    assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
+    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
+    assert tuned.layers.sum(axis=1).tolist() == [10, 10, 10]
+    even = Dealing(problem, 8).step_times(problem.pairs.dealt, np.arange(3))
+    assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
+    np.testing.assert_allclose(tuned.relaxed_layers.sum(axis=1), 10)
+
+
+def test_recomputed_layers_are_those_of_the_exhaustive_search():
+    owner, free = np.arange(3), few_layers()
+    layers = free.pairs.dealt.layers
+    least, most = (Dealing(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
+                   for again in (layers, 0 * layers))  # fmt: skip
+    limit = (least + most) / 2
+    problem = few_layers(memory_capacity=limit)
+    tuned, best = tune_recompute(problem, 4), search_recompute(problem, 4)
+    common = search_recompute(problem, 4, common=True)
+    np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
+    assert np.all(tuned.memory_bytes <= limit)
+    none, full = (Dealing(problem, 4).step_times(StageLayers(layers, again), owner)
+                  for again in (0 * layers, layers))  # fmt: skip
+    assert np.all(np.isinf(none))
+    assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
+    with pytest.raises(
+        ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
+    ):
+        tune_recompute(few_layers(memory_capacity=1e9), 4)
+
+
+def test_stage_times_and_memory_of_layers_are_those_of_the_library():
+    problem, table = few_layers(), pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    dealt = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    one = StageLayers(*(each[0] for each in dealt))
+    costs = work_costs(stage_work(workload, table, gpus_per_node=8, dealt=one), SYSTEM)
+    dealing = Dealing(problem, 8)
+    assert dealing.step_times(dealt, np.zeros(1, int))[0] == pytest.approx(
+        pj.evaluate(table, costs).step_time
+    )
+    assert dealing.memory_bytes(dealt, np.zeros(1, int))[0] == pytest.approx(
+        pj.memory_bytes(workload, table, one).max()
+    )
+
+
+def test_designs_are_not_worse_than_a_grid():
+    problem, prices = few_layers(count=1), Prices(20.0, 2.0, 10.0, 50.0, 20.0)
+    budgets = np.linspace(1e4, 1e5, 50)
+    tuned = design_systems(problem, 8, prices, budgets, starts=4)
+    grid = search_designs(problem, 8, prices, budgets, divisions=20)
+    assert np.all(tuned.step_time < grid.step_time * 1.001)
+    assert np.all(np.diff(tuned.step_time) < 0)  # more money, shorter steps
+    np.testing.assert_allclose(tuned.shares.sum(axis=1), 1)
+    bought = dict(zip(Prices._fields, tuned.quantities[0].tolist(), strict=True))
+    system = dataclasses.replace(
+        SYSTEM, peak_flops=bought["peak_flops"], memory_bandwidth=bought["memory_bandwidth"],
+        memory_capacity=bought["memory_capacity"],
+        node=dataclasses.replace(SYSTEM.node, bandwidth=bought["node_bandwidth"]),
+        network=dataclasses.replace(SYSTEM.network, bandwidth=bought["network_bandwidth"]))  # fmt: skip
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(FEW, 32, tensor_parallel=8)
+    run = pj.evaluate(table, pj.stage_costs(workload, system, table))
+    assert run.step_time == pytest.approx(tuned.step_time[0])
+    assert price_of(system, prices) == pytest.approx(budgets[0])
+    assert pj.memory_bytes(workload, table).max() == pytest.approx(system.memory_capacity)
+
+
+@pytest.mark.parametrize(("prices", "budgets", "message"), [
+    ((1.0, 1.0, 0.0, 1.0, 1.0), [1e5], "prices must be finite numbers above 0"),
+    ((1.0, 1.0, 1.0, 1.0, 1.0), [1e5, -1.0], "budgets must be finite numbers above 0"),
+    ((1.0, 1.0, 1.0, 1.0, 1e3), [100.0], "a budget of 100 buys nothing but memory"),
+])  # fmt: skip
+def test_designs_that_cannot_be_are_refused(prices, budgets, message):
+    with pytest.raises(ValueError, match=message):
+        design_systems(few_layers(count=1), 8, Prices(*prices), budgets)
+
+
+def test_whole_numbers_of_layers():
+    assert compositions(5, 3).tolist() == [
+        [1, 1, 3],
+        [1, 2, 2],
+        [1, 3, 1],
+        [2, 1, 2],
+        [2, 2, 1],
+        [3, 1, 1],
+    ]
+    with pytest.raises(TooManyError, match="ways to split 96 into 8: at most 200000"):
+        compositions(96, 8)
+    rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
+    assert np.all(rounded.sum(axis=1) == 20)
+    with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
+        Dealing(few_layers(), 5)
+
+
+COMMAND = [
+    "tune",
+    "--model",
+    "gpt-22b",
+    "--system",
+    "h100",
+    "--tensor-parallel",
+    "8",
+    "--workers",
+    "4",
+]
+
+
+def call(capsys, *arguments):
+    code = run([*COMMAND, *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_command(capsys):
+    code, out, _ = call(capsys, "--minibatch", 32, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert out.count("\n") == 1
+    assert set(result) >= {"microbatch_size", "microbatches", "step_time", "relaxed", "exhaustive", "schedule",
+                           "workers", "minibatch", "memory_bytes", "seconds", "ratio"}  # fmt: skip
+    assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
+    best = result["exhaustive"]
+    assert {key: best[key] for key in ("microbatch_size", "microbatches", "step_time")} == {
+        key: result[key] for key in ("microbatch_size", "microbatches", "step_time")}  # fmt: skip
+    assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
+    workload = pj.Workload(pj.load_model("gpt-22b"), 32, tensor_parallel=8)
+    assert result["step_time"] == pytest.approx(
+        pj.evaluate(table, pj.stage_costs(workload, SYSTEM, table)).step_time
+    )
+    code, out, _ = call(capsys, "--minibatch", 32, "--schedule", "chimera", "--link", "rendezvous")
+    assert code == 0
+    assert out.count("tuned") == 1
+    assert "exhaustive search: " in out
+
+
+@pytest.mark.parametrize(("what", "more", "keys"), [
+    ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
+    ("recompute", [], {"layers", "recomputed", "baseline"}),
+    ("system", ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"], {"shares", "quantities", "budget"}),
+])  # fmt: skip
+def test_other_things_to_tune(capsys, what, more, keys):
+    arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
+    code, out, _ = call(capsys, *arguments, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert set(result) >= keys | {
+        "microbatch_size",
+        "microbatches",
+        "step_time",
+        "relaxed",
+        "exhaustive",
+    }
+    assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
+    assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
+    assert result["step_time"] <= result["exhaustive"].get("step_time", np.inf) * 1.001
+    if what == "layers":
+        code, out, _ = call(capsys, *arguments)
+        assert "even: " in out
+        assert "ways to split 48 into 8: at most 200000 are tried" in out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "--model needs --minibatch"),
+    (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
+    (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
+    (["--minibatch", 9, "--schedule", "chimera"], "no microbatch size is legal for a minibatch of 9"),
+    (["--minibatch", 8, "--tensor-parallel", 1], "no microbatch size fits: the smallest need is"),
+    (["--minibatch", 8, "--what", "batch"], "--what must be one of microbatch, layers, recompute, system, got 'batch'"),
+    (["--minibatch", 8, "--microbatch-size", 2], "--microbatch-size does not go with --what microbatch"),
+    (["--minibatch", 8, "--what", "layers", "--microbatch-size", 3], "--microbatch-size 3 does not divide"),
+    (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
+    (["--minibatch", 8, "--what", "system", "--prices", "peak=1"], "--prices: expected peak, memory, node"),
+])  # fmt: skip
+def test_mistakes_are_one_line(capsys, arguments, message):
+    code, out, err = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_command_without_a_model_is_refused(capsys):
+    assert run(["tune", "--workers", "4", "--stage-times", "F=1,B=2"]) == 2
+    assert "tune needs --model" in capsys.readouterr().err
+
+
+def test_without_optax_the_command_says_what_to_install(capsys, monkeypatch):
+    import sys
+
+    for name in [name for name in sys.modules if name.split(".")[:2] == ["pipejax", "tuning"]]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(pj, "tuning")
+    monkeypatch.setitem(sys.modules, "optax", None)
+    code, _, err = call(capsys, "--minibatch", 8)
+    assert code == 2
+    assert "error: tuning needs optax: pip install 'pipejax[tuning]'" in err
