@@ -368,7 +368,6 @@ def test_other_things_to_tune(capsys, what, more, keys):
     (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
     (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
     (["--minibatch", 9, "--schedule", "chimera"], "no microbatch size is legal for a minibatch of 9"),
-    (["--minibatch", 8, "--tensor-parallel", 1], "no microbatch size fits: the smallest need is"),
     (["--minibatch", 8, "--what", "batch"], "--what must be one of microbatch, layers, recompute, system, got 'batch'"),
     (["--minibatch", 8, "--microbatch-size", 2], "--microbatch-size does not go with --what microbatch"),
     (["--minibatch", 8, "--what", "layers", "--microbatch-size", 3], "--microbatch-size 3 does not divide"),
@@ -382,6 +381,15 @@ def test_mistakes_are_one_line(capsys, arguments, message):
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_command_where_nothing_fits_says_so(capsys):
+    code, out, err = call(capsys, "--minibatch", 8, "--tensor-parallel", 1, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert not result["fits"]
+    assert not any(size["fits"] for size in result["exhaustive"]["sizes"])
+    assert "warning: no microbatch size fits: the smallest need is" in err
 
 
 def test_a_command_without_a_model_is_refused(capsys):

@@ -52,7 +52,7 @@ def tune(
     options: TableOptions,
     pricing: Pricing | None,
     links: Links,
-    workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
+    workers: Annotated[int, typer.Option(help="Workers P.", min=1)] = 8,
     schedule: Annotated[str, typer.Option(help="Schedule, see `pipejax schedules`.")] = "1f1b",
     what: Annotated[
         str,
@@ -135,6 +135,16 @@ Shown = tuple[dict[str, Any], Callable[[Console, dict[str, Any]], None]]
 
 
 def _microbatch(task: Task) -> Shown:
+    """Tune the microbatch size; where none fits, say so and tune without the memory limit."""
+    try:
+        return _sizes(task)
+    except task.tuning.NothingFitsError as error:
+        Console(stderr=True).print(f"warning: {error}: tuned without the memory limit",
+                                   markup=False, soft_wrap=True)  # fmt: skip
+        return _sizes(task._replace(memory_limit=False))
+
+
+def _sizes(task: Task) -> Shown:
     """Tune the microbatch size."""
     given = ([task.workload], [task.system])
     limit = {"memory_limit": task.memory_limit}
@@ -145,12 +155,16 @@ def _microbatch(task: Task) -> Shown:
         "exhaustive", lambda: task.tuning.search_microbatches(task.family(), *given, **limit)
     )
     names = {"size": "microbatch_size", "microbatches": "microbatches", "step_time": "step_time",
-             "memory_bytes": "memory_bytes", "fits": "fits"}  # fmt: skip
+             "memory_bytes": "memory_bytes"}  # fmt: skip
     legal = best.sizes.is_legal
     columns = [getattr(best.sizes, name)[legal].tolist() for name in names]
     sizes = [dict(zip(names.values(), row, strict=True)) for row in zip(*columns, strict=True)]
+    for size in sizes:  # also where the limit was lifted
+        size["fits"] = size["memory_bytes"] <= float(task.system.memory_capacity)
+    need = tuned.memory_bytes[0].item()
     result = {
         **_first(tuned, NUMBERS),
+        "fits": need <= float(task.system.memory_capacity),
         "seconds": took,
         "ratio": took / search_took,
         "evaluated": int(tuned.sizes.is_known.sum()),

@@ -11,6 +11,7 @@ from pipejax.tuning.design import Designs, Prices, design_systems, price_of, sea
 from pipejax.tuning.family import Family
 from pipejax.tuning.layers import search_layers, tune_layers
 from pipejax.tuning.microbatch import (
+    NothingFitsError,
     Relaxed,
     Tuned,
     relax_microbatches,
@@ -26,6 +27,7 @@ __all__ = [
     "Descent",
     "Designs",
     "Family",
+    "NothingFitsError",
     "Prices",
     "Problem",
     "Relaxed",

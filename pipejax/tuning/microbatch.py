@@ -22,6 +22,17 @@ from pipejax.workload import Workload
 MARGIN = 0.03  # sizes whose forecast is so close to the best are evaluated exactly
 
 
+class NothingFitsError(ValueError):
+    """No legal microbatch size leaves room on the accelerators.
+
+    Example:
+      >>> raise NothingFitsError("no microbatch size fits")
+      Traceback (most recent call last):
+      ...
+      pipejax.tuning.microbatch.NothingFitsError: no microbatch size fits
+    """
+
+
 class Relaxed(NamedTuple):
     """The best of the relaxation, for each pair.
 
@@ -231,24 +242,24 @@ def _best(problem: Problem, sizes: Sizes) -> Tuned:
     _, first = np.unique(sizes.pair[order], return_index=True)
     best = order[first]
     if not sizes.fits[best].all():
-        raise ValueError(_nothing_fits(problem, sizes, int(np.flatnonzero(~sizes.fits[best])[0])))
+        raise _nothing_fits(problem, sizes, int(np.flatnonzero(~sizes.fits[best])[0]))
     return Tuned(
         sizes.size[best], sizes.microbatches[best], sizes.step_time[best],
         sizes.memory_bytes[best], sizes,
     )  # fmt: skip
 
 
-def _nothing_fits(problem: Problem, sizes: Sizes, pair: int) -> str:
+def _nothing_fits(problem: Problem, sizes: Sizes, pair: int) -> ValueError:
     own = sizes.pair == pair
     which = f"pair {pair}: " if len(problem.capacity) > 1 else ""
     if not sizes.is_legal[own].any():
         total = int(problem.pairs.minibatch[pair])
-        return (
+        return ValueError(
             f"{which}no microbatch size is legal for a minibatch of {total}: "
             f"{problem.family.refusal(total)}"
         )
     least = np.flatnonzero(own)[sizes.memory_bytes[own].argmin()]
-    return (
+    return NothingFitsError(
         f"{which}no microbatch size fits: the smallest need is "
         f"{sizes.memory_bytes[least] / 1e9:.1f} GB per accelerator, with a microbatch size of "
         f"{sizes.size[least]}; the system has {problem.capacity[pair] / 1e9:.1f} GB"
