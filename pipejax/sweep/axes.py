@@ -10,6 +10,7 @@ from pipejax.hardware import SECTIONS
 from pipejax.units import UNITS, check_keys, to_si
 
 SCALES = ("linear", "log")
+MAX_POINTS = 10**6  # of one axis: a label each
 RANGE = ("from", "to", "points", "scale")
 
 
@@ -123,6 +124,8 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
             raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
     low, high = (number(given[key], f"{where}: {key}") for key in ("from", "to"))
     points = whole_number(given["points"], f"{where}: points")
+    if points > MAX_POINTS:
+        raise ValueError(f"{where}: points must be at most {MAX_POINTS}, got {points}")
     scale = given.get("scale", "linear")
     if scale not in SCALES:
         raise ValueError(f"{where}: scale must be one of {', '.join(SCALES)}, got {scale!r}")
