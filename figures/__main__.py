@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
-    for name in STORES.keys() - set(there):
+    for name in (name for name in STORES if name not in there):
         shown.print(f"no {options.data / name}: `{STORES[name].command} {options.data / name}` "
                     "writes it", soft_wrap=True)  # fmt: skip
     return 0

@@ -1,10 +1,12 @@
 """How schedules are drawn in all figures: label, colour, marker, dashes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from pipejax import style
 
@@ -15,7 +17,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "chimera-asymmetric": {
         "label": "Chimera 1:2", "color": style.ORANGE, "marker": "v", "linestyle": "-"},
     "hanayo, 1 wave": {
-        "label": "Hanayo, 1 wave", "color": style.PURPLE, "marker": "x", "linestyle": ":"},
+        "label": "Hanayo, 1 wave", "color": style.PURPLE, "marker": "P", "linestyle": ":"},
     "hanayo, 2 waves": {
         "label": "Hanayo, 2 waves", "color": style.GREEN, "marker": "X", "linestyle": "-"},
     "hanayo, 4 waves": {
@@ -56,10 +58,17 @@ def microbatch_axis(axes: Axes, counts: Any) -> None:
 def network_axes(axes: Axes) -> None:
     """Put bandwidth [GB/s] and latency [us] of the network on logarithmic axes."""
     axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
+    plain_numbers(axes.xaxis, (1,))
+    plain_numbers(axes.yaxis, (1,))
     axes.set_xlabel("network bandwidth [GB/s]")
     axes.set_ylabel("network latency [µs]")
+
+
+def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> None:
+    """Label a logarithmic axis with plain numbers, at these steps of each decade."""
+    axis.set_major_locator(LogLocator(subs=list(steps)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def network_of(data: xr.Dataset) -> str:

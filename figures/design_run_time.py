@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import LOOK, microbatch_axis, network_of
+from figures.cases import LOOK, microbatch_axis, network_of, plain_numbers
 from pipejax import style
 from pipejax.sweep import STATUS
 
@@ -53,3 +53,4 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
                   markerfacecolor="white")  # fmt: skip
     microbatch_axis(axes, counts.values)
     axes.set_yscale("log")
+    plain_numbers(axes.yaxis)

@@ -1,17 +1,21 @@
 """Step time against memory: all plans on one network, and those that no other plan beats."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import LOOK, network_of
+from figures.cases import LOOK, network_of, plain_numbers
 from pipejax import style
 from pipejax.shapes import Bool, Float, NumpyArray
 
 BANDWIDTH, LATENCY = 50e9, 20e-6  # the nearest point of the grid is drawn [B/s], [s]
-FILL = {"none": "full", "selective": "left", "full": "none"}  # of a marker, by recomputation
+# how markers are filled, by recomputation
+FILL: Mapping[str, Any] = {"none": "full", "selective": "left", "full": "none"}
 PLAN = ("schedule", "microbatch_size", "recompute")
 
 
@@ -38,6 +42,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     axes.axvline(capacity, color=style.VERMILION, linestyle="--", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="memory of the fullest accelerator [GB]",
              ylabel="step time [s]")  # fmt: skip
+    plain_numbers(axes.xaxis, (1, 2, 5))
+    plain_numbers(axes.yaxis)
     figure.legend(handles=_entries(at, capacity), loc="outside lower center", ncols=4)
     axes.set_title(f"{data.title}, minibatch {int(data.minibatch)}, network {network_of(at)}",
                    loc="left")  # fmt: skip
@@ -58,7 +64,7 @@ def front(
     """
     faster, smaller = time[:, None] < time, memory[:, None] < memory
     is_beaten = (faster & ~smaller.T) | (smaller & ~faster.T)
-    return ~is_beaten.any(axis=0)
+    return np.logical_not(is_beaten.any(axis=0))
 
 
 def _entries(at: xr.Dataset, capacity: float) -> list[Line2D]:

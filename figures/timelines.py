@@ -32,9 +32,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure.legend(
         handles=bar_entries([bar for bars in drawn.values() for bar in bars]),
         loc="outside lower center", ncols=9,
-        title=f"{data.workers} workers, {data.microbatches} microbatches, whose numbers are in the "
-        f"ops. On a worker a microbatch takes {data.attrs['forward [s]']:g} s forward and "
-        f"{data.attrs['backward [s]']:g} s backward,\na message {data.attrs['message [s]']:g} s.",
+        title=f"{data.workers} workers, {data.microbatches} microbatches (the numbers). On a worker a "
+        f"microbatch takes {data.attrs['forward [s]']:g} s forward and\n{data.attrs['backward [s]']:g} s backward, a message {data.attrs['message [s]']:g} s.",
         title_fontsize=7,
     )  # fmt: skip
     return {"timelines": figure}

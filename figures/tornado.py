@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from pipejax import style
-from pipejax.tornado import draw_tornado, legend_entries
+from pipejax.tornado import NAMES, draw_tornado, legend_entries
 
 COLUMNS = 2
 
@@ -25,8 +25,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         draw_tornado(axes, float(at.step_time), swings)
         first = at.share.argmax("resource")
         axes.set_title(
-            f"{name}\n{float(at.step_time):.3g} s per step, {100 * float(at.share[first]):.0f} % "
-            f"of the critical path by {at.resource.values[int(first)]}",
+            f"{name}\n{float(at.step_time):.3g} s per step\n{100 * float(at.share[first]):.0f} % of its critical path: "
+            f"{NAMES[str(at.resource.values[int(first)])]}",
             loc="left", fontsize=7,
         )  # fmt: skip
     low, high = map(float, data.factor.values)

@@ -66,7 +66,7 @@ SETTINGS: Mapping[str, Setting] = {
         "interleaved-1f1b", "llama3-70b", "b200", 128, 64, options={"stages_per_worker": 5}),
     "Chimera, GPT-3 175B, H100": Setting(
         "chimera", "gpt3-175b", "h100", 32, 8, recompute="full"),
-    "Hanayo, 2 waves, 128-layer model, slow network, fast compute": Setting(
+    "Hanayo, 2 waves, 128 layers, slow network": Setting(
         "hanayo", "tabular-128l", "slow_nw_fast_cp", 64, 16, tensor_parallel=1,
         options={"waves": 2}),
 }  # fmt: skip

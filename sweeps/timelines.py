@@ -27,7 +27,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
     "chimera": {"name": "chimera"},
     "chimera-asymmetric": {"name": "chimera-asymmetric"},
-    "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
+    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
 }
 WORKERS, MICROBATCHES = 4, 8
 SLOTS = {"F": 1, "B": 2}
