@@ -32,11 +32,20 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure.legend(
         handles=bar_entries([bar for bars in drawn.values() for bar in bars]),
         loc="outside lower center", ncols=9,
-        title=f"{data.workers} workers, {data.microbatches} microbatches (the numbers). On a worker a "
-        f"microbatch takes {data.attrs['forward [s]']:g} s forward and\n{data.attrs['backward [s]']:g} s backward, a message {data.attrs['message [s]']:g} s.",
+        title=_caption(data),
         title_fontsize=7,
     )  # fmt: skip
     return {"timelines": figure}
+
+
+def _caption(data: xr.Dataset) -> str:
+    forward, backward, message = (data.attrs[f"{name} [s]"]
+                                  for name in ("forward", "backward", "message"))  # fmt: skip
+    return (
+        f"{data.workers} workers; numbers are those of the {data.microbatches} microbatches. "
+        f"On a worker a microbatch\ntakes {forward:g} s forward and {backward:g} s backward, "
+        f"a message between workers {message:g} s."
+    )
 
 
 def _bars(ops: xr.Dataset) -> list[Bar]:

@@ -25,7 +25,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         draw_tornado(axes, float(at.step_time), swings)
         first = at.share.argmax("resource")
         axes.set_title(
-            f"{name}\n{float(at.step_time):.3g} s per step\n{100 * float(at.share[first]):.0f} % of its critical path: "
+            f"{name}\n{float(at.step_time):.3g} s per step\n"
+            f"{100 * float(at.share[first]):.0f} % of its critical path: "
             f"{NAMES[str(at.resource.values[int(first)])]}",
             loc="left", fontsize=7,
         )  # fmt: skip
