@@ -23,7 +23,7 @@ from sweeps import timelines as timelines_sweep
 
 GRID = {
     "title": "A small model", "models": "gpt-22b", "systems": "h100", "workers": 4, "minibatch": 16,
-    "schedules": ["gpipe", "1f1b", "chimera", {"name": "hanayo", "waves": 1}],
+    "schedules": ["gpipe", "1f1b", "chimera"],
     "microbatch_size": [1, 3, 4], "tensor_parallel": 8, "recompute": ["none", "full"],
     "outputs": ["bubble_ratio", "bound_by"],
     "system": {"memory": {"capacity_GB": 32}, "network": {
@@ -57,13 +57,9 @@ def space(space_store):
 
 @pytest.fixture(scope="session")
 def elasticity():
-    settings = dict(itertools.islice(sensitivity_sweep.SETTINGS.items(), 2, 4))
-    return sensitivity_sweep.sweep(
-        {
-            name: dataclasses.replace(each, workers=2, minibatch=4, microbatches=4)
-            for name, each in settings.items()
-        }
-    )
+    name, setting = list(sensitivity_sweep.SETTINGS.items())[-1]
+    small = dataclasses.replace(setting, workers=2, minibatch=4, microbatches=4)
+    return sensitivity_sweep.sweep({name: small})
 
 
 @pytest.fixture(scope="session")
@@ -73,10 +69,9 @@ def runs():
 
 @pytest.fixture(scope="session")
 def shaken():
-    patch = pytest.MonkeyPatch()
-    patch.setattr(jitter_sweep, "CASES", {"1f1b": {"name": "1f1b"}})
-    yield jitter_sweep.sweep(samples=50)
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jitter_sweep, "CASES", {"1f1b": {"name": "1f1b"}})
+        return jitter_sweep.sweep(samples=50)
 
 
 def test_the_declared_design_space():
@@ -204,14 +199,16 @@ def test_run_time_against_microbatches(space):
 
 def test_tornado(elasticity):
     assert elasticity.swing.attrs["units"] == "s"
-    assert elasticity.swing.isnull().any("factor").sum() == 2 * len(EFFICIENCIES)
+    assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
     np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
-    figure = tornado.draw(elasticity)["tornado"]
-    for axes, name in zip(figure.axes, elasticity.setting.values, strict=True):
-        assert axes.get_title(loc="left").startswith(f"{name}\n")
-        assert axes.get_xlabel() == "change of the step time [%]"
-        assert "peak FLOP/s" in [text.get_text() for text in axes.get_yticklabels()]
-    three = elasticity.isel(setting=[0, 1, 0]).assign_coords(setting=["a", "b", "c"])
+    axes = tornado.draw(elasticity)["tornado"].axes[0]
+    assert axes.get_title(loc="left").startswith(f"{elasticity.setting.item()}\n")
+    assert axes.get_xlabel() == "change of the step time [%]"
+    row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
+    ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
+    drawn = [bars.patches[row].get_width() for bars in axes.containers]
+    np.testing.assert_allclose(drawn, 100 * (ends.values.ravel() - 1))
+    three = elasticity.isel(setting=[0, 0, 0]).assign_coords(setting=["a", "b", "c"])
     visible = [axes.get_visible() for axes in tornado.draw(three)["tornado"].axes]
     assert visible == [True, True, True, False]
 
