@@ -21,7 +21,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "hanayo, 2 waves": {
         "label": "Hanayo, 2 waves", "color": style.GREEN, "marker": "X", "linestyle": "-"},
     "hanayo, 4 waves": {
-        "label": "Hanayo, 4 waves", "color": style.GREEN, "marker": "+", "linestyle": "--"},
+        "label": "Hanayo, 4 waves", "color": style.YELLOW, "marker": "+", "linestyle": "--"},
     "interleaved-1f1b": {
         "label": "interleaved 1F1B, V=2", "color": style.BLUE, "marker": "D", "linestyle": "-"},
     "interleaved-1f1b, 5 stages": {
