@@ -1,4 +1,4 @@
-# The only entry point. All targets but `lock` and `clean` create the environment themselves.
+# The only entry point. Targets that need the environment create it themselves.
 
 PYTHON ?= python3
 BIN := .venv/bin
