@@ -1,4 +1,4 @@
-# The only entry point. `make paper` and `make test` create the environment themselves.
+# The only entry point. Targets that need the environment create it themselves.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ RESULTS := results
 FIGURES := figures/out
 
 .DEFAULT_GOAL := help
-.PHONY: help paper figures test lint types tests bench format lock clean
+.PHONY: help paper sweeps figures test lint types tests bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,8 +23,14 @@ paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table o
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
 
-figures: $(READY)  ## draw all figures from saved data
-	$(BIN)/python -m figures --data $(RESULTS)/tabular_schedules.zarr --out $(FIGURES)
+sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
+	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
+	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
+	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
+	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
+
+figures: $(READY)  ## draw the figures of all datasets that are there
+	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
 
 test: lint types tests  ## everything that must hold: lint, types, tests, doctests
 

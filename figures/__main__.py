@@ -1,38 +1,106 @@
-"""Draw every figure from saved data: `python -m figures --data STORE --out FOLDER`."""
+"""Draw every figure from saved data: `python -m figures --data RESULTS --out FOLDER`."""
 
 import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import xarray as xr
 from rich.console import Console
 from rich.progress import track
 
-from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
+from figures import (
+    asymmetric,
+    best_schedule,
+    bubble_ratio,
+    design_run_time,
+    hanayo,
+    jitter,
+    memory,
+    pareto,
+    ranking,
+    run_time,
+    timelines,
+    tornado,
+)
 from pipejax import style
 
-SCRIPTS = (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking)
+
+class Source(NamedTuple):
+    """Where figures come from.
+
+    Attributes:
+      command: writes the store, whose path comes behind it.
+      scripts: draw from it.
+    """
+
+    command: str
+    scripts: tuple[ModuleType, ...]
 
 
-def main() -> None:
-    """Draw all figures as pdf and png."""
+STORES: Mapping[str, Source] = {
+    "tabular_schedules.zarr": Source(
+        "python -m sweeps.tabular_schedules --out",
+        (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking),
+    ),
+    "design_space.zarr": Source(
+        "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)
+    ),
+    "sensitivity.zarr": Source("python -m sweeps.sensitivity --out", (tornado,)),
+    "jitter.zarr": Source("python -m sweeps.jitter --out", (jitter,)),
+    "timelines.zarr": Source("python -m sweeps.timelines --out", (timelines,)),
+}
+SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figures of every store that is there, as pdf and png.
+
+    Args:
+      arguments: of the command line; those of the process if None.
+
+    Returns:
+      Exit code: 2 if no store is there.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="Zarr store to read")
+    parser.add_argument("--data", type=Path, required=True, help="folder of Zarr stores to read")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    there = [name for name in STORES if (options.data / name).exists()]
+    if not there:
+        print(f"error: --data {options.data} holds none of {', '.join(STORES)}: `make sweeps` and "
+              "`make paper` write them", file=sys.stderr)  # fmt: skip
+        return 2
+    drawn = _draw(there, options.data, options.out)
+    shown = Console()
+    shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
+    for name in (name for name in STORES if name not in there):
+        shown.print(f"no {options.data / name}: `{STORES[name].command} {options.data / name}` "
+                    "writes it", soft_wrap=True)  # fmt: skip
+    return 0
+
+
+def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
+    """Draw the figures of some stores; return their names."""
     style.use()
-    options.out.mkdir(parents=True, exist_ok=True)
-    with xr.open_zarr(options.data) as store:
-        data = store.load()
+    out.mkdir(parents=True, exist_ok=True)
+    work = [(name, script) for name in stores for script in STORES[name].scripts]
+    loaded: dict[str, xr.Dataset] = {}
     drawn = []
-    for script in track(SCRIPTS, "figures", console=Console(stderr=True)):
-        for name, figure in script.draw(data).items():
-            figure.savefig(options.out / f"{name}.pdf", metadata={"CreationDate": None})
-            figure.savefig(options.out / f"{name}.png")
+    for name, script in track(work, "figures", console=Console(stderr=True)):
+        if name not in loaded:
+            with xr.open_zarr(data / name) as store:
+                loaded[name] = store.load()
+        for label, figure in script.draw(loaded[name]).items():
+            for suffix, metadata in SUFFIXES.items():
+                figure.savefig(out / f"{label}.{suffix}", metadata=dict(metadata))
             plt.close(figure)
-            drawn.append(name)
-    Console().print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
+            drawn.append(label)
+    return drawn
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,26 +1,42 @@
-"""How the schedules of the tabular-schedule paper are drawn: label, colour, marker, dashes."""
+"""How schedules are drawn in all figures: label, colour, marker, dashes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from pipejax import style
 
-LOOK: Mapping[str, Mapping[str, Any]] = {
+_OWN: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"label": "GPipe", "color": style.GREY, "marker": "s", "linestyle": "-"},
     "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
     "chimera": {"label": "Chimera", "color": style.VERMILION, "marker": "^", "linestyle": "-"},
     "chimera-asymmetric": {
         "label": "Chimera 1:2", "color": style.ORANGE, "marker": "v", "linestyle": "-"},
     "hanayo, 1 wave": {
-        "label": "Hanayo, 1 wave", "color": style.GREEN, "marker": "x", "linestyle": ":"},
+        "label": "Hanayo, 1 wave", "color": style.PURPLE, "marker": "P", "linestyle": ":"},
     "hanayo, 2 waves": {
         "label": "Hanayo, 2 waves", "color": style.GREEN, "marker": "X", "linestyle": "-"},
     "hanayo, 4 waves": {
-        "label": "Hanayo, 4 waves", "color": style.GREEN, "marker": "+", "linestyle": "--"},
+        "label": "Hanayo, 4 waves", "color": style.YELLOW, "marker": "+", "linestyle": "--"},
     "interleaved-1f1b": {
         "label": "interleaved 1F1B, V=2", "color": style.BLUE, "marker": "D", "linestyle": "-"},
+    "interleaved-1f1b, 5 stages": {
+        "label": "interleaved 1F1B, V=5", "color": style.SKY, "marker": "d", "linestyle": "-"},
+}  # fmt: skip
+# names that `pipejax sweep` gives to schedules with options
+_DECLARED: Mapping[str, str] = {
+    "interleaved-1f1b stages_per_worker=2": "interleaved-1f1b",
+    "interleaved-1f1b stages_per_worker=5": "interleaved-1f1b, 5 stages",
+    "hanayo waves=1": "hanayo, 1 wave",
+    "hanayo waves=2": "hanayo, 2 waves",
+    "hanayo waves=4": "hanayo, 4 waves",
+}
+LOOK: Mapping[str, Mapping[str, Any]] = {
+    **_OWN, **{name: _OWN[same] for name, same in _DECLARED.items()},
 }  # fmt: skip
 MAIN = ("gpipe", "1f1b", "chimera", "chimera-asymmetric", "hanayo, 2 waves", "interleaved-1f1b")
 SYSTEM_NAME = "{} network, {} compute"
@@ -37,3 +53,25 @@ def microbatch_axis(axes: Axes, counts: Any) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(counts), [str(int(count)) for count in counts])
     axes.minorticks_off()
+
+
+def network_axes(axes: Axes) -> None:
+    """Put bandwidth [GB/s] and latency [us] of the network on logarithmic axes."""
+    axes.set(xscale="log", yscale="log")
+    plain_numbers(axes.xaxis, (1,))
+    plain_numbers(axes.yaxis, (1,))
+    axes.set_xlabel("network bandwidth [GB/s]")
+    axes.set_ylabel("network latency [µs]")
+
+
+def plain_numbers(axis: Axis, steps: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> None:
+    """Label a logarithmic axis with plain numbers, at these steps of each decade."""
+    axis.set_major_locator(LogLocator(subs=list(steps)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def network_of(data: xr.Dataset) -> str:
+    """Name the network of a point of a sweep."""
+    bandwidth, latency = data["network.bandwidth"].item(), data["network.latency"].item()
+    return f"{bandwidth / 1e9:.3g} GB/s, {1e6 * latency:.3g} µs"

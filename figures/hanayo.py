@@ -9,7 +9,6 @@ from figures.cases import LOOK, system_title
 from pipejax import style
 
 WAVES = ("hanayo, 1 wave", "hanayo, 2 waves", "hanayo, 4 waves")
-SHADES = (style.YELLOW, style.GREEN, style.BLUE)
 PUBLISHED = {"slow_nw_fast_cp": -12.32, "slow_nw_mid_cp": 2.33}  # arXiv:2605.24006
 PUBLISHED_BAND = (12, 14)  # on fast and mid networks
 LOWEST = -60.0  # bars below are cut and labelled
@@ -21,10 +20,11 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     gain = 100 * (1 - at.makespan / at.makespan.sel(schedule="chimera"))
     figure, axes = plt.subplots(figsize=(style.PAGE, 3.2))
     place = np.arange(data.sizes["system"])
-    for k, (name, shade) in enumerate(zip(WAVES, SHADES, strict=True)):
+    for k, name in enumerate(WAVES):
         values = gain.sel(schedule=name).values
         x = place + 0.25 * (k - 1)
-        axes.bar(x, np.maximum(values, LOWEST), 0.23, color=shade, label=LOOK[name]["label"])
+        axes.bar(x, np.maximum(values, LOWEST), 0.23, color=LOOK[name]["color"],
+                 label=LOOK[name]["label"])  # fmt: skip
         for position, value in zip(x, values, strict=True):
             if value < LOWEST:
                 axes.text(position, LOWEST + 2, f"{value:.0f}", rotation=90, ha="center",

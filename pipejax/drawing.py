@@ -81,26 +81,46 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
       >>> axes.get_title(loc="left")
       'gpipe: 6 s, idle 50.0 %, delay links'
     """
-    drawn = bars(evaluation)
-    rows = evaluation.workers + any(bar.worker == NO_WORKER for bar in drawn)
-    for bar in drawn:
-        _draw_bar(axes, bar, row=evaluation.workers if bar.worker == NO_WORKER else bar.worker)
-    _number(axes, drawn, evaluation.makespan)
+    draw_bars(axes, bars(evaluation), workers=evaluation.workers, until=evaluation.makespan)
     if messages:
         _draw_messages(axes, evaluation)
-    labels = [f"worker {w}" for w in range(evaluation.workers)]
-    axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - evaluation.workers))
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_xlim(0, evaluation.makespan or 1)
     axes.set_xlabel(f"time [{unit}]")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
     axes.set_title(
         f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
         f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.link} links",
         loc="left",
         parse_math=False,  # the name is a file's, not a formula
     )
+
+
+def draw_bars(axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float) -> None:
+    """Draw ops on given axes, one row per worker.
+
+    Args:
+      axes: where to draw.
+      drawn: ops of a run.
+      workers: rows.
+      until: end of the time axis [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> axes = plt.Figure().subplots()
+      >>> draw_bars(axes, bars(run), workers=2, until=10.0)
+      >>> len(axes.patches), [text.get_text() for text in axes.texts]
+      (8, ['0', '0', '0', '0'])
+    """
+    rows = workers + any(bar.worker == NO_WORKER for bar in drawn)
+    for bar in drawn:
+        _draw_bar(axes, bar, row=workers if bar.worker == NO_WORKER else bar.worker)
+    _number(axes, drawn, until)
+    labels = [f"worker {w}" for w in range(workers)]
+    axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - workers))
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_xlim(0, until or 1)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def _is_long(evaluation: Evaluation) -> bool:
@@ -127,11 +147,11 @@ def _draw_bar(axes: Axes, bar: Bar, row: int) -> None:
         )  # fmt: skip
 
 
-def _number(axes: Axes, drawn: Sequence[Bar], makespan: float) -> None:
+def _number(axes: Axes, drawn: Sequence[Bar], until: float) -> None:
     """Write microbatch numbers where they fit."""
     if len(drawn) > MAX_LABELS:
         return
-    points_per_time = axes.bbox.width * 72 / style.SCREEN_DPI / (makespan or 1)
+    points_per_time = axes.bbox.width * 72 / style.SCREEN_DPI / (until or 1)
     for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
         for k, op in enumerate(bar.ops):
             room = (bar.finish - bar.start) * points_per_time
@@ -175,15 +195,33 @@ def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Li
       >>> [entry.get_label() for entry in legend_entries(run, messages=True)]
       ['forward', 'backward', 'critical path', 'message']
     """
-    used = np.unique([op.phase for bar in bars(evaluation) for op in bar.ops])
-    entries: list[Patch | Line2D] = [
-        Patch(facecolor=style.PHASE_COLOUR.get(name, style.GREY), label=_NAMES.get(name, name))
-        for name in (Phase(int(code)).name for code in used)
-    ]
-    entries.append(Patch(facecolor="none", edgecolor="black", label="critical path"))
+    entries: list[Patch | Line2D] = [*bar_entries(bars(evaluation))]
     if messages:
         entries.append(Line2D([], [], color=style.PURPLE, linewidth=0.8, label="message"))
     return entries
+
+
+def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
+    """List what the colours and frames of ops mean.
+
+    Args:
+      drawn: ops of a run.
+
+    Returns:
+      Entries for a legend.
+
+    Example:
+      >>> from pipejax.ops import Op
+      >>> bar = Bar(worker=0, start=0.0, finish=1.0, ops=(Op(Phase.F, 0, 0),), is_critical=True)
+      >>> [entry.get_label() for entry in bar_entries([bar])]
+      ['forward', 'critical path']
+    """
+    used = np.unique([op.phase for bar in drawn for op in bar.ops])
+    phases = [
+        Patch(facecolor=style.PHASE_COLOUR.get(name, style.GREY), label=_NAMES.get(name, name))
+        for name in (Phase(int(code)).name for code in used)
+    ]
+    return [*phases, Patch(facecolor="none", edgecolor="black", label="critical path")]
 
 
 def _page(evaluation: Evaluation, picture: str) -> str:

@@ -1,0 +1,104 @@
+"""Runs of six schedules at four workers and eight microbatches, op by op, as one dataset.
+
+All schedules do the same work: a forward of a microbatch on a worker takes 1, its backward 2, and
+a message 0.2, whatever the schedule.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from rich.progress import track
+
+import pipejax as pj
+from pipejax.cost_files import worker_times
+from pipejax.evaluate import Evaluation
+from pipejax.provenance import provenance
+from pipejax.timeline import bars
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "gpipe": {"name": "gpipe"},
+    "1f1b": {"name": "1f1b"},
+    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
+    "chimera": {"name": "chimera"},
+    "chimera-asymmetric": {"name": "chimera-asymmetric"},
+    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
+}
+WORKERS, MICROBATCHES = 4, 8
+SLOTS = {"F": 1, "B": 2}
+TIMES = {"forward": 1.0, "backward": 2.0}  # of a microbatch on a worker [s]
+DELAY = 0.2  # of a message [s]
+COLUMNS: Mapping[str, str] = {
+    "worker": "1", "start": "s", "finish": "s", "phase": "1", "stage": "1", "microbatch": "1",
+    "is_critical": "1", "part": "1", "is_pair": "1",
+}  # fmt: skip
+
+
+def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
+    """Run every schedule.
+
+    Args:
+      microbatches: of each schedule.
+
+    Returns:
+      The dataset, one entry along `op` for every op; `part` counts the ops of a fused pair. Every
+      variable states its unit.
+    """
+    shown = Console(stderr=True)
+    runs = {case: _run(chosen, microbatches)
+            for case, chosen in track(CASES.items(), "schedules", console=shown)}  # fmt: skip
+    rows = [(case, *row) for case, run in runs.items() for row in _ops(run)]
+    labels, *columns = zip(*rows, strict=True)
+    found = {name: ("op", np.array(column), {"units": unit})
+             for (name, unit), column in zip(COLUMNS.items(), columns, strict=True)}  # fmt: skip
+    whole = {
+        "makespan": ("schedule", [run.makespan for run in runs.values()], {"units": "s"}),
+        "bubble_ratio": ("schedule", [run.bubble_ratio for run in runs.values()], {"units": "1"}),
+    }
+    return xr.Dataset(
+        {**found, **whole},
+        coords={"schedule": list(runs), "case": ("op", list(labels))},
+        attrs={
+            "title": "Six schedules, op by op", "workers": WORKERS, "microbatches": microbatches,
+            "forward [s]": TIMES["forward"], "backward [s]": TIMES["backward"],
+            "message [s]": DELAY, "link": "delay", **provenance(),
+        },
+    )  # fmt: skip
+
+
+def _run(chosen: Mapping[str, Any], microbatches: int) -> Evaluation:
+    options = dict(chosen)
+    table = pj.schedules.build(
+        options.pop("name"), num_workers=WORKERS, num_microbatches=microbatches, slots=SLOTS,
+        **options,
+    )  # fmt: skip
+    return pj.evaluate(table, dataclasses.replace(worker_times(table, TIMES), latency=DELAY))
+
+
+def _ops(run: Evaluation) -> list[tuple[Any, ...]]:
+    """One row per op, in the order of `COLUMNS`."""
+    return [
+        (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch,
+         bar.is_critical, part, len(bar.ops) > 1)
+        for bar in bars(run) for part, op in enumerate(bar.ops)
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Write the dataset."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
+    out: Path = parser.parse_args().out
+    dataset = sweep()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    dataset.to_zarr(out, mode="w", zarr_format=2)
+    Console().print(f"{dataset.sizes['op']} ops of {dataset.sizes['schedule']} schedules in {out}")
+
+
+if __name__ == "__main__":
+    main()

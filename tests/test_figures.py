@@ -1,0 +1,286 @@
+"""Figures of the design space, on tiny datasets that the sweeps themselves make."""
+
+import dataclasses
+import itertools
+import shutil
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.text import Text
+
+from figures import __main__ as command
+from figures import best_schedule, design_run_time, jitter, pareto, timelines, tornado
+from figures.cases import LOOK
+from pipejax import style
+from pipejax.sensitivity import EFFICIENCIES
+from pipejax.sweep import STATUS, read_sweep, run_sweep
+from sweeps import jitter as jitter_sweep
+from sweeps import sensitivity as sensitivity_sweep
+from sweeps import timelines as timelines_sweep
+
+GRID = {
+    "title": "A small model", "models": "gpt-22b", "systems": "h100", "workers": 4, "minibatch": 16,
+    "schedules": ["gpipe", "1f1b", "chimera"],
+    "microbatch_size": [1, 3, 4], "tensor_parallel": 8, "recompute": ["none", "full"],
+    "outputs": ["bubble_ratio", "bound_by"],
+    "system": {"memory": {"capacity_GB": 32}, "network": {
+        "bandwidth_GB_per_s": {"from": 0.1, "to": 100, "points": 5, "scale": "log"},
+        "latency_us": {"from": 1, "to": 1e5, "points": 4, "scale": "log"}}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _style():
+    style.use()
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="session")
+def space_store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("space") / "design_space.zarr"
+    run_sweep(GRID, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def space(space_store):
+    """A small grid with points that fit, that do not, and that are illegal."""
+    with xr.open_zarr(space_store) as store:
+        data = store.load()
+    assert set(np.unique(data.status)) == {1, 2, 3}
+    return data
+
+
+@pytest.fixture(scope="session")
+def elasticity():
+    name, setting = list(sensitivity_sweep.SETTINGS.items())[-1]
+    small = dataclasses.replace(setting, workers=2, minibatch=4, microbatches=4)
+    return sensitivity_sweep.sweep({name: small})
+
+
+@pytest.fixture(scope="session")
+def runs():
+    return timelines_sweep.sweep(microbatches=4)
+
+
+@pytest.fixture(scope="session")
+def shaken():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jitter_sweep, "CASES", {"1f1b": {"name": "1f1b"}})
+        return jitter_sweep.sweep(samples=50)
+
+
+def test_the_declared_design_space():
+    """Its schedules have a look, and its parts that the figures read are there."""
+    sweep = read_sweep("sweeps/design_space.toml")
+    axes = {axis.name: axis for axis in sweep.axes}
+    assert {str(choice) for choice in axes["schedule"].values} <= LOOK.keys()
+    assert {*pareto.PLAN, "network.bandwidth", "network.latency"} == set(sweep.sizes)
+    assert axes["memory.capacity"].values == (axes["system"].values[0].memory_capacity,)
+    assert "bound_by" in sweep.outputs
+    assert set(timelines_sweep.CASES) | set(jitter_sweep.CASES) <= LOOK.keys()
+
+
+def test_one_colour_per_schedule():
+    """Two schedules of the design space never share a colour, or the map could not be read."""
+    names = map(str, {axis.name: axis for axis in read_sweep("sweeps/design_space.toml").axes}
+                ["schedule"].values)  # fmt: skip
+    colours = [LOOK[name]["color"] for name in names]
+    assert len(set(colours)) == len(colours)
+
+
+def by_hand(data, bandwidth, latency):
+    """Least step time of the feasible plans of a point, with its schedule and resource."""
+    found = []
+    for name, size, recompute in itertools.product(
+        data.schedule.values, data.microbatch_size.values, data.recompute.values
+    ):
+        at = data.isel({"network.bandwidth": bandwidth, "network.latency": latency}).sel(
+            schedule=name, microbatch_size=size, recompute=recompute
+        )
+        if STATUS[int(at.status)] == "feasible":
+            resource = data.bound_by.attrs["flag_meanings"].split()[int(at.bound_by)]
+            found.append((float(at.step_time), str(name), str(size), str(recompute), resource))
+    return min(found)
+
+
+def test_the_fastest_schedule_of_every_network(space):
+    best = best_schedule.fastest(space)
+    winners = set()
+    for b, k in itertools.product(
+        *(range(space.sizes[f"network.{x}"]) for x in ("bandwidth", "latency"))
+    ):
+        at = best.isel({"network.bandwidth": b, "network.latency": k})
+        expected = by_hand(space, b, k)
+        got = (float(at.step_time), *(str(at[n].item()) for n in (*best_schedule.PLAN, "bound_by")))
+        assert got == expected
+        winners.add(expected[1])
+    assert len(winners) > 1
+
+
+def test_the_map_shows_the_fastest(space):
+    figure = best_schedule.draw(space)["best_schedule"]
+    left, middle, right, *_ = figure.axes
+    assert [axes.get_title(loc="left") for axes in (left, middle, right)] == [
+        "fastest schedule", "its step time [s]", "largest share of its critical path"]  # fmt: skip
+    mesh = left.collections[0]
+    colours = mesh.cmap(mesh.norm(mesh.get_array())).reshape(4, 5, 4)
+    for b, k in ((0, 0), (4, 0), (0, 3), (4, 3)):  # rows are latencies
+        expected = LOOK[by_hand(space, b, k)[1]]["color"]
+        assert tuple(colours[k, b]) == pytest.approx(plt.matplotlib.colors.to_rgba(expected))
+    labels = {text.get_text() for text in left.get_legend().get_texts()}
+    assert labels == {LOOK[by_hand(space, b, k)[1]]["label"] for b in range(5) for k in range(4)}
+    assert (left.get_xlabel(), left.get_ylabel()) == (
+        "network bandwidth [GB/s]", "network latency [µs]")  # fmt: skip
+
+
+def test_where_nothing_fits_the_map_is_empty(space):
+    none = space.copy(deep=True)
+    none["status"].loc[{"network.bandwidth": none["network.bandwidth"][0]}] = STATUS.index("out of memory")  # fmt: skip
+    best = best_schedule.fastest(none)
+    assert best.step_time.isel({"network.bandwidth": 0}).isnull().all()
+    assert (best.schedule.isel({"network.bandwidth": 0}) == "").all()
+    assert best.step_time.isel({"network.bandwidth": 1}).notnull().all()
+    mesh = best_schedule.draw(none)["best_schedule"].axes[0].collections[0]
+    assert np.ma.getmaskarray(mesh.get_array()).reshape(4, 5)[:, 0].all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_front_equals_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    time, memory = rng.integers(0, 8, (2, 30))  # with ties
+    expected = [
+        not any(
+            time[i] <= time[j]
+            and memory[i] <= memory[j]
+            and (time[i] < time[j] or memory[i] < memory[j])
+            for i in range(30)
+        )
+        for j in range(30)
+    ]
+    assert pareto.front(time.astype(float), memory.astype(float)).tolist() == expected
+    assert any(expected)
+    assert not all(expected)
+
+
+def test_pareto(space):
+    figure = pareto.draw(space)["pareto"]
+    (axes,) = figure.axes
+    plans = int(space.memory_bytes.notnull().sum())
+    points = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert len(points) == plans
+    solid = [line for line in points if line.get_alpha() == 1]
+    assert len(solid) == len(axes.texts) == len(axes.lines[0].get_xdata())
+    assert axes.get_xlabel() == "memory of the fullest accelerator [GB]"
+    assert axes.get_ylabel() == "step time [s]"
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"capacity, 32 GB", "1F1B", "recompute: none", "recompute: full"} <= legend
+
+
+def test_run_time_against_microbatches(space):
+    figure = design_run_time.draw(space)["design_run_time"]
+    assert len(figure.axes) == 2 * 3
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["microbatches"] * 3
+    assert figure.axes[0].get_ylabel() == "step time [s]"
+    drawn = hollow = 0
+    for axes in figure.axes:
+        drawn += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[::2])
+        hollow += sum(int(np.isfinite(line.get_ydata()).sum()) for line in axes.lines[1::2])
+    bandwidths = space["network.bandwidth"].values
+    columns = [int(abs(bandwidths - value).argmin()) for value in design_run_time.BANDWIDTHS]
+    at = space.isel({"network.bandwidth": columns, "network.latency": 1})
+    assert drawn == int(at.step_time.notnull().sum())
+    assert hollow == int((at.status == STATUS.index("out of memory")).sum()) > 0
+
+
+def test_tornado(elasticity):
+    assert elasticity.swing.attrs["units"] == "s"
+    assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
+    np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
+    axes = tornado.draw(elasticity)["tornado"].axes[0]
+    assert axes.get_title(loc="left").startswith(f"{elasticity.setting.item()}\n")
+    assert axes.get_xlabel() == "change of the step time [%]"
+    row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
+    ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
+    drawn = [bars.patches[row].get_width() for bars in axes.containers]
+    np.testing.assert_allclose(drawn, 100 * (ends.values.ravel() - 1))
+    three = elasticity.isel(setting=[0, 0, 0]).assign_coords(setting=["a", "b", "c"])
+    visible = [axes.get_visible() for axes in tornado.draw(three)["tornado"].axes]
+    assert visible == [True, True, True, False]
+
+
+def test_timelines(runs):
+    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(timelines_sweep.COLUMNS)  # fmt: skip
+    figure = timelines.draw(runs)["timelines"]
+    assert len(figure.axes) == len(timelines_sweep.CASES)
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    ordered = runs.sortby("makespan", ascending=False)
+    for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
+        of = (runs.case == name).values
+        frames = int(runs.is_critical.values[of].sum())
+        assert axes.get_title(loc="left").startswith(f"{LOOK[name]['label']}: ")
+        assert len(axes.patches) == of.sum() + frames
+        assert axes.get_yticklabels()[0].get_text() == "worker 0"
+    assert figure.axes[-1].get_xlabel() == "time [s]"
+
+
+def test_both_ops_of_a_fused_pair_are_drawn(runs):
+    two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
+    (bar,) = timelines._bars(two)
+    assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
+
+
+@pytest.fixture
+def stores(space_store, elasticity, runs, shaken, tmp_path):
+    """A folder with all stores but that of the paper."""
+    two = runs.isel(
+        schedule=[0, 1], op=np.isin(runs.case, runs.schedule[:2])
+    )  # the drawing takes long
+    for name, data in {"sensitivity": elasticity, "timelines": two, "jitter": shaken}.items():
+        data.to_zarr(tmp_path / f"{name}.zarr", zarr_format=2)
+    shutil.copytree(space_store, tmp_path / "design_space.zarr")
+    return tmp_path
+
+
+def test_command(stores, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert command.main(["--data", str(stores), "--out", str(out)]) == 0
+    names = {"best_schedule", "design_run_time", "jitter", "pareto", "timelines", "tornado"}
+    assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")}  # fmt: skip
+    printed = capsys.readouterr()
+    missing = stores / "tabular_schedules.zarr"
+    assert f"no {missing}: `python -m sweeps.tabular_schedules --out {missing}` writes it" in printed.out  # fmt: skip
+    assert printed.out.count("writes it") == 1
+    assert "figures" in printed.err
+
+
+def test_nothing_to_draw(tmp_path, capsys):
+    assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(
+        f"error: --data {tmp_path} holds none of tabular_schedules.zarr, "
+    )
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_script_has_a_store():
+    """No figure is forgotten."""
+    scripts = {script.__name__ for source in command.STORES.values() for script in source.scripts}
+    files = {f"figures.{path.stem}" for path in Path("figures").glob("*.py")}
+    assert files - scripts == {"figures.__init__", "figures.__main__", "figures.cases"}
+    assert jitter.__name__ in scripts
+
+
+def test_no_text_is_smaller_than_six_points(space, elasticity, runs, shaken):
+    drawn = [design_run_time.draw(space), best_schedule.draw(space), pareto.draw(space),
+             tornado.draw(elasticity), timelines.draw(runs), jitter.draw(shaken)]  # fmt: skip
+    for figure in (figure for each in drawn for figure in each.values()):
+        assert figure.get_figwidth() == style.PAGE
+        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]
+        assert min(sizes) >= 6
