@@ -5,6 +5,8 @@ BIN := .venv/bin
 READY := .venv/ready
 RESULTS := results
 FIGURES := figures/out
+# processes of the tests: most of their time is compilation, on one core each
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help paper sweeps figures test lint types tests bench format lock clean
@@ -42,10 +44,12 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 tests: $(READY)  ## tests and doctests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
-bench: $(READY)  ## the batched engine against plain Python, NumPy and Numba (3 minutes)
+bench: $(READY)  ## engine, sweep and tuning against plain Python, NumPy, Numba and search
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
+	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
+	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .

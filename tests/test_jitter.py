@@ -104,7 +104,7 @@ def factors_of(run, costs, sample):
 
 @pytest.mark.parametrize(("link", "queues"), LINKS)
 @given(data=st.data())
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
     cells = link == "rendezvous" and data.draw(st.booleans())
     case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
