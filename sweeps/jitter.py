@@ -4,10 +4,8 @@ An op varies by 5 %, a worker by 2 % from step to step, a message by 30 %, and n
 is a straggler. All schedules do the same work and see the same samples.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 import pipejax as pj
 from pipejax.cost_files import worker_times
 from pipejax.jitter_data import jitter_dataset
+from sweeps.command import write
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"name": "gpipe"},
@@ -68,13 +67,7 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
 
 def main() -> None:
     """Write the dataset."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
-    out: Path = parser.parse_args().out
-    dataset = sweep()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_zarr(out, mode="w", zarr_format=2)
-    Console().print(f"{dataset.makespan.size} samples in {out}")
+    write(__doc__ or "", sweep, lambda data: f"{data.makespan.size} samples")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 In three of them compute takes the largest share of the critical path, in one the network.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +15,7 @@ from rich.progress import track
 import pipejax as pj
 from pipejax.provenance import provenance
 from pipejax.sensitivity import PARAMETERS, RESOURCES, Elasticities, elasticities, swings
+from sweeps.command import write
 
 FACTORS = (0.5, 2.0)  # what a parameter is multiplied by
 
@@ -131,13 +130,7 @@ def _text(value: Any) -> Any:
 
 def main() -> None:
     """Write the dataset."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
-    out: Path = parser.parse_args().out
-    dataset = sweep()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_zarr(out, mode="w", zarr_format=2)
-    Console().print(f"{dataset.sizes['setting']} settings in {out}")
+    write(__doc__ or "", sweep, lambda data: f"{data.sizes['setting']} settings")
 
 
 if __name__ == "__main__":

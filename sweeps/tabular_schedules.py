@@ -5,12 +5,8 @@ formula, idealised table in slots, communication-aware run. One program per tabl
 systems in one vmapped call.
 """
 
-import argparse
 import dataclasses
-import subprocess
 from collections.abc import Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,12 +23,14 @@ from pipejax.hardware import System, load_system
 from pipejax.idealised import slot_times
 from pipejax.memory import peak_activation_bytes, persistent_bytes
 from pipejax.metrics import bubble_ratio, op_counts
+from pipejax.provenance import provenance
 from pipejax.recurrence import critical_path
 from pipejax.shapes import Array, Float, Int
 from pipejax.table import ScheduleTable
 from pipejax.transformer import load_model
 from pipejax.work import stage_costs
 from pipejax.workload import Workload, stage_bytes
+from sweeps.command import write
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"name": "gpipe"},
@@ -219,33 +217,16 @@ def _label(
         attrs={
             "title": "Schedules of arXiv:2605.24006 at three levels",
             "model": MODEL, "minibatch": MINIBATCH, "run_slots": RUN_SLOTS, "link": "delay",
-            "pipejax": version("pipejax"), "jax": jax.__version__, "commit": _commit(),
-            "dtype": "float64",
+            "dtype": "float64", **provenance(),
         },
     )  # fmt: skip
 
 
-def _commit() -> str:
-    """Commit that the code stands at, if it stands in a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def main() -> None:
     """Write the dataset."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
-    out: Path = parser.parse_args().out
     # jax leaves this function without annotations
     jax.config.update("jax_enable_x64", True)
-    dataset = sweep()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_zarr(out, mode="w", zarr_format=2)
-    size = int(np.prod([dataset.sizes[d] for d in dataset["makespan"].dims]))
-    Console().print(f"{size} runs in {out}")
+    write(__doc__ or "", sweep, lambda data: f"{data.makespan.size} runs")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ All schedules do the same work: a forward of a microbatch on a worker takes 1, i
 a message 0.2, whatever the schedule.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from pipejax.cost_files import worker_times
 from pipejax.evaluate import Evaluation
 from pipejax.provenance import provenance
 from pipejax.timeline import bars
+from sweeps.command import write
 
 CASES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"name": "gpipe"},
@@ -91,13 +90,7 @@ def _ops(run: Evaluation) -> list[tuple[Any, ...]]:
 
 def main() -> None:
     """Write the dataset."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
-    out: Path = parser.parse_args().out
-    dataset = sweep()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_zarr(out, mode="w", zarr_format=2)
-    Console().print(f"{dataset.sizes['op']} ops of {dataset.sizes['schedule']} schedules in {out}")
+    write(__doc__ or "", sweep, lambda data: f"{data.sizes['op']} ops of all schedules")
 
 
 if __name__ == "__main__":
