@@ -18,6 +18,7 @@ from pipejax.shapes import Float, NumpyArray
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
+SMALLEST_SPREAD = 1e-9  # single precision would not see it
 NORMAL_LIMIT = 0.25  # four standard deviations to 0: cutting there takes 0.06 % off the spread
 
 Scores = Float[NumpyArray, " knots"]
@@ -102,6 +103,9 @@ class Distribution:
                 f"unknown distribution {self.name!r}: known are {', '.join(DISTRIBUTIONS)}"
             )
         largest = DISTRIBUTIONS[self.name].largest
+        if is_number(self.spread) and 0 < self.spread < SMALLEST_SPREAD:
+            raise ValueError(f"a spread must be 0 or at least {SMALLEST_SPREAD:g}, "
+                             f"got {self.spread!r}")  # fmt: skip
         if not is_number(self.spread) or self.spread > largest:
             raise ValueError(
                 f"the spread of {self.name} must be a number from 0 to {largest:.3g}, "

@@ -21,6 +21,8 @@ from pipejax.transformer import (
     layer_activation_bytes,
 )
 
+MAX_COUNT = 10**9  # of sequences or accelerators: products of counts stay exact
+
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 
@@ -37,7 +39,7 @@ class Workload:
       recompute: "none", "selective" or "full".
 
     Raises:
-      ValueError: if a number is below 1, or recompute is unknown.
+      ValueError: if a number is below 1 or above `MAX_COUNT`, or recompute is unknown.
 
     Example:
       >>> from pipejax.transformer import load_model
@@ -57,7 +59,10 @@ class Workload:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("minibatch", "tensor_parallel", "data_parallel"):
-            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+            count = whole_number(getattr(self, name), name)
+            if count > MAX_COUNT:
+                raise ValueError(f"{name} must be at most {MAX_COUNT}, got {count}")
+            object.__setattr__(self, name, count)
         check_recompute(self.recompute)
 
     @property

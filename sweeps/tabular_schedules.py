@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.costs import Costs, cost_vector
+from pipejax.costs import cost_vector
 from pipejax.formulas import closed_form
 from pipejax.hardware import System, load_system
 from pipejax.idealised import slot_times
@@ -28,7 +28,7 @@ from pipejax.recurrence import critical_path
 from pipejax.shapes import Array, Float, Int
 from pipejax.table import ScheduleTable
 from pipejax.transformer import load_model
-from pipejax.work import stage_costs
+from pipejax.work import stage_work, work_costs
 from pipejax.workload import Workload, stage_bytes
 from sweeps.command import write
 
@@ -75,12 +75,12 @@ def run(
                       for g in program.layout.groups])  # fmt: skip
     counts = op_counts(program)
 
-    def price(system: System) -> Float[Array, " costs"]:
-        # the optimizer update is no part of the paper's experiment, the exchange of copies is
-        costs: Costs = dataclasses.replace(stage_costs(workload, system, table), update=0.0)
-        return jnp.asarray(cost_vector(program, costs))
-
-    vectors = jax.vmap(price)(systems)
+    work = stage_work(workload, table, gpus_per_node=systems.gpus_per_node)
+    # the optimizer update is no part of the paper's experiment, the exchange of copies is
+    costs = dataclasses.replace(
+        _price(work, systems), update=np.zeros(np.shape(systems.peak_flops))
+    )
+    vectors = jax.vmap(lambda one: jnp.asarray(cost_vector(program, one)))(costs)
     makespan, seconds = _run(
         padded.preds,
         padded.duration_index,
@@ -95,6 +95,9 @@ def run(
         "bubble_ratio": np.array([bubble_ratio(b, t) for b, t in zip(busy, makespan, strict=True)]),
         "path_share": np.asarray(seconds) / np.asarray(makespan)[:, None],
     }
+
+
+_price = jax.jit(jax.vmap(work_costs, in_axes=(None, 0)))
 
 
 @jax.jit

@@ -467,7 +467,7 @@ def test_command(call, tmp_path):
         assert shares[0, "0F0"] == run.op_share[0, 0] == 1
     assert sorted(row["makespan_rank"] for row in result["rows"]) == [1, 2]
     assert (out / ".zgroup").exists()
-    assert call(*J, "--out", out)[0] == 0  # a dataset may be written over
+    assert call(*J, "--out", out)[0] == 2  # nothing is written over
     code, text, _ = call(*J, *VARY, "--ops", "--quantile", "0.9")
     assert code == 0
     run = pj.jitter(build(), pj.Costs(forward=1.0, backward=2.0), ALL, samples=200)
@@ -501,7 +501,7 @@ def test_command_marks_what_does_not_exist(call):
     (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
     (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
     (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
-    (["--out", "{tmp}/full.zarr"], "exists and is no dataset"),
+    (["--out", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
     (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
     (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
     (["--schedules", "gpipe,x"], "unknown schedule 'x'"),

@@ -153,9 +153,11 @@ def test_illegal_points_say_why(data):
 
 
 def test_float32_is_close(tmp_path):
+    grid = {**GRID, "outputs": ["bubble_ratio", "bound_by", "share"]}
     exact, short = (
-        run_sweep({**GRID, "dtype": d}, tmp_path / d).load() for d in ("float64", "float32")
+        run_sweep({**grid, "dtype": d}, tmp_path / d).load() for d in ("float64", "float32")
     )
+    np.testing.assert_allclose(short.share, exact.share, atol=1e-4)
     assert short.step_time.dtype == np.float32
     np.testing.assert_allclose(short.step_time, exact.step_time, rtol=1e-5)
 
@@ -194,6 +196,11 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         run_sweep(GRID, path, resume=True, report=told.append)
         assert files_of(path) == expected
         assert len(told) == 2, "one block is evaluated, the others stay"
+    shutil.rmtree(path / "schedule")
+    (path / ".zmetadata").unlink()
+    (path / "step_time" / ".zarray").write_text("{")
+    run_sweep(GRID, path, resume=True)
+    assert files_of(path) == expected, "labels and metadata come back too"
     sums = sorted(name for name in expected if name.startswith("block_checksum/"))
     (path / sums[-1]).write_bytes(b"")
     run_sweep(GRID, path, resume=True)
@@ -343,11 +350,11 @@ WRONG = {
     "empty axis": ("[1, 2, 3, 8]", "[]", "microbatch_size is empty"),
     "empty system axis": ("[200, 4000]", "[]", "capacity_GB is empty"),
     "negative": ("workers = 2", "workers = -2", "workers must be a whole number of at least 1, got -2"),
-    "negative field": ("[200, 4000]", "[-1]", "capacity_GB must be a number of at least 0, got -1"),
-    "text": ("[200, 4000]", '["a"]', "capacity_GB must be a number of at least 0, got 'a'"),
-    "not a number": ("[200, 4000]", "[nan]", "capacity_GB must be a number"),
+    "negative field": ("[200, 4000]", "[-1]", "capacity_GB must be a number above 0, got -1"),
+    "text": ("[200, 4000]", '["a"]', "capacity_GB must be a number above 0, got 'a'"),
+    "not a number": ("[200, 4000]", "[nan]", "capacity_GB must be a number above 0, got nan"),
     "twice": ("[1, 2, 3, 8]", "[1, 1]", "microbatch_size holds 1 twice"),
-    "share": ("[0.5]", "[1.5]", "efficiency must be above 0 and at most 1, got 1.5"),
+    "share": ("[0.5]", "[1.5]", "efficiency must be a number above 0 and at most 1, got 1.5"),
     "schedule": ('"gpipe"', '"gpip"', "unknown schedule 'gpip': known are gpipe"),
     "option": ("stages_per_worker = 2", "waves = 2", "interleaved-1f1b has no option 'waves'"),
     "model": ('"gpt-22b"', '"gpt-23b"', "models: unknown model 'gpt-23b'"),
@@ -358,6 +365,14 @@ WRONG = {
     "points": ("points = 3", "points = 0", "points must be a whole number of at least 1"),
     "too many points": ("points = 3", "points = 1_000_000_000", "points must be at most 1000000"),
     "no section": ("node.gpus = [2, 8]", "node = 3", "system: node must be an object with the keys"),
+    "too many workers": ("workers = 2", "workers = 1" + "0" * 25, "workers must be at most 1000000000"),
+    "no time": ("[200, 4000]", "[1e-300]", "capacity_GB must be from 1e-15 to 1e+24 B, got 1e-300"),
+    "nested": ("workers = 2", "workers = " + "[" * 5000 + "]" * 5000, "is not TOML"),
+    "title": ('"a sweep of the tests"', "5", "title must be a text, got 5"),
+    "no name": ('"gpipe"', "{}", "{} has no name: known are gpipe"),
+    "schedule twice": ('"gpipe"', '"chimera"', "schedules holds chimera twice"),
+    "system twice": ('"slow_nw_mid_cp"', '"h100"', "systems holds h100 twice"),
+    "empty": (TOML, "", "schedules is missing"),
     "a flag": ("[2, 8]", "[true]", "gpus must be a whole number of at least 1, got True"),
     "scale": ('"log"', '"cubic"', "scale must be one of linear, log"),
     "one point": ("points = 3", "points = 1", "one point cannot reach"),
@@ -402,6 +417,8 @@ def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
     (other / "precious").write_text("x")
     assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
     assert "it exists" in refused(capsys, grid_file, "--out", other)
+    (other / ".zattrs").write_text("[]")
+    assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
     (tmp_path / "file").write_text("x")
     assert "file" in refused(capsys, grid_file, "--out", tmp_path / "file" / "out.zarr")
     assert (tmp_path / "file").read_text() == "x"

@@ -392,6 +392,14 @@ def test_a_command_where_nothing_fits_says_so(capsys):
     assert "warning: no microbatch size fits: the smallest need is" in err
 
 
+def test_one_stage_keeps_all_layers():
+    from pipejax.tuning.rounding import improve, swaps
+
+    points, values = improve(np.array([[80]]), np.zeros(1, int), swaps(1),
+                             lambda points, owner: points[:, 0].astype(float))  # fmt: skip
+    assert (points.tolist(), values.tolist()) == ([[80]], [80.0])
+
+
 def test_a_command_without_a_model_is_refused(capsys):
     assert run(["tune", "--workers", "4", "--stage-times", "F=1,B=2"]) == 2
     assert "tune needs --model" in capsys.readouterr().err

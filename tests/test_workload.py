@@ -270,6 +270,7 @@ def test_sequence_parallelism_splits_what_it_says():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
+    ({"minibatch": 10**21}, "minibatch must be at most 1000000000, got 1000000000000000000000"),
     ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
     ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
     ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),

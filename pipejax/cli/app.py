@@ -67,8 +67,10 @@ def run(arguments: Sequence[str]) -> int:
         return _report(error.reason, error.grid if sys.stderr.isatty() else "")
     except OSError as error:
         return _report(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         return _report(str(error))
+    except MemoryError as error:
+        return _report(f"too large for the memory of this machine: {error}")
 
 
 def _with_value(message: str, arguments: Sequence[str]) -> str:

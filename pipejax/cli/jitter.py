@@ -153,8 +153,10 @@ def _check_out(out: Path | None) -> None:
         return
     if out.suffix != ".zarr":
         raise ValueError(f"--out must end in .zarr, got {str(out)!r}")
-    if out.exists() and not (out / ".zgroup").exists():
-        raise ValueError(f"--out {out} exists and is no dataset: it would be written over")
+    if out.exists():
+        raise ValueError(f"--out {out} exists: give another, nothing is written over")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
     for name in ("xarray", "zarr"):
         try:
             importlib.import_module(name)

@@ -48,6 +48,8 @@ def order(
     limit = parse_seconds(time_limit, "--time-limit")
     if out is not None and out.suffix not in FORMATS:
         raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out {out} is a folder")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
     costs = required(pricing).of(table)

@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.checks import number, whole_number
+from pipejax.checks import is_number, number, whole_number
 from pipejax.hardware import SECTIONS
 from pipejax.units import UNITS, check_keys, to_si
 
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
+MAX_COUNT = 10**9
+SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 RANGE = ("from", "to", "points", "scale")
 
 
@@ -33,6 +35,23 @@ class Axis(NamedTuple):
     values: tuple[Any, ...]
     unit: str
     is_listed: bool
+
+
+def label(value: Any) -> Any:
+    """Return what a value is called in the dataset.
+
+    Args:
+      value: of an axis.
+
+    Returns:
+      The name of a model or system, a schedule with its options, any other value as it is.
+
+    Example:
+      >>> from pipejax import load_system
+      >>> label(load_system("h100")), label(4)
+      ('h100', 4)
+    """
+    return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
 def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> Axis:
@@ -59,9 +78,10 @@ def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> 
     values = tuple(check(value, where) for value in (given if is_listed else [given]))
     if not values:
         raise ValueError(f"{where} is empty: an axis needs at least one value")
-    for k, value in enumerate(values):
-        if value in values[:k]:
-            raise ValueError(f"{where} holds {value!r} twice")
+    labels = [label(value) for value in values]
+    if len(set(labels)) < len(labels):
+        twice = next(name for name in labels if labels.count(name) > 1)
+        raise ValueError(f"{where} holds {twice} twice")
     return Axis(name, values, unit, is_listed)
 
 
@@ -114,7 +134,12 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     if not dimension:
         return axis
     factor = UNITS[key.removeprefix(f"{name}_")][1]
-    return axis._replace(values=tuple(to_si(value, factor) for value in axis.values))
+    values = tuple(to_si(value, factor) for value in axis.values)
+    for given_value, value in zip(axis.values, values, strict=True):
+        if value and not SMALLEST <= value <= LARGEST:  # what no time could be made of
+            raise ValueError(f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, "
+                             f"got {given_value:g}")  # fmt: skip
+    return axis._replace(values=values)
 
 
 def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
@@ -138,15 +163,39 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _positive(value: Any, where: str) -> float:
-    if not number(value, where) > 0:
-        raise ValueError(f"{where} must be above 0, got {value!r}")
+    if not is_number(value) or not value > 0:
+        raise ValueError(f"{where} must be a number above 0, got {value!r}")
     return float(value)
 
 
 def _share(value: Any, where: str) -> float:
-    if not 0 < number(value, where) <= 1:
-        raise ValueError(f"{where} must be above 0 and at most 1, got {value!r}")
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{where} must be a number above 0 and at most 1, got {value!r}")
     return float(value)
 
 
-_CHECKS: Mapping[str, Any] = {"latency": number, "efficiency": _share, "gpus": whole_number}
+def count(value: Any, where: str) -> int:
+    """Check that a value is a whole number that arrays can hold.
+
+    Args:
+      value: what was given.
+      where: its place, for the message.
+
+    Returns:
+      The number.
+
+    Raises:
+      ValueError: if it is not, or below 1 or above `MAX_COUNT`.
+
+    Example:
+      >>> count(10**30, "workers")
+      Traceback (most recent call last):
+      ...
+      ValueError: workers must be at most 1000000000, got 1000000000000000000000000000000
+    """
+    if whole_number(value, where) > MAX_COUNT:
+        raise ValueError(f"{where} must be at most {MAX_COUNT}, got {value}")
+    return int(value)
+
+
+_CHECKS: Mapping[str, Any] = {"latency": number, "efficiency": _share, "gpus": count}

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax import schedules
-from pipejax.checks import whole_number
 from pipejax.hardware import System, load_system
 from pipejax.links import LINKS, QUEUES
-from pipejax.sweep.axes import Axis, read_axis, read_system_axes
+from pipejax.sweep.axes import Axis, count, label, read_axis, read_system_axes
 from pipejax.transformer import RECOMPUTE, Model, load_model
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
@@ -124,28 +123,30 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     if isinstance(given, str | Path):
         where = Path(given).name
         try:
-            given = tomllib.loads(Path(given).read_bytes().decode())
-        except ValueError as error:
+            given = tomllib.loads(Path(given).read_bytes().decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{given} is not TOML: {str(error).splitlines()[0]}") from None
     known = ("title", *_KEYS, "system", "outputs", "dtype")
     for key in given:
         if key not in known:
             raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(known)}")
-    if ("microbatches" in given) == ("microbatch_size" in given):
-        raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
+    if not isinstance(given.get("title", ""), str):
+        raise ValueError(f"{where}: title must be a text, got {given['title']!r}")
     axes: dict[str, Axis] = {}
     for key, (name, check, default) in _KEYS.items():
         if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
             raise ValueError(f"{where}: {key} is missing")
         if key in given or default is not None:
             axes[name] = read_axis(name, given.get(key, default), f"{where}: {key}", check)
+    if ("microbatches" in given) == ("microbatch_size" in given):
+        raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
     fields = {axis.name: axis for axis in read_system_axes(given.get("system", {}),
                                                            f"{where}: system")}  # fmt: skip
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
     outputs = read_axis("outputs", given.get("outputs", ["bubble_ratio"]), f"{where}: outputs",
                         _one_of(OUTPUTS)).values if given.get("outputs") != [] else ()  # fmt: skip
     return Sweep(
-        title=str(given.get("title", "")),
+        title=given.get("title", ""),
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
@@ -155,13 +156,16 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
 
 def _plain(value: Any) -> Any:
     """What identifies a value: for models and systems all their numbers."""
-    return dataclasses.asdict(value) if isinstance(value, Model | System) else (
-        str(value) if isinstance(value, Choice) else value)  # fmt: skip
+    return dataclasses.asdict(value) if isinstance(value, Model | System) else label(value)
 
 
 def _schedule(value: Any, where: str) -> Choice:
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    name = given.pop("name", None)
+    if "name" not in given:
+        raise ValueError(
+            f"{where}: {value!r} has no name: known are {', '.join(schedules.names())}"
+        )
+    name = given.pop("name")
     if name not in schedules.names():
         raise ValueError(f"{where}: unknown schedule {name!r}: known are "
                          f"{', '.join(schedules.names())}")  # fmt: skip
@@ -170,7 +174,7 @@ def _schedule(value: Any, where: str) -> Choice:
         if option not in known:
             listed = ", ".join(known) or "none"
             raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
-        given[option] = whole_number(given[option], f"{where}: {name}: {option}")
+        given[option] = count(given[option], f"{where}: {name}: {option}")
     return Choice(name, tuple(sorted(given.items())))
 
 
@@ -205,13 +209,13 @@ def _flag(value: Any, where: str) -> bool:
 _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "schedules": ("schedule", _schedule, None),
     "models": ("model", _loader(load_model), None),
-    "workers": ("workers", whole_number, None),
-    "minibatch": ("minibatch", whole_number, None),
-    "microbatches": ("microbatches", whole_number, None),
-    "microbatch_size": ("microbatch_size", whole_number, None),
-    "tensor_parallel": ("tensor_parallel", whole_number, 1),
+    "workers": ("workers", count, None),
+    "minibatch": ("minibatch", count, None),
+    "microbatches": ("microbatches", count, None),
+    "microbatch_size": ("microbatch_size", count, None),
+    "tensor_parallel": ("tensor_parallel", count, 1),
     "sequence_parallel": ("sequence_parallel", _flag, False),
-    "data_parallel": ("data_parallel", whole_number, 1),
+    "data_parallel": ("data_parallel", count, 1),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),

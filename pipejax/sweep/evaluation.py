@@ -5,6 +5,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pipejax import schedules
@@ -135,7 +136,8 @@ def _run(point: _Point, work: StageWork, systems: System, sweep: Sweep) -> Value
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
         steps, counts = makespans_and_grad(point.program, given)
-        share = np.asarray(resource_shares(work, systems, counts, steps))
+        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (counts, steps))
+        share = np.asarray(resource_shares(work, systems, *exact))
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
         steps = makespans(point.program, given, unroll=False)

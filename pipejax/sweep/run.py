@@ -10,7 +10,7 @@ import xarray as xr
 from pipejax.sweep.blocks import get_block, num_blocks
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
-from pipejax.sweep.store import Store, check_same, create_store, locked
+from pipejax.sweep.store import Store, check_same, create_store, locked, restore
 
 Results = Callable[[Sweep, list[int]], Iterable[tuple[int, Values]]]
 
@@ -109,6 +109,7 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
     else:
         create_store(sweep, path)
     with locked(path):
+        restore(sweep, path)
         yield Store(sweep, path)
 
 

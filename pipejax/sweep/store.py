@@ -21,6 +21,7 @@ import zarr
 
 from pipejax.provenance import provenance
 from pipejax.shapes import NumpyArray
+from pipejax.sweep.axes import label
 from pipejax.sweep.blocks import Block, block_shape, get_block, num_blocks
 from pipejax.sweep.declaration import Sweep
 from pipejax.sweep.variables import Variable, variables_of
@@ -129,6 +130,47 @@ def create_store(sweep: Sweep, path: Path) -> None:
       >>> xr.open_zarr(path).step_time.dims
       ('workers',)
     """
+    with _draft(sweep, path) as draft:
+        draft.chmod(0o777 & ~_umask())
+        os.rename(draft, path)
+
+
+def restore(sweep: Sweep, path: Path) -> None:
+    """Put back axes, units and metadata that were damaged; a run without a break has the same.
+
+    Args:
+      sweep: the grid.
+      path: of a store that holds it.
+
+    Raises:
+      OSError: if it cannot be written.
+
+    Example:
+      >>> from pipejax.sweep import read_sweep
+      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
+      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
+      >>> path = Path(tempfile.mkdtemp()) / "out.zarr"
+      >>> create_store(sweep, path)
+      >>> (path / ".zmetadata").unlink()
+      >>> restore(sweep, path)
+      >>> (path / ".zmetadata").exists()
+      True
+    """
+    with _draft(sweep, path) as draft:
+        for made in draft.rglob("*"):
+            there = path / made.relative_to(draft)
+            if made.is_file() and not (there.is_file() and _same_file(made, there)):
+                there.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(made, there)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
+
+
+@contextlib.contextmanager
+def _draft(sweep: Sweep, path: Path) -> Iterator[Path]:
+    """Make a store without values beside its place; what is left of it goes at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.new-"
     for left in path.parent.glob(f"{prefix}*"):  # by a process that was killed
@@ -138,11 +180,9 @@ def create_store(sweep: Sweep, path: Path) -> None:
     try:
         with locked(draft):
             _fill(sweep, draft)
-            draft.chmod(0o777 & ~_umask())
-            os.rename(draft, path)
-    except BaseException:
+            yield draft
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-        raise
 
 
 def _umask() -> int:
@@ -190,9 +230,7 @@ def _coordinates(sweep: Sweep) -> xr.Dataset:
     """Labels of all axes; a single value becomes a coordinate without a dimension."""
     labels: dict[str, Any] = {}
     for axis in sweep.axes:
-        values = [getattr(value, "name", value) if axis.name in ("model", "system")
-                  else str(value) if axis.name == "schedule" else value
-                  for value in axis.values]  # fmt: skip
+        values = [label(value) for value in axis.values]
         attributes = {"units": axis.unit} if axis.unit else {}
         if axis.is_listed:
             labels[axis.name] = (axis.name, values, attributes)
@@ -255,7 +293,7 @@ def check_same(sweep: Sweep, path: Path) -> None:
     """
     try:
         found = dict(zarr.open_group(str(path), mode="r").attrs)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # whatever it is
         found = {}
     if "grid" not in found:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")

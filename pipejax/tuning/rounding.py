@@ -82,7 +82,7 @@ def improve(
     """
     points, values = points.copy(), evaluate(points, owner)
     rows = np.arange(len(points))
-    while True:
+    while len(moves):  # one stage alone has no neighbours
         around = points[:, None] + moves
         found = evaluate(around.reshape(-1, points.shape[1]), np.repeat(owner, len(moves)))
         found = found.reshape(len(points), len(moves))
@@ -90,9 +90,10 @@ def improve(
         # a gain within rounding is none, or two equal points could take turns for ever
         better = found[rows, best] < values - 1e-12 * np.where(np.isfinite(values), values, 0)
         if not better.any():
-            return points, values
+            break
         points[better] = around[rows, best][better]
         values[better] = found[rows, best][better]
+    return points, values
 
 
 def compositions(total: int, parts: int) -> Points:
