@@ -1,6 +1,7 @@
 """Elasticities: against finite differences of the front door, and Euler's identity."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.cli.app import run
 from pipejax.hardware import FIELDS
 from pipejax.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
 from pipejax.work import NEAR, OF_SYSTEMS, stage_work, work_costs, work_on_systems
@@ -140,3 +142,40 @@ def test_swings_are_exact_evaluations():
 def test_factors_are_checked(factors):
     with pytest.raises(ValueError, match="factors must be two numbers above 0"):
         swings(*case("no vocabulary"), factors=factors)
+
+
+SETTING = ["sensitivity", "--schedule", "1f1b", "--workers", "2", "--microbatches", "4", "--model",
+           "tabular-128l", "--system", "mid_nw_mid_cp", "--minibatch", "8"]  # fmt: skip
+
+
+def test_command(capsys, tmp_path):
+    out = tmp_path / "tornado.svg"
+    assert run([*SETTING, "--factor", "3", "--out", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+    found = elasticities(table, workload, pj.load_system("mid_nw_mid_cp"))
+    assert result["step_time"] == pytest.approx(found.step_time)
+    assert result["elasticity"] == pytest.approx(found.elasticity)
+    assert result["bound_by"] == found.bound_by == "compute.peak"
+    assert result["factors"] == [1 / 3, 3]
+    slower, faster = result["swings"]["compute.peak"]
+    assert faster < result["step_time"] < slower
+    assert "peak FLOP/s" in out.read_text()
+    assert run(SETTING) == 0
+    assert "bound by compute.peak" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
+    ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
+    ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
+    ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
+])  # fmt: skip
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert run([*arguments, "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
