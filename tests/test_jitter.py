@@ -104,7 +104,7 @@ def factors_of(run, costs, sample):
 
 @pytest.mark.parametrize(("link", "queues"), LINKS)
 @given(data=st.data())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
     cells = link == "rendezvous" and data.draw(st.booleans())
     case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
@@ -202,7 +202,7 @@ def test_stragglers_strike_as_often_as_stated():
 
 
 @given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_stragglers_and_slower_ones_never_help(case, link):
     def makespans(**others):
         factors = pj.Jitter(op=D("lognormal", 0.1), **others)

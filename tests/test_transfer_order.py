@@ -96,7 +96,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
 
 
 @given(case=strategies.cases(), communication=st.booleans(), queues=SCOPES, seed=st.integers(0, 99))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, seed):
     table = pj.insert_transfers(case.table) if communication else case.table
     graph = transfer_graph(table, case.costs, queues)
@@ -119,7 +119,7 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, s
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), queues=SCOPES, data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_found_orders_hold_what_they_promise(case, queues, data):
     table = case.table
     if data.draw(st.booleans()):  # cells in an order that may deadlock
