@@ -121,11 +121,8 @@ def evaluate(
       (33.0, [8, 8, 8, 8])
     """
     costs.check_values()
-    step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
-    program = lower(table, link=link, queues=queues, step_end=step_end)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     with np.errstate(over="ignore"):  # an infinite makespan is refused below
-        vector = np.asarray(cost_vector(program, exact))
+        program, vector = lower_and_price(table, costs, link=link, queues=queues)
     priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
     finish, critical, edges = _run(program, vector)
     total = float(finish.max())
@@ -165,6 +162,36 @@ def evaluate(
         + vector[sent.lag_index],
         message_critical=np.where(carried, critical[sent.carrier], direct),
     )  # fmt: skip
+
+
+def lower_and_price(
+    table: ScheduleTable, costs: Costs, *, link: str, queues: str
+) -> tuple[Program, Float[NumpyArray, " costs"]]:
+    """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s].
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+
+    Returns:
+      The program and its cost vector [s].
+
+    Raises:
+      ValueError: if a cost has the wrong number of entries, or link or queues is unknown.
+      ScheduleError: if the transfers of the table deadlock under rendezvous.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"]])
+      >>> program, _ = lower_and_price(table, Costs(update=1.0), link="delay", queues="worker")
+      >>> program.num_nodes  # source, F, B, A and U
+      5
+    """
+    step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
+    program = lower(table, link=link, queues=queues, step_end=step_end)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+    return program, np.asarray(cost_vector(program, exact))
 
 
 def _run(

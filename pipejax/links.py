@@ -134,18 +134,42 @@ def _rendezvous(
         if table.has_communication
         else _ranks_by_end(messages, table)
     )
-    workers = np.concatenate([messages.sender, messages.receiver])
-    others = np.concatenate([messages.receiver, messages.sender])
-    direction = np.tile(messages.direction, 2)
-    key = {
-        "worker": workers,
-        "pair": workers * table.num_workers + others,
-        "direction": workers * 2 + direction,
-    }[queues]
+    key = queue_keys(queues, messages.sender, messages.receiver, messages.direction).ravel()
     order = np.argsort(np.concatenate([send_rank, receive_rank]), kind="stable")
     draft.add_chains(np.tile(nodes, 2)[order], key[order])
     draft.add_edges(nodes, messages.consumer, ZERO)
     return Carried(nodes, np.full_like(nodes, ZERO))
+
+
+def queue_keys(
+    queues: str,
+    sender: Int[NumpyArray, " messages"],
+    receiver: Int[NumpyArray, " messages"],
+    direction: Int[NumpyArray, " messages"],
+) -> Int[NumpyArray, "2 messages"]:
+    """Say which queues a transfer occupies: one of its sender and one of its receiver.
+
+    Args:
+      queues: scope of the queues, one of `QUEUES`.
+      sender: (messages) worker of the SEND.
+      receiver: (messages) worker of the RECV.
+      direction: (messages) activation or input gradient.
+
+    Returns:
+      (2, messages) numbers; transfers with one number share a queue.
+
+    Example:
+      >>> one, other, way = np.array([0, 1]), np.array([1, 0]), np.array([0, 1])
+      >>> [queue_keys(scope, one, other, way).tolist() for scope in ("worker", "direction")]
+      [[[0, 1], [1, 0]], [[0, 3], [2, 1]]]
+    """
+    ends = np.stack([sender, receiver])
+    size = int(ends.max(initial=0)) + 1
+    return {
+        "worker": ends,
+        "pair": ends * size + ends[::-1],
+        "direction": ends * 2 + direction,
+    }[queues]
 
 
 def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:

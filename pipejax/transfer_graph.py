@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.costs import Costs, NodeCosts, cost_vector
-from pipejax.lowering import lower
+from pipejax.costs import Costs, NodeCosts
+from pipejax.evaluate import lower_and_price
+from pipejax.links import queue_keys
 from pipejax.ops import STEP_END, Phase
 from pipejax.program import NO_WORKER, SOURCE, Program
 from pipejax.recurrence import critical_path
@@ -82,9 +83,9 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
       >>> transfer_graph(table, Costs(forward=1.0, backward=2.0), "pair").num_transfers
       2
     """
-    step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
-    program = lower(without_transfers(table), link="rendezvous", queues=queues, step_end=step_end)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+    program, vector = lower_and_price(
+        without_transfers(table), costs, link="rendezvous", queues=queues
+    )
     sent = program.messages
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[sent.carrier] = SOURCE
@@ -104,7 +105,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
     return TransferGraph(
         program=program,
         preds=preds,
-        duration=np.asarray(cost_vector(program, exact))[program.duration_index],
+        duration=vector[program.duration_index],
         queues=_queues(program, queues),
         received=received,
         sent=sends,
@@ -115,13 +116,10 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
 
 def _queues(program: Program, queues: str) -> Int[NumpyArray, "2 transfers"]:
     """Number the queues that each transfer occupies."""
-    sent = program.messages
-    ends = np.stack([sent.sender, sent.receiver])
-    key = {
-        "worker": ends,
-        "pair": ends * program.num_workers + ends[::-1],
-        "direction": ends * 2 + (sent.phase == Phase.SEND_B),
-    }[queues]
+    sender, receiver, phase = (
+        np.asarray(getattr(program.messages, name)) for name in ("sender", "receiver", "phase")
+    )
+    key = queue_keys(queues, sender, receiver, (phase == Phase.SEND_B).astype(int))
     return np.unique(key, return_inverse=True)[1].reshape(key.shape)
 
 

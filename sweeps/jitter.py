@@ -5,8 +5,6 @@ is a straggler. All schedules do the same work and see the same samples.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import xarray as xr
 from rich.console import Console
@@ -15,17 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 import pipejax as pj
 from pipejax.cost_files import worker_times
 from pipejax.jitter_data import jitter_dataset
+from sweeps.cases import build
 from sweeps.command import write
 
-CASES: Mapping[str, Mapping[str, Any]] = {
-    "gpipe": {"name": "gpipe"},
-    "1f1b": {"name": "1f1b"},
-    "chimera": {"name": "chimera"},
-    "chimera-asymmetric": {"name": "chimera-asymmetric"},
-    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
-    "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
-    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
-}
+SHOWN = ("gpipe", "1f1b", "chimera", "chimera-asymmetric", "hanayo, 1 wave", "hanayo, 2 waves",
+         "interleaved-1f1b")  # fmt: skip
 WORKERS, MICROBATCHES, SAMPLES, SEED = 8, 32, 10_000, 0
 SLOTS = {"F": 1, "B": 2}
 TIMES = {"forward": 0.010, "backward": 0.020}  # of a microbatch on a worker [s]
@@ -50,13 +42,9 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
     runs = {}
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("samples", total=samples * len(CASES))
-        for case, chosen in CASES.items():
-            options = dict(chosen)
-            table = pj.schedules.build(
-                options.pop("name"), num_workers=WORKERS, num_microbatches=MICROBATCHES,
-                slots=SLOTS, **options,
-            )  # fmt: skip
+        task = progress.add_task("samples", total=samples * len(SHOWN))
+        for case in SHOWN:
+            table = build(case, WORKERS, MICROBATCHES, SLOTS)
             runs[case] = pj.jitter(
                 table, dataclasses.replace(worker_times(table, TIMES), **MESSAGE), JITTER,
                 samples=samples, seed=SEED, on_part=lambda count: progress.advance(task, count),

@@ -30,18 +30,9 @@ from pipejax.table import ScheduleTable
 from pipejax.transformer import load_model
 from pipejax.work import stage_work, work_costs
 from pipejax.workload import Workload, stage_bytes
+from sweeps.cases import CASES, build
 from sweeps.command import write
 
-CASES: Mapping[str, Mapping[str, Any]] = {
-    "gpipe": {"name": "gpipe"},
-    "1f1b": {"name": "1f1b"},
-    "chimera": {"name": "chimera"},
-    "chimera-asymmetric": {"name": "chimera-asymmetric"},
-    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
-    "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
-    "hanayo, 4 waves": {"name": "hanayo", "waves": 4},
-    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
-}
 WORKERS = (4, 8)
 MICROBATCHES = (8, 16, 32, 64, 128, 256)
 MINIBATCH = 256
@@ -122,18 +113,6 @@ def _run(
     return jax.vmap(one)(vectors)
 
 
-def build(case: str, workers: int, microbatches: int, slots: str) -> ScheduleTable:
-    """Build one table of the grid."""
-    options = dict(CASES[case])
-    return pj.schedules.build(
-        options.pop("name"),
-        num_workers=workers,
-        num_microbatches=microbatches,
-        slots=SLOTS[slots],
-        **options,
-    )
-
-
 def stack(systems: list[System]) -> System:
     """Stack systems along the first axis of every field."""
     alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
@@ -170,7 +149,7 @@ def sweep(
     with _progress() as progress:
         for c, w, m in progress.track(points, description="tables on nine systems"):
             case, p, count = list(CASES)[c], workers[w], microbatches[m]
-            tables = {slots: build(case, p, count, slots) for slots in SLOTS}
+            tables = {name: build(case, p, count, slots) for name, slots in SLOTS.items()}
             table = tables[RUN_SLOTS]
             for name, values in run(table, systems, workload).items():
                 ours[name][c, w, m] = values

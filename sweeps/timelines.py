@@ -18,16 +18,10 @@ from pipejax.cost_files import worker_times
 from pipejax.evaluate import Evaluation
 from pipejax.provenance import provenance
 from pipejax.timeline import bars
+from sweeps.cases import build
 from sweeps.command import write
 
-CASES: Mapping[str, Mapping[str, Any]] = {
-    "gpipe": {"name": "gpipe"},
-    "1f1b": {"name": "1f1b"},
-    "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
-    "chimera": {"name": "chimera"},
-    "chimera-asymmetric": {"name": "chimera-asymmetric"},
-    "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
-}
+SHOWN = ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "chimera-asymmetric", "hanayo, 1 wave")
 WORKERS, MICROBATCHES = 4, 8
 SLOTS = {"F": 1, "B": 2}
 TIMES = {"forward": 1.0, "backward": 2.0}  # of a microbatch on a worker [s]
@@ -49,8 +43,8 @@ def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
       variable states its unit.
     """
     shown = Console(stderr=True)
-    runs = {case: _run(chosen, microbatches)
-            for case, chosen in track(CASES.items(), "schedules", console=shown)}  # fmt: skip
+    runs = {case: _run(case, microbatches)
+            for case in track(SHOWN, "schedules", console=shown)}  # fmt: skip
     rows = [(case, *row) for case, run in runs.items() for row in _ops(run)]
     labels, *columns = zip(*rows, strict=True)
     found = {name: ("op", np.array(column), {"units": unit})
@@ -70,12 +64,8 @@ def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
     )  # fmt: skip
 
 
-def _run(chosen: Mapping[str, Any], microbatches: int) -> Evaluation:
-    options = dict(chosen)
-    table = pj.schedules.build(
-        options.pop("name"), num_workers=WORKERS, num_microbatches=microbatches, slots=SLOTS,
-        **options,
-    )  # fmt: skip
+def _run(case: str, microbatches: int) -> Evaluation:
+    table = build(case, WORKERS, microbatches, SLOTS)
     return pj.evaluate(table, dataclasses.replace(worker_times(table, TIMES), latency=DELAY))
 
 

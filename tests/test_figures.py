@@ -70,7 +70,7 @@ def runs():
 @pytest.fixture(scope="session")
 def shaken():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jitter_sweep, "CASES", {"1f1b": {"name": "1f1b"}})
+        patch.setattr(jitter_sweep, "SHOWN", ("1f1b",))
         return jitter_sweep.sweep(samples=50)
 
 
@@ -82,7 +82,7 @@ def test_the_declared_design_space():
     assert {*pareto.PLAN, "network.bandwidth", "network.latency"} == set(sweep.sizes)
     assert axes["memory.capacity"].values == (axes["system"].values[0].memory_capacity,)
     assert "bound_by" in sweep.outputs
-    assert set(timelines_sweep.CASES) | set(jitter_sweep.CASES) <= LOOK.keys()
+    assert set(timelines_sweep.SHOWN) | set(jitter_sweep.SHOWN) <= LOOK.keys()
 
 
 def test_one_colour_per_schedule():
@@ -216,7 +216,7 @@ def test_tornado(elasticity):
 def test_timelines(runs):
     assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(timelines_sweep.COLUMNS)  # fmt: skip
     figure = timelines.draw(runs)["timelines"]
-    assert len(figure.axes) == len(timelines_sweep.CASES)
+    assert len(figure.axes) == len(timelines_sweep.SHOWN)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     ordered = runs.sortby("makespan", ascending=False)
     for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):

@@ -416,7 +416,7 @@ def test_sweep_and_figure(monkeypatch):
     from figures import jitter as figure
     from sweeps import jitter as script
 
-    monkeypatch.setattr(script, "CASES", {n: script.CASES[n] for n in ("1f1b", "hanayo, 1 wave")})
+    monkeypatch.setattr(script, "SHOWN", ("1f1b", "hanayo, 1 wave"))
     data = script.sweep(samples=100)
     assert data.makespan.shape == (2, 100)
     drawn = figure.draw(data)["jitter"]

@@ -6,8 +6,9 @@ import pytest
 import pipejax as pj
 from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
 from pipejax import style
-from sweeps import tabular_claims, tabular_schedules
-from sweeps.tabular_schedules import CASES, MINIBATCH, MODEL, SYSTEMS, build, sweep
+from sweeps import tabular_claims
+from sweeps.cases import CASES, build
+from sweeps.tabular_schedules import MINIBATCH, MODEL, RUN_SLOTS, SLOTS, SYSTEMS, sweep
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_the_grid_is_full(data):
     ("gpipe", 4, 8, "mid_nw_mid_cp"), ("chimera", 8, 16, "slow_nw_fast_cp"),
     ("hanayo, 2 waves", 8, 8, "fast_nw_fast_cp"), ("chimera-asymmetric", 4, 16, "slow_nw_slow_cp")])  # fmt: skip
 def test_the_batch_equals_one_evaluation(data, case, p, m, system):
-    table = build(case, p, m, tabular_schedules.RUN_SLOTS)
+    table = build(case, p, m, SLOTS[RUN_SLOTS])
     workload = pj.Workload(pj.load_model(MODEL), MINIBATCH)
     costs = pj.stage_costs(workload, pj.load_system(system), table)
     import dataclasses

@@ -306,9 +306,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
                   for p in {**shared, **own}.values()]  # fmt: skip
-    # mypy knows no attribute by which a function states its signature
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    described: Any = run
+    described.__signature__ = inspect.Signature(parameters)
+    described.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 

@@ -101,7 +101,8 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
       ...     store.is_whole(0)
       False
     """
-    if path.exists():
+    was_there = path.exists()
+    if was_there:
         if not resume:
             raise FileExistsError(17, "it exists: go on with it by --resume, or give another --out",
                                   str(path))  # fmt: skip
@@ -109,7 +110,8 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
     else:
         create_store(sweep, path)
     with locked(path):
-        restore(sweep, path)
+        if was_there:
+            restore(sweep, path)
         yield Store(sweep, path)
 
 

@@ -20,6 +20,7 @@ from pipejax.tuning.pairs import Pair, pair_bytes, pair_costs
 from pipejax.tuning.sizes import OVERRUN, Problem
 from pipejax.workload import StageLayers
 
+Points = Int[NumpyArray, "points stages"]
 DealtOf = Callable[[Array, Pair], StageLayers]
 
 
@@ -263,3 +264,59 @@ class Dealing:
 
     def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
         return self.problem.once((what, self.num_microbatches), make)
+
+
+class Evaluate:
+    """Step times of whole numbers by stage, with a count of the exact evaluations.
+
+    Attributes:
+      count: points that were evaluated.
+
+    Example:
+      >>> from pipejax import Workload, load_model, load_system
+      >>> from pipejax.tuning.family import Family
+      >>> workload = Workload(load_model("gpt-22b"), minibatch=64, tensor_parallel=8)
+      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
+      >>> evaluate = Evaluate(Dealing(problem, 16), lambda layers, given: StageLayers(
+      ...     layers, 0 * layers), lambda layers, given: layers.min(axis=1) >= 1)
+      >>> times = evaluate(np.array([[12, 12, 12, 12], [0, 16, 16, 16]]), np.zeros(2, int))
+      >>> np.isfinite(times).tolist(), evaluate.count
+      ([True, False], 1)
+    """
+
+    def __init__(
+        self,
+        dealing: Dealing,
+        dealt_of: Callable[[Points, StageLayers], StageLayers],
+        is_legal: Callable[[Points, StageLayers], NumpyArray],
+    ) -> None:
+        """Keep what points mean: layers of each stage, given the even split of their pairs."""
+        self.dealing, self._dealt_of, self._is_legal = dealing, dealt_of, is_legal
+        self.count = 0
+
+    def dealt(self, points: Points, owner: Int[NumpyArray, " points"]) -> StageLayers:
+        """Return the layers of each stage that points stand for.
+
+        Args:
+          points: (points, stages) whole numbers.
+          owner: (points) which pair each belongs to.
+
+        Returns:
+          (points, stages) layers, and those that are recomputed.
+        """
+        return self._dealt_of(points, self._given(owner))
+
+    def __call__(
+        self, points: Points, owner: Int[NumpyArray, " points"]
+    ) -> Float[NumpyArray, " points"]:
+        """Return step times [s]; infinite where a point is not legal or memory is short."""
+        times = np.full(len(points), np.inf)
+        legal = np.flatnonzero(self._is_legal(points, self._given(owner)))
+        self.count += len(legal)
+        if len(legal):
+            own = owner[legal]
+            times[legal] = self.dealing.step_times(self.dealt(points[legal], own), own)
+        return times
+
+    def _given(self, owner: Int[NumpyArray, " points"]) -> StageLayers:
+        return StageLayers(*(np.asarray(part)[owner] for part in self.dealing.problem.pairs.dealt))

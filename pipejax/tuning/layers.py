@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from pipejax.shapes import Array, Float, Int, NumpyArray
-from pipejax.tuning.dealing import Dealing, TunedLayers
+from pipejax.shapes import Array, Int, NumpyArray
+from pipejax.tuning.dealing import Dealing, Evaluate, TunedLayers
 from pipejax.tuning.pairs import Pair
 from pipejax.tuning.rounding import compositions, improve, swaps, whole_with_sum
 from pipejax.tuning.sizes import Problem
@@ -50,11 +50,10 @@ def tune_layers(
     owner = np.tile(np.arange(pairs), starts + 1)
     splits = whole_with_sum(np.asarray(relaxed.layers).reshape(-1, stages))
     points = np.concatenate([splits, problem.pairs.dealt.layers.astype(int)])
-    evaluate = _Evaluate(dealing)
+    evaluate = Evaluate(dealing, _with_recomputed, _is_legal)
     points, times = improve(points, owner, swaps(stages), evaluate)
-    return dealing.pick(
-        _with_recomputed(problem, points, owner), owner, times, (relaxed, values), evaluate.count
-    )
+    dealt = evaluate.dealt(points, owner)
+    return dealing.pick(dealt, owner, times, (relaxed, values), evaluate.count)
 
 
 def search_layers(problem: Problem, num_microbatches: int) -> TunedLayers:
@@ -86,9 +85,8 @@ def search_layers(problem: Problem, num_microbatches: int) -> TunedLayers:
     ways = {total: compositions(total, stages) for total in np.unique(totals).tolist()}
     points = np.concatenate([ways[total] for total in totals.tolist()])
     owner = np.repeat(np.arange(len(totals)), [len(ways[total]) for total in totals.tolist()])
-    return dealing.pick(
-        _with_recomputed(problem, points, owner), owner, _Evaluate(dealing)(points, owner)
-    )
+    evaluate = Evaluate(dealing, _with_recomputed, _is_legal)
+    return dealing.pick(evaluate.dealt(points, owner), owner, evaluate(points, owner))
 
 
 def _split(variables: Array, pair: Pair) -> StageLayers:
@@ -98,29 +96,12 @@ def _split(variables: Array, pair: Pair) -> StageLayers:
     return StageLayers(layers, layers * recomputed / given)
 
 
-def _with_recomputed(
-    problem: Problem, layers: Int[NumpyArray, "points stages"], owner: Int[NumpyArray, " points"]
-) -> StageLayers:
+def _with_recomputed(layers: Int[NumpyArray, "points stages"], given: StageLayers) -> StageLayers:
     """Recompute on the stages where the even split does: all layers or none."""
-    recomputes = problem.pairs.dealt.recomputed > 0
-    return StageLayers(layers, layers * recomputes[owner])
+    return StageLayers(layers, layers * (np.asarray(given.recomputed) > 0))
 
 
-class _Evaluate:
-    """Step times of splits, with a count of them."""
-
-    def __init__(self, dealing: Dealing) -> None:
-        self.dealing, self.count = dealing, 0
-
-    def __call__(
-        self, layers: Int[NumpyArray, "points stages"], owner: Int[NumpyArray, " points"]
-    ) -> Float[NumpyArray, " points"]:
-        """Return step times [s]; a stage without layers is not legal."""
-        times = np.full(len(layers), np.inf)
-        legal = np.flatnonzero(layers.min(axis=1) >= 1)
-        self.count += len(legal)
-        if len(legal):
-            own = owner[legal]
-            dealt = _with_recomputed(self.dealing.problem, layers[legal], own)
-            times[legal] = self.dealing.step_times(dealt, own)
-        return times
+def _is_legal(layers: Int[NumpyArray, "points stages"], given: StageLayers) -> NumpyArray:
+    """Every stage needs a layer."""
+    del given
+    return layers.min(axis=1) >= 1

@@ -5,8 +5,8 @@ import math
 import jax
 import numpy as np
 
-from pipejax.shapes import Array, Float, Int, NumpyArray
-from pipejax.tuning.dealing import Dealing, TunedLayers
+from pipejax.shapes import Array, Int, NumpyArray
+from pipejax.tuning.dealing import Dealing, Evaluate, TunedLayers
 from pipejax.tuning.pairs import Pair
 from pipejax.tuning.rounding import MOST, TooManyError, improve, swaps
 from pipejax.tuning.sizes import Problem
@@ -52,10 +52,11 @@ def tune_recompute(
     points = np.concatenate([rounded, np.zeros_like(layers), layers]).astype(int)
     owner = np.tile(np.arange(pairs), starts + 2)
     one = np.eye(stages, dtype=int)
-    evaluate = _Evaluate(dealing)
+    evaluate = Evaluate(dealing, _of_all, _is_legal)
     points, times = improve(points, owner, np.concatenate([-one, one, swaps(stages)]), evaluate)
-    dealt = StageLayers(layers[owner], points)
-    return dealing.pick(dealt, owner, times, (relaxed, values), evaluate.count)
+    return dealing.pick(
+        evaluate.dealt(points, owner), owner, times, (relaxed, values), evaluate.count
+    )
 
 
 def search_recompute(
@@ -87,8 +88,8 @@ def search_recompute(
     every = [_ways(layers, common) for layers in problem.pairs.dealt.layers.astype(int)]
     points = np.concatenate(every)
     owner = np.repeat(np.arange(len(every)), list(map(len, every)))
-    dealt = StageLayers(problem.pairs.dealt.layers[owner], points)
-    return dealing.pick(dealt, owner, _Evaluate(dealing)(points, owner))
+    evaluate = Evaluate(dealing, _of_all, _is_legal)
+    return dealing.pick(evaluate.dealt(points, owner), owner, evaluate(points, owner))
 
 
 def _ways(layers: Int[NumpyArray, " stages"], common: bool) -> Int[NumpyArray, "points stages"]:
@@ -104,21 +105,11 @@ def _shares(variables: Array, pair: Pair) -> StageLayers:
     return StageLayers(pair.dealt.layers, jax.nn.sigmoid(variables) * pair.dealt.layers)
 
 
-class _Evaluate:
-    """Step times of numbers of recomputed layers, with a count of them."""
+def _of_all(recomputed: Int[NumpyArray, "points stages"], given: StageLayers) -> StageLayers:
+    return StageLayers(given.layers, recomputed)
 
-    def __init__(self, dealing: Dealing) -> None:
-        self.dealing, self.count = dealing, 0
 
-    def __call__(
-        self, recomputed: Int[NumpyArray, "points stages"], owner: Int[NumpyArray, " points"]
-    ) -> Float[NumpyArray, " points"]:
-        """Return step times [s]; fewer than none or more than all is not legal."""
-        layers = self.dealing.problem.pairs.dealt.layers[owner]
-        times = np.full(len(recomputed), np.inf)
-        legal = np.flatnonzero(((recomputed >= 0) & (recomputed <= layers)).all(axis=1))
-        self.count += len(legal)
-        if len(legal):
-            dealt = StageLayers(layers[legal], recomputed[legal])
-            times[legal] = self.dealing.step_times(dealt, owner[legal])
-        return times
+def _is_legal(recomputed: Int[NumpyArray, "points stages"], given: StageLayers) -> NumpyArray:
+    """Fewer than none and more than all layers cannot be recomputed."""
+    in_range = (recomputed >= 0) & (recomputed <= np.asarray(given.layers))
+    return np.asarray(in_range.all(axis=1))
