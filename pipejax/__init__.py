@@ -23,6 +23,7 @@ from pipejax.ops import Op, Phase
 from pipejax.program import Program, pad
 from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
 from pipejax.robustness import Robustness, robustness
+from pipejax.staleness import Staleness, staleness
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.trace import chrome_trace
 from pipejax.transfer_cells import insert_transfers
@@ -34,6 +35,7 @@ from pipejax.transfer_waits import (
     transfer_waits,
 )
 from pipejax.transformer import Model, load_model
+from pipejax.weights import WeightRule
 from pipejax.work import stage_costs
 from pipejax.workload import Workload, memory_bytes
 
@@ -58,11 +60,13 @@ __all__ = [
     "Robustness",
     "ScheduleError",
     "ScheduleTable",
+    "Staleness",
     "Straggler",
     "System",
     "TransferOrder",
     "TransferWait",
     "TransferWaits",
+    "WeightRule",
     "Workload",
     "chrome_trace",
     "critical_path",
@@ -93,6 +97,7 @@ __all__ = [
     "search_transfer_order",
     "slack",
     "stage_costs",
+    "staleness",
     "stream_makespans",
     "throughput",
     "transfer_waits",

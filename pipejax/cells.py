@@ -1,11 +1,17 @@
 """The arrays behind a table: what each cell holds, by worker and slot."""
 
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.ops import COMPUTE, NO_MICROBATCH, Cell, Op, Phase
+from pipejax.ops import COMPUTE, NO_MICROBATCH, NO_PIPE, NO_STAGE, NUMBERED, Cell, Op, Phase
 from pipejax.shapes import Bool, Index, Int, NumpyArray
+from pipejax.weights import NEWEST, WeightRule
+
+NOWHERE = -1  # an op that the table does not hold
 
 
 class Cells(NamedTuple):
@@ -29,13 +35,15 @@ class Cells(NamedTuple):
     pipe: Int[NumpyArray, "workers slots"]
 
 
-class Content(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Content:
     """Everything that a schedule consists of.
 
     Attributes:
       cells: (workers, slots) the op of each slot.
       partners: (workers, slots) the backward of each fused pair.
       placement: (pipes, stages) worker of each stage.
+      weights: which weights a forward reads, where cells update them.
 
     Example:
       >>> from pipejax.table import ScheduleTable
@@ -47,6 +55,7 @@ class Content(NamedTuple):
     cells: Cells
     partners: Cells
     placement: Int[NumpyArray, "pipes stages"]
+    weights: WeightRule = NEWEST
 
     @property
     def num_workers(self) -> int:
@@ -68,23 +77,38 @@ class Content(NamedTuple):
         """Number of pipes."""
         return int(self.placement.shape[0])
 
-    @property
+    @functools.cached_property
     def _computes(self) -> Bool[NumpyArray, "workers slots"]:
         """Where a cell computes: messages say nothing about how many microbatches there are."""
         return np.isin(self.cells.phase, COMPUTE)
 
-    @property
+    @functools.cached_property
     def num_microbatches(self) -> int:
         """Number of microbatches over all pipes."""
         return int(self.cells.microbatch[self._computes].max(initial=NO_MICROBATCH)) + 1
 
-    @property
+    @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
         """Pipe of each microbatch."""
         pipe_of = np.zeros(self.num_microbatches, np.int32)
         held = self._computes
         pipe_of[self.cells.microbatch[held]] = self.cells.pipe[held]
         return pipe_of
+
+    @functools.cached_property
+    def where(self) -> Mapping[Phase, Int[NumpyArray, "stages microbatches"]]:
+        """Cell of every op by phase, worker * slots + slot, or `NOWHERE`."""
+        shape = self.num_stages, self.num_microbatches
+        where = {phase: np.broadcast_to(NOWHERE, shape) for phase in NUMBERED}
+        for cells in (self.cells, self.partners):
+            held = np.flatnonzero(cells.phase.ravel())
+            codes = cells.phase.ravel()[held]
+            for phase in set(np.unique(codes).tolist()) & set(NUMBERED):
+                found = held[codes == phase]
+                stage, microbatch = cells.stage.ravel()[found], cells.microbatch.ravel()[found]
+                where[phase] = where[phase].copy()
+                where[phase][stage, microbatch] = found
+        return where
 
     def cell(self, worker: Index, slot: Index) -> Cell:
         """Return the ops of one cell: none where it is idle, two for a fused pair.
@@ -124,3 +148,42 @@ class Content(NamedTuple):
         """
         worker, slot = divmod(int(cell), self.num_slots)
         return worker, slot
+
+
+def lay_out(
+    rows: Sequence[Sequence[Cell]], member: int, pipe_of: Int[NumpyArray, " microbatches"]
+) -> Cells:
+    """Lay the first or the second op of every cell out as arrays.
+
+    Args:
+      rows: cells by worker and slot; rows may differ in length.
+      member: 0 for the first op, 1 for the second of a fused pair.
+      pipe_of: (microbatches) pipe of each microbatch.
+
+    Returns:
+      The arrays, idle where a cell has no such op.
+
+    Example:
+      >>> lay_out([[(), (Op(Phase.F, 2, 0),)]], 0, np.array([0])).stage.tolist()
+      [[-1, 2]]
+    """
+    shape = (len(rows), max((len(row) for row in rows), default=0))
+    cells = Cells(
+        np.full(shape, Phase.IDLE, np.int32),
+        np.full(shape, NO_STAGE, np.int32),
+        np.full(shape, NO_MICROBATCH, np.int32),
+        np.full(shape, NO_PIPE, np.int32),
+    )
+    for worker, row in enumerate(rows):
+        held = [(slot, cell[member]) for slot, cell in enumerate(row) if len(cell) > member]
+        if held:
+            slots = [slot for slot, _ in held]
+            phase, stage, microbatch = np.array([op for _, op in held], np.int64).T
+            cells.phase[worker, slots], cells.stage[worker, slots] = phase, stage
+            cells.microbatch[worker, slots] = microbatch
+            numbered = microbatch != NO_MICROBATCH
+            known = numbered & (microbatch < len(pipe_of))
+            pipes = np.full(len(slots), NO_PIPE)
+            pipes[known] = pipe_of[microbatch[known]]
+            cells.pipe[worker, slots] = pipes
+    return cells

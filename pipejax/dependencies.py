@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.cells import Content
-from pipejax.ops import COMMUNICATION, COMPUTE, Phase
+from pipejax.cells import NOWHERE, Content
+from pipejax.ops import Phase
 from pipejax.shapes import Bool, Int, NumpyArray
 
-NOWHERE = -1  # an op that the table does not hold
 FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 
 
@@ -42,6 +41,7 @@ RULES = (
     Rule(Phase.B, (Phase.I, Phase.B), 1),
     Rule(Phase.I, (Phase.I, Phase.B), 1),
     Rule(Phase.W, (Phase.I,), 0),
+    Rule(Phase.U, (Phase.W, Phase.B), 0),
 )
 
 
@@ -102,31 +102,6 @@ class Dependencies(NamedTuple):
         return np.minimum(self.from_stage, self.to_stage)
 
 
-def locate(content: Content) -> dict[Phase, Int[NumpyArray, "stages microbatches"]]:
-    """Find the cell of every op.
-
-    Args:
-      content: cells and placement of a schedule.
-
-    Returns:
-      For each phase that carries a microbatch, (stages, microbatches) the cell,
-      worker * slots + slot, or `NOWHERE`.
-
-    Example:
-      >>> from pipejax.table import ScheduleTable
-      >>> locate(ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]]).content)[Phase.B].tolist()
-      [[3, 2]]
-    """
-    where = {}
-    for phase in COMPUTE + COMMUNICATION:
-        where[phase] = np.full((content.num_stages, content.num_microbatches), NOWHERE)
-        for cells in (content.cells, content.partners):
-            flat = np.flatnonzero(cells.phase.ravel() == phase)
-            stage, microbatch = cells.stage.ravel()[flat], cells.microbatch.ravel()[flat]
-            where[phase][stage, microbatch] = flat
-    return where
-
-
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules to every op of a schedule.
 
@@ -142,7 +117,7 @@ def find_dependencies(content: Content) -> Dependencies:
       >>> found.producer.tolist(), found.consumer.tolist()
       ([0, 1], [1, 2])
     """
-    where = locate(content)
+    where = content.where
     pipe_of = content.pipe_of_microbatch
     placement, num_stages = content.placement, content.num_stages
     found = []

@@ -5,6 +5,7 @@ JSON states everything, so that what is written is what is read.
 """
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from pipejax.ops import format_cell
 from pipejax.table import ScheduleError, ScheduleTable
 from pipejax.units import parse_json
+from pipejax.weights import WeightRule
 
 FORMAT = "pipejax-table"
 VERSION = 1
@@ -118,6 +120,7 @@ def to_json(table: ScheduleTable) -> str:
       >>> json.loads(text)["rows"], json.loads(text)["placement"]
       ([['0F0', '', '0B0']], [[0]])
     """
+    rule = {"weights": dataclasses.asdict(table.weights)} if table.updates_within else {}
     return json.dumps(
         {
             "format": FORMAT,
@@ -127,6 +130,7 @@ def to_json(table: ScheduleTable) -> str:
             "pipe_of_microbatch": table.pipe_of_microbatch.tolist(),
             "slots": dict(table.slots),
             "stage_shares": list(table.stage_shares),
+            **rule,
             "rows": [[format_cell(cell) for cell in row] for row in table.rows()],
         },
         indent=1,
@@ -157,9 +161,20 @@ def _from_json(text: str) -> ScheduleTable:
             name=data["name"],
             slots=data["slots"],
             stage_shares=data["stage_shares"],
+            weights=_weights(data.get("weights", {})),
         )
     except OverflowError as error:  # a worker or pipe beyond every integer of the arrays
         raise ScheduleError(f"this is not a table: {error}") from None
+
+
+def _weights(rule: Any) -> WeightRule:
+    known = [field.name for field in dataclasses.fields(WeightRule)]
+    if not isinstance(rule, dict) or not set(rule) <= set(known):
+        raise ScheduleError(f"weights: expected an object with {', '.join(known)}, got {rule!r}")
+    try:
+        return WeightRule(**rule)
+    except ValueError as error:
+        raise ScheduleError(f"weights: {error}") from None
 
 
 def _check_json(data: Mapping[str, Any]) -> None:
@@ -169,8 +184,8 @@ def _check_json(data: Mapping[str, Any]) -> None:
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
             f"got {data.get('format')!r} and {data.get('version')!r}"
         )
-    if set(data) != _KEYS:
-        odd = sorted(set(data) ^ _KEYS)[0]
+    if set(data) - {"weights"} != _KEYS:
+        odd = sorted((set(data) - {"weights"}) ^ _KEYS)[0]
         raise ScheduleError(f"{'missing' if odd in _KEYS else 'unknown'} key {odd!r} in the table")
 
     def is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.dependencies import locate
 from pipejax.drafting import Draft
 from pipejax.idealised import slot_times
 from pipejax.layout import ZERO, CostLayout
 from pipejax.ops import Phase
 from pipejax.program import SOURCE
 from pipejax.shapes import Int, NumpyArray
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
 
 QUEUES = ("worker", "pair", "direction")
 
@@ -174,7 +174,7 @@ def queue_keys(
 
 def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:
     """Slots of the SEND and of the RECV of each message."""
-    where = locate(table.content)
+    where = table.content.where
     slots = {}
     for side, stage in (("SEND", messages.stage), ("RECV", messages.to_stage)):
         forward, backward = (

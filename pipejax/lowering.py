@@ -2,11 +2,13 @@
 
 Ops become nodes, rows become chains of nodes, and a link model turns every message between
 workers into an edge with a lag or into a node of its own. At the end come the all-reduce of each
-stage and the optimizer update of each stage copy.
+stage and the optimizer update of each stage copy; where cells of the table update, an all-reduce
+comes before each of them instead.
 """
 
 import numpy as np
 
+from pipejax.cells import NOWHERE
 from pipejax.dependencies import BACKWARD
 from pipejax.drafting import Draft
 from pipejax.layout import ZERO, CostLayout
@@ -15,6 +17,7 @@ from pipejax.ops import EXECUTED, Phase
 from pipejax.program import SOURCE, MessageTable, Program
 from pipejax.shapes import Int, NumpyArray
 from pipejax.table import ScheduleTable, dependencies_of, row_order
+from pipejax.versions import find_versions
 
 
 def lower(
@@ -29,7 +32,8 @@ def lower(
       queues: scope of the communication queues under rendezvous: "worker", "pair", "direction".
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
         optimizer update of every stage copy (on its worker, after the all-reduce). Where both
-        cost nothing they change no makespan; without them their costs play no part.
+        cost nothing they change no makespan; without them their costs play no part. Where cells
+        of the table update, only an all-reduce before each of them is added.
 
     Returns:
       The program; it holds no costs.
@@ -56,7 +60,8 @@ def lower(
     draft = Draft(table)
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
     if step_end:
-        _add_step_end(draft, table, layout, node_of_cell)
+        add = _add_reductions if table.updates_within else _add_step_end
+        add(draft, table, layout, node_of_cell)
     messages = _messages(table, node_of_cell)
     carried = LINKS[link](draft, messages, layout, queues, table)
     pair_index = np.stack(
@@ -140,6 +145,23 @@ def _messages(table: ScheduleTable, node_of_cell: NumpyArray) -> Messages:
         boundary=found.boundary,
         phase=np.where(found.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
     )
+
+
+def _add_reductions(
+    draft: Draft, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
+) -> None:
+    """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
+    update_cell = find_versions(table.content).update_cell
+    where = table.content.where
+    update, which = np.unique(update_cell, return_inverse=True)
+    last = np.full(len(update), NOWHERE)  # gradient before each update
+    np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
+    stage, nodes = table.stage.ravel()[update], node_of_cell.ravel()
+    reductions = draft.add_nodes(
+        duration=layout.op(Phase.A, stage), phase=np.full_like(stage, Phase.A), stage=stage
+    )
+    draft.add_edges(nodes[last], reductions, ZERO)
+    draft.add_edges(reductions, nodes[update], ZERO)
 
 
 def _add_step_end(

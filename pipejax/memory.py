@@ -7,6 +7,7 @@ import numpy as np
 from pipejax.ops import Phase
 from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
+from pipejax.versions import versions_held
 
 Bytes = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
@@ -78,7 +79,8 @@ class HeldCounts(NamedTuple):
     """What each worker holds, as counts: its memory is linear in the bytes of the stages.
 
     Attributes:
-      copies: (workers, stages) 1 where the worker holds the stage's parameters.
+      copies: (workers, stages) models whose stage the worker holds: 1, or one of each run.
+      stashed: (workers, stages) versions of its weights that it holds besides, at most.
       activations: (workers, moments, stages) activations held at each moment that could be the
         peak for some sizes; rows of zeros fill up.
       checkpoints: (workers, moments, stages) what is held of those only between F and R.
@@ -91,6 +93,7 @@ class HeldCounts(NamedTuple):
     """
 
     copies: Int[NumpyArray, "workers stages"]
+    stashed: Int[NumpyArray, "workers stages"]
     activations: Int[NumpyArray, "workers moments stages"]
     checkpoints: Int[NumpyArray, "workers moments stages"]
 
@@ -119,9 +122,8 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     padded = np.zeros((len(peaks), max(map(len, peaks)), counts.shape[-1]), int)
     for worker, moments in enumerate(peaks):
         padded[worker, : len(moments)] = moments
-    copies = np.stack([persistent_bytes(table, one) for one in stages], axis=1)
     activations, checkpoints = np.split(padded, 2, axis=-1)
-    return HeldCounts(copies.astype(int), activations, checkpoints)
+    return HeldCounts(*_models(table), activations, checkpoints)
 
 
 def _undominated(counts: Float[NumpyArray, "slots sizes"]) -> Float[NumpyArray, "moments sizes"]:
@@ -135,15 +137,20 @@ def _undominated(counts: Float[NumpyArray, "slots sizes"]) -> Float[NumpyArray, 
     return rows[covers.sum(axis=0) == 1]
 
 
-def persistent_bytes(table: ScheduleTable, bytes_per_stage: Bytes) -> Float[NumpyArray, " workers"]:
+def persistent_bytes(
+    table: ScheduleTable, bytes_per_stage: Bytes, version_bytes: Bytes | None = None
+) -> Float[NumpyArray, " workers"]:
     """Return the memory that lasts the whole step: every worker's copy of a stage counts.
 
     Args:
       table: the schedule.
       bytes_per_stage: (stages) parameters, gradients and optimizer state of one copy.
+      version_bytes: (stages) one more version of its weights, which an asynchronous table keeps
+        for the microbatches in flight; not counted if None.
 
     Returns:
-      (workers) bytes; two pipes that have a stage on one worker share its copy.
+      (workers) bytes; two pipes that have a stage on one worker share its copy. A table that
+      trains several runs holds a copy for each.
 
     Example:
       >>> from pipejax import schedules
@@ -151,11 +158,20 @@ def persistent_bytes(table: ScheduleTable, bytes_per_stage: Bytes) -> Float[Nump
       >>> persistent_bytes(table, np.array([1.0, 10.0])).tolist()
       [11.0, 11.0]
     """
-    stages = np.broadcast_to(np.arange(table.num_stages), table.placement.shape)
-    worker, stage = np.unique([table.placement.ravel(), stages.ravel()], axis=1)
-    total = np.zeros(table.num_workers)
-    np.add.at(total, worker, np.asarray(bytes_per_stage, float)[stage])
+    copies, stashed = _models(table)
+    total = copies @ np.asarray(bytes_per_stage, float)
+    if version_bytes is not None:
+        total += stashed @ np.asarray(version_bytes, float)
     return total
+
+
+def _models(
+    table: ScheduleTable,
+) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
+    """Models whose stage a worker holds, and versions of its weights beside the newest of each."""
+    versions = versions_held(table.content)
+    copies = np.where(versions > 0, table.weights.runs, 0)
+    return copies, versions - copies
 
 
 def _held(table: ScheduleTable, size: NumpyArray, checkpoint: NumpyArray) -> NumpyArray:

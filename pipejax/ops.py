@@ -36,16 +36,17 @@ class Phase(enum.IntEnum):
     SEND_B = 12  # send an input gradient to the previous stage
     RECV_B = 13  # receive it
     A = 14  # gradient all-reduce of a replicated or data-parallel stage
-    U = 15  # optimizer update
+    U = 15  # optimizer update of a stage; in a cell, right after the gradients that it applies
 
 
 COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
 SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
 COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
-STEP_END = (Phase.A, Phase.U)  # follow the table; lowering adds them, no cell holds them
+STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
 TIMED = COMPUTE + SHARDING + STEP_END  # phases with a duration
-EXECUTED = COMPUTE + SHARDING  # phases that a worker executes in row order
-CELL_PHASES = COMPUTE + SHARDING + COMMUNICATION
+EXECUTED = COMPUTE + SHARDING + (Phase.U,)  # phases that a worker executes in row order
+CELL_PHASES = EXECUTED + COMMUNICATION
+NUMBERED = (*COMPUTE, *COMMUNICATION, Phase.U)  # phases of ops that carry a microbatch
 
 
 class Op(NamedTuple):
@@ -70,7 +71,7 @@ class Op(NamedTuple):
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair
 
-_NUMBERED = frozenset(COMPUTE + COMMUNICATION)  # phases of ops that carry a microbatch
+_NUMBERED = frozenset(NUMBERED)
 _LIMIT = 10**9
 _LETTERS = "|".join(phase.name for phase in reversed(CELL_PHASES))
 _OP = re.compile(rf"([0-9]{{1,9}})({_LETTERS})([0-9]{{0,9}})")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from pipejax.layout import CostLayout
-from pipejax.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, Phase
+from pipejax.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, STEP_END, Phase
 from pipejax.shapes import Array, Int, NumpyArray
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
@@ -112,6 +112,13 @@ class Program:
     def num_nodes(self) -> int:
         """Number of nodes, source and padding included."""
         return self.preds.shape[0]
+
+    @property
+    def beside_cells(self) -> Int[NumpyArray, " some"]:
+        """All-reduces and updates that no cell of the table holds, in topological order."""
+        beside = np.isin(self.phase, STEP_END)
+        beside[np.ravel(self.node_of_cell)] = False
+        return np.flatnonzero(beside)
 
     @property
     def max_preds(self) -> int:

@@ -7,7 +7,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-SHOWN = ("cli", "style", "drawing", "tornado", "timeline", "trace")  # what only shows numbers
+SHOWN = (
+    "cli",
+    "style",
+    "drawing",
+    "tornado",
+    "delay_chart",
+    "timeline",
+    "trace",
+)  # what only shows numbers
 
 
 def provenance() -> dict[str, str]:

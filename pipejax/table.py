@@ -6,22 +6,19 @@ placed on, and the rows can be executed in order without a deadlock.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from pipejax import placement as placements
-from pipejax.cells import Cells, Content
-from pipejax.checks import are_positive
+from pipejax.cells import Cells, Content, lay_out
 from pipejax.dependencies import Dependencies, find_dependencies
 from pipejax.grid import MAX_SLOTS, format_grid
 from pipejax.legality import IllegalSchedule, check
 from pipejax.ops import (
     COMMUNICATION,
-    NO_MICROBATCH,
-    NO_PIPE,
-    NO_STAGE,
     Cell,
     Phase,
     check_cell,
@@ -29,8 +26,8 @@ from pipejax.ops import (
     parse_cell,
 )
 from pipejax.shapes import Bool, Index, Int, NumpyArray
-
-UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
+from pipejax.slots import UNIT_SLOTS, check_shares, check_slots
+from pipejax.weights import NEWEST, WeightRule
 
 
 class ScheduleError(ValueError):
@@ -66,6 +63,7 @@ class ScheduleTable:
       name: schedule name, for reports.
       slots: slot durations by phase letter that the table was drawn with.
       stage_shares: (stages) share of the model's layers on each stage, relative to the mean.
+      weights: which weights a forward reads, where U cells update them within the table.
 
     Raises:
       ScheduleError: on construction, if the schedule cannot run.
@@ -86,6 +84,7 @@ class ScheduleTable:
     name: str = "table"
     slots: Mapping[str, float] = dataclasses.field(default_factory=lambda: UNIT_SLOTS)
     stage_shares: Sequence[float] = ()
+    weights: WeightRule = NEWEST
 
     def __post_init__(self) -> None:
         """Freeze the arrays and check the schedule."""
@@ -113,6 +112,7 @@ class ScheduleTable:
         name: str = "table",
         slots: Mapping[str, float] = UNIT_SLOTS,
         stage_shares: Sequence[float] = (),
+        weights: WeightRule = NEWEST,
     ) -> "ScheduleTable":
         """Make a table from the cells of each worker.
 
@@ -124,6 +124,7 @@ class ScheduleTable:
           name: schedule name, for reports.
           slots: slot durations that the rows were drawn with.
           stage_shares: (stages) relative share of the layers on each stage; equal if empty.
+          weights: which weights a forward reads, where U cells update them.
 
         Returns:
           The table.
@@ -151,12 +152,13 @@ class ScheduleTable:
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
         pipe_of = np.asarray(pipe_of_microbatch, np.int32)
         return cls(
-            cells=_dense(cells, 0, pipe_of),
-            partners=_dense(cells, 1, pipe_of),
+            cells=lay_out(cells, 0, pipe_of),
+            partners=lay_out(cells, 1, pipe_of),
             placement=np.array(placement, np.int32),
             name=name,
             slots=slots,
             stage_shares=stage_shares,
+            weights=weights,
         )
 
     @property
@@ -179,10 +181,10 @@ class ScheduleTable:
         """Pipe of each cell."""
         return self.cells.pipe
 
-    @property
+    @functools.cached_property
     def content(self) -> Content:
         """Cells and placement together."""
-        return Content(self.cells, self.partners, self.placement)
+        return Content(self.cells, self.partners, self.placement, self.weights)
 
     @property
     def num_workers(self) -> int:
@@ -225,6 +227,11 @@ class ScheduleTable:
         return bool(np.isin(self.cells.phase, COMMUNICATION).any())
 
     @property
+    def updates_within(self) -> bool:
+        """Whether U cells update weights before the end of the table: it is asynchronous."""
+        return bool((self.cells.phase == Phase.U).any())
+
+    @property
     def pipe_of_microbatch(self) -> placements.PipeOfMicrobatch:
         """Pipe of each microbatch."""
         return self.content.pipe_of_microbatch
@@ -249,6 +256,34 @@ class ScheduleTable:
         """Yield the cells of each worker."""
         for worker in range(self.num_workers):
             yield [self.cell(worker, slot) for slot in range(self.num_slots)]
+
+    def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
+        """Return a table with other rows and all else as it is.
+
+        Args:
+          rows: cells by worker and slot.
+
+        Returns:
+          The table; where nothing updates, it has no weight rule any more.
+
+        Raises:
+          ScheduleError: if the schedule cannot run.
+
+        Example:
+          >>> table = ScheduleTable.from_rows([["0F0", "0B0"]], name="one")
+          >>> table.with_rows([[(), *next(table.rows())]]).num_slots
+          3
+        """
+        updates = any(op.phase is Phase.U for row in rows for cell in row for op in cell)
+        return ScheduleTable.from_rows(
+            rows,
+            placement=self.placement,
+            pipe_of_microbatch=self.pipe_of_microbatch.tolist(),
+            name=self.name,
+            slots=self.slots,
+            stage_shares=self.stage_shares,
+            weights=self.weights if updates else NEWEST,
+        )
 
     def __str__(self) -> str:
         """Return the table as a grid."""
@@ -281,6 +316,28 @@ class ScheduleTable:
         return ScheduleError(reason, format_grid(texts, (worker, slot), MAX_SLOTS))
 
 
+def without(table: ScheduleTable, phases: Collection[Phase]) -> ScheduleTable:
+    """Take the cells of some phases out of a table.
+
+    Args:
+      table: the schedule.
+      phases: phases that go.
+
+    Returns:
+      The other ops in the same order; the table itself where no cell has to go.
+
+    Example:
+      >>> print(without(ScheduleTable.from_rows([["0F0", "0B0", "0U0"]]), [Phase.U]))
+                 0     1
+        worker 0 0F0   0B0
+    """
+    if not np.isin(table.phase, list(phases)).any():
+        return table
+    return table.with_rows(
+        [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
+    )
+
+
 def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
     parsed = []
     for worker, row in enumerate(rows):
@@ -294,76 +351,9 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
     return parsed
 
 
-def _dense(rows: Sequence[Sequence[Cell]], member: int, pipe_of: NumpyArray) -> Cells:
-    """Lay the first or the second op of every cell out as arrays."""
-    shape = (len(rows), max((len(row) for row in rows), default=0))
-    cells = Cells(
-        np.full(shape, Phase.IDLE, np.int32),
-        np.full(shape, NO_STAGE, np.int32),
-        np.full(shape, NO_MICROBATCH, np.int32),
-        np.full(shape, NO_PIPE, np.int32),
-    )
-    for worker, row in enumerate(rows):
-        held = [(slot, cell[member]) for slot, cell in enumerate(row) if len(cell) > member]
-        if held:
-            slots = [slot for slot, _ in held]
-            phase, stage, microbatch = np.array([op for _, op in held], np.int64).T
-            cells.phase[worker, slots], cells.stage[worker, slots] = phase, stage
-            cells.microbatch[worker, slots] = microbatch
-            numbered = microbatch != NO_MICROBATCH
-            known = numbered & (microbatch < len(pipe_of))
-            pipes = np.full(len(slots), NO_PIPE)
-            pipes[known] = pipe_of[microbatch[known]]
-            cells.pipe[worker, slots] = pipes
-    return cells
-
-
 def _plain(duration: float) -> float:
     """Python's number for NumPy's, so that tables can be written as JSON."""
     return int(duration) if duration == int(duration) else float(duration)
-
-
-def check_shares(shares: Sequence[float], num_stages: int) -> None:
-    """Check that every stage has a positive share of the layers.
-
-    Args:
-      shares: (stages) shares.
-      num_stages: S.
-
-    Raises:
-      IllegalSchedule: otherwise.
-
-    Example:
-      >>> check_shares([1.0, 0.0], 2)
-      Traceback (most recent call last):
-      pipejax.legality.IllegalSchedule: stage_shares needs 2 positive numbers, got [1.0, 0.0]
-    """
-    if not are_positive(shares, num_stages):
-        raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
-
-
-def check_slots(slots: Mapping[str, float]) -> None:
-    """Check that slot durations are positive and belong to phases that have one.
-
-    Args:
-      slots: duration by phase letter.
-
-    Raises:
-      IllegalSchedule: otherwise.
-
-    Example:
-      >>> check_slots({"F": 1, "X": 2})
-      Traceback (most recent call last):
-      pipejax.legality.IllegalSchedule: slots: unknown phase 'X': known are F, B, I, W, R
-    """
-    for letter, duration in slots.items():
-        if letter not in UNIT_SLOTS:
-            known = ", ".join(UNIT_SLOTS)
-            raise IllegalSchedule(f"slots: unknown phase {letter!r}: known are {known}")
-        if not are_positive([duration], 1):
-            raise IllegalSchedule(
-                f"slots: {letter} must be a finite number above 0, got {duration!r}"
-            )
 
 
 def dependencies_of(table: ScheduleTable) -> Dependencies:

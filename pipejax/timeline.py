@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.evaluate import Evaluation
-from pipejax.ops import NO_MICROBATCH, STEP_END, Op, Phase, format_cell
+from pipejax.ops import NO_MICROBATCH, Op, Phase, format_cell
 
 
 class Bar(NamedTuple):
@@ -93,10 +93,9 @@ def bars(evaluation: Evaluation) -> list[Bar]:
         bar(int(program.node_of_cell[worker, slot]), evaluation.table.cell(worker, slot))
         for worker, slot in np.argwhere(program.node_of_cell > 0)
     ]
-    after = np.flatnonzero(np.isin(program.phase, STEP_END))
     return in_table + [
         bar(int(n), (Op(Phase(int(program.phase[n])), int(program.stage[n]), NO_MICROBATCH),))
-        for n in after
+        for n in program.beside_cells
     ]
 
 

@@ -11,7 +11,7 @@ from pipejax.lowering import lower
 from pipejax.ops import COMMUNICATION, Cell, Op, Phase
 from pipejax.program import SOURCE, Program
 from pipejax.shapes import Index, Int, NumpyArray
-from pipejax.table import ScheduleTable
+from pipejax.table import ScheduleTable, without
 
 Order = Int[NumpyArray, " transfers"]
 
@@ -58,24 +58,7 @@ def without_transfers(table: ScheduleTable) -> ScheduleTable:
         worker 0 0F0   0B0
         worker 1 1F0   1B0
     """
-    if not table.has_communication:
-        return table
-    rows = [
-        [cell for cell in row if not (cell and cell[0].phase in COMMUNICATION)]
-        for row in table.rows()
-    ]
-    return _with_rows(table, rows)
-
-
-def _with_rows(table: ScheduleTable, rows: list[list[Cell]]) -> ScheduleTable:
-    return ScheduleTable.from_rows(
-        rows,
-        placement=table.placement,
-        pipe_of_microbatch=table.pipe_of_microbatch.tolist(),
-        name=table.name,
-        slots=table.slots,
-        stage_shares=table.stage_shares,
-    )
+    return without(table, COMMUNICATION)
 
 
 def order_of(program: Program) -> Order:
@@ -190,4 +173,4 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         waits_for[int(sent.consumer[transfer])].remove(transfer)
     for row, ops, first in zip(rows, cells, next_op, strict=True):
         row += [cell for _, cell in ops[first:]]
-    return _with_rows(bare, rows)
+    return bare.with_rows(rows)

@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.costs import Costs, NodeCosts
 from pipejax.evaluate import lower_and_price
 from pipejax.links import queue_keys
-from pipejax.ops import STEP_END, Phase
+from pipejax.ops import Phase
 from pipejax.program import NO_WORKER, SOURCE, Program
 from pipejax.recurrence import critical_path
 from pipejax.shapes import Array, Float, Int, NumpyArray
@@ -42,6 +42,7 @@ class TransferGraph:
       latest: (nodes) how many of `received` come up to an op of a row, 0 where the row has none.
       earliest: (transfers) how many of `sent` come before a transfer's consumer in its row, all
         where none follows.
+      at_end: (some) all-reduces and updates after all rows.
 
     Example:
       >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
@@ -57,6 +58,7 @@ class TransferGraph:
     sent: Int[NumpyArray, " transfers"]
     latest: Int[NumpyArray, " nodes"]
     earliest: Int[NumpyArray, " transfers"]
+    at_end: Int[NumpyArray, " some"]
 
     @property
     def num_transfers(self) -> int:
@@ -99,6 +101,10 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
     row = program.worker.astype(np.int64) * size
     latest = np.searchsorted(arrivals, row + np.arange(size), side="right")
     latest[latest == np.searchsorted(arrivals, row)] = 0
+    latest[program.worker == NO_WORKER] = 0
+    # an all-reduce within the table belongs to the one row that waits for it
+    between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
+    latest[between] = latest[preds[between, 0]]
     consumer_row = sent.receiver.astype(np.int64) * size
     earliest = np.searchsorted(departures, consumer_row + sent.consumer)
     earliest[earliest == np.searchsorted(departures, consumer_row + size)] = len(sends)
@@ -109,8 +115,9 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
         queues=_queues(program, queues),
         received=received,
         sent=sends,
-        latest=np.where(program.worker == NO_WORKER, 0, latest),
+        latest=latest,
         earliest=earliest,
+        at_end=np.setdiff1d(program.beside_cells, between),
     )
 
 
@@ -249,7 +256,7 @@ def _tables(
     positions = positions_of(orders)
     key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
     key[:] = 2 * _latest_arrival(graph, positions)[:, graph.latest] + 2
-    key[:, np.isin(program.phase, STEP_END)] = 2 * size + 2
+    key[:, graph.at_end] = 2 * size + 2
     key[:, carrier] = 2 * positions + 1
     node = np.argsort(key, axis=1, kind="stable").astype(np.int32)
     number = np.empty_like(node)

@@ -211,6 +211,7 @@ class StageBytes(NamedTuple):
       persistent: (stages) parameters, gradients and optimizer state [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+      version: (stages) one more version of the weights, which asynchronous tables keep [B].
 
     Example:
       >>> from pipejax import load_model, schedules
@@ -223,6 +224,7 @@ class StageBytes(NamedTuple):
     persistent: PerStage
     activations: PerStage
     checkpoint: PerStage
+    version: PerStage
 
 
 def stage_bytes(
@@ -272,11 +274,12 @@ def stage_bytes(
     mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     edges = first * mask + last * head
-    per_parameter = 2 * model.element_bytes + model.optimizer_bytes
+    parameters = stage_parameters(model, layers) / split
     return StageBytes(
-        persistent=per_parameter * stage_parameters(model, layers) / split,
+        persistent=(2 * model.element_bytes + model.optimizer_bytes) * parameters,
         activations=activations + edges,
         checkpoint=layers * per_layer("full") + edges,
+        version=model.element_bytes * parameters,
     )
 
 
@@ -305,6 +308,6 @@ def memory_bytes(
       100.6 GB
     """
     memory = stage_bytes(workload, table, dealt)
-    persistent, activations, checkpoint = map(np.asarray, memory)
+    persistent, activations, checkpoint, version = map(np.asarray, memory)
     held = peak_activation_bytes(table, activations, checkpoint)
-    return persistent_bytes(table, persistent) + held
+    return persistent_bytes(table, persistent, version) + held

@@ -1,9 +1,13 @@
 """Fixtures shared by the tests."""
 
+import json
+import re
 from pathlib import Path
 
 import jaxtyping
 import pytest
+
+from pipejax.cli.app import run
 
 
 @pytest.fixture
@@ -18,3 +22,41 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command; return exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = run([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def answer(call):
+    """Run a command with --json; return the object."""
+
+    def answer(*arguments):
+        code, out, err = call(*arguments, "--json")
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return answer
+
+
+@pytest.fixture
+def mistake(call):
+    """Run a command that must end with code 2 and one line, which matches a pattern."""
+
+    def mistake(pattern, *arguments):
+        code, out, err = call(*arguments)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert re.search(pattern, err), err
+
+    return mistake

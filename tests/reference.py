@@ -10,7 +10,7 @@ from itertools import pairwise
 
 WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "F": [("F", -1)], "R": [("F", 0)], "W": [("I", 0)],
-    "B": [("F", 0), ("R", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("IB", 1)],
+    "B": [("F", 0), ("R", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("IB", 1)], "U": [("WB", 0)],
 }  # fmt: skip
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 
@@ -50,9 +50,10 @@ class Run:
                     if phase in "BW":
                         self.gradients.pop((stage, w), None)
                         self.gradients[stage, w] = (w, c)  # the last comes last
+        self.joined = {}  # all-reduce: cells of gradients that it waits for
+        self.reduction_of = {}  # cell of an update: its all-reduce
         if any(costs.op.get((phase, stage)) for phase in "AU" for stage, _ in self.gradients):
-            for stage, w in self.gradients:
-                self.ops[w].append((("U", stage, w),))
+            self.reduce_within() or self.reduce_at_end()
         self.messages = [
             (self.cell_of[p], self.cell_of[op], p, op)
             for row in self.ops for c in row for op in c for p in self.producers(op)
@@ -60,6 +61,27 @@ class Run:
         ]  # fmt: skip
         self.start, self.end = {}, {}
         self.run()
+
+    def reduce_within(self):
+        """Updates in cells: each has an all-reduce of its own, after the gradient before it."""
+        for w, row in enumerate(self.ops):
+            last = {}
+            for c in row:
+                for phase, stage, m in c:
+                    if phase in "BW":
+                        last[stage] = (w, c)
+                    elif phase == "U":
+                        self.joined["A", stage, (w, m)] = [last[stage]]
+                        self.reduction_of[w, c] = ("A", stage, (w, m))
+        return bool(self.joined)
+
+    def reduce_at_end(self):
+        """One all-reduce per stage, then an update of every copy."""
+        for (stage, w), gradient in self.gradients.items():
+            update = (("U", stage, None),)
+            self.ops[w].append(update)
+            self.joined.setdefault(("A", stage, None), []).append(gradient)
+            self.reduction_of[w, update] = ("A", stage, None)
 
     def producers(self, op):
         phase, stage, m = op
@@ -82,10 +104,7 @@ class Run:
     def chains(self):
         """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""
         chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
-        chain |= {
-            ("reduction", stage): [("A", stage, None)]
-            for row in self.ops for c in row for phase, stage, _ in c if phase == "U"
-        }  # fmt: skip
+        chain |= {("reduction", *reduction): [reduction] for reduction in self.joined}
         order = {user: k for users in chain.values() for k, user in enumerate(users)}
         if self.link in ("queued", "blocking"):
             for message in sorted(
@@ -143,11 +162,11 @@ class Run:
         is_message = len(user) == 4
         waits = [(other, 0.0) for other in before.get(user, [])]
         if user[0] == "A":
-            waits += [(cell, 0.0) for key, cell in self.gradients.items() if key[0] == user[1]]
+            waits += [(cell, 0.0) for cell in self.joined[user]]
         elif is_message:
             waits.append((user[0], 0.0))
         else:
-            waits += [(("A", op[1], None), 0.0) for op in user[1] if op[0] == "U"]
+            waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
             waits += [(self.cell_of[p], 0.0) for op in user[1] for p in self.producers(op)
                       if self.cell_of[p][0] == user[0]]  # fmt: skip
             for message in self.messages:

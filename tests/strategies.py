@@ -44,6 +44,8 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
     splits = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
     recomputes = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3]))
     rows = _run(rng, placement, pipe_of, splits, recomputes, draw(st.booleans()), communication)
+    if draw(st.integers(0, 3)) == 0:
+        rows = [_with_updates(rng, row) for row in rows]
     for row in rows:  # idle cells mean order only
         for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
@@ -51,6 +53,25 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
         rows, placement=placement, pipe_of_microbatch=pipe_of, name="random"
     )
     return table, rows
+
+
+def _with_updates(rng, row):
+    """Apply the gradients of a row in U cells: now and then, and at the end what is left."""
+    updated, open_ = [], {}  # gradients by stage that no update has applied yet
+
+    def update(stage):
+        updated.append(f"{stage}U{rng.choice(open_.pop(stage))}")
+
+    for cell in row:
+        updated.append(cell)
+        for phase, stage, microbatch in reference.split(cell) if cell else []:
+            if phase in "BW":
+                open_.setdefault(stage, []).append(microbatch)
+        for stage in [stage for stage in open_ if rng.random() < 0.4]:
+            update(stage)
+    for stage in list(open_):
+        update(stage)
+    return updated
 
 
 def _run(rng, placement, pipe_of, splits, recomputes, fuse, communication):

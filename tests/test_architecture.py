@@ -10,15 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
 LINE = [
-    "shapes", "checks", "units", "ops", "grid", "graph", "placement", "cells", "dependencies", "legality", "table",
+    "shapes", "checks", "units", "ops", "grid", "graph", "placement", "weights", "cells", "dependencies", "versions", "legality", "slots", "table",
     "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
     "evaluate", "sensitivity", "factors", "own_costs", "jitter", "robustness", "provenance", "jitter_data", "formulas", "compare",
-    "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "tuning",
-    "timeline", "trace", "sweep", "style", "drawing", "tornado", "cli",
+    "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "staleness", "tuning",
+    "timeline", "trace", "sweep", "style", "drawing", "tornado", "delay_chart", "cli",
 ]  # fmt: skip
-HEAVY = {"matplotlib": {"style", "drawing", "tornado", "cli"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"sweep", "jitter_data", "cli"},
+HEAVY = {"matplotlib": {"style", "drawing", "tornado", "delay_chart", "cli"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"sweep", "jitter_data", "cli"},
          "zarr": {"sweep"}, "distributed": {"sweep"}, "optax": {"tuning"}, "networkx": set(), "hypothesis": set()}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -9,7 +9,6 @@ import time
 import pytest
 
 import pipejax as pj
-from pipejax.cli.app import run
 from pipejax.files import to_json
 from pipejax.schedules import REGISTRY
 
@@ -17,31 +16,6 @@ ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
 KEYS = {"schedule", "workers", "stages", "microbatches", "link", "makespan", "bubble_ratio",
         "max_span", "span_bubble_ratio", "busy", "peak_in_flight"}  # fmt: skip
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command; return exit code, stdout and stderr."""
-
-    def call(*arguments):
-        code = run([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def answer(call):
-    """Run a command with --json; return the object."""
-
-    def answer(*arguments):
-        code, out, err = call(*arguments, "--json")
-        assert code == 0, err
-        assert out.count("\n") == 1
-        return json.loads(out)
-
-    return answer
 
 
 def test_evaluate_json(answer):

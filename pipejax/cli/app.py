@@ -16,6 +16,7 @@ from pipejax.cli import (
     order,
     sensitivity,
     show,
+    staleness,
     sweep,
     tune,
 )
@@ -35,6 +36,7 @@ for command in (
     sensitivity.sensitivity,
     tune.tune,
     jitter.jitter,
+    staleness.staleness,
     show.show,
     export.export,
     order.order,

@@ -1,5 +1,6 @@
 """`pipejax export`: a table for other programs."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,9 @@ from pipejax.cli.report import console, print_json
 from pipejax.costs import Costs
 from pipejax.evaluate import evaluate
 from pipejax.files import to_csv, to_json
-from pipejax.table import ScheduleTable
+from pipejax.idealised import spread
+from pipejax.ops import Phase
+from pipejax.table import ScheduleTable, without
 from pipejax.trace import chrome_trace
 
 
@@ -19,8 +22,20 @@ def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
     return chrome_trace(evaluate(table, costs, link=links.link, queues=links.queues))
 
 
+def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
+    """Leave out what PyTorch's runtime does not know: it updates after the table, by itself."""
+    if not table.updates_within:
+        return table
+    count = int((table.phase == Phase.U).sum())
+    sys.stderr.write(
+        f"warning: {count} U cells are left out, PyTorch has none: it updates after the whole "
+        "table; --format json keeps them\n"
+    )
+    return spread(without(table, [Phase.U]))
+
+
 FORMATS: Mapping[str, Callable[[ScheduleTable, Costs, Links], str]] = {
-    "torch-csv": lambda table, costs, links: to_csv(table),
+    "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
     "json": lambda table, costs, links: to_json(table),
     "chrome-trace": _trace,
 }

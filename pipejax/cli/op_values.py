@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 from rich.table import Table
 
 from pipejax.evaluate import Evaluation
-from pipejax.ops import STEP_END
 from pipejax.program import NO_WORKER, SOURCE
 from pipejax.shapes import Float, NumpyArray
 from pipejax.timeline import bars
@@ -41,7 +39,7 @@ def op_values(evaluation: Evaluation, of_node: Float[NumpyArray, " nodes"]) -> l
     """
     program = evaluation.program
     cells = program.node_of_cell[program.node_of_cell != SOURCE]
-    nodes = [*cells, *np.flatnonzero(np.isin(program.phase, STEP_END))]  # the order of the bars
+    nodes = [*cells, *program.beside_cells]  # the order of the bars
     return [
         OpValue(bar.label, "+".join(op.phase.name for op in bar.ops), bar.worker, float(of_node[n]))
         for bar, n in zip(bars(evaluation), nodes, strict=True)

@@ -65,6 +65,15 @@ def choose_options(
         int | None, typer.Option(help="Stages per worker V, for interleaved schedules.", min=1)
     ] = None,
     waves: Annotated[int | None, typer.Option(help="Waves of hanayo.", min=1)] = None,
+    accumulation: Annotated[
+        int | None, typer.Option(help="Microbatches of an update, for pipedream-2bw.", min=1)
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Runs R that share the pipeline of local-sgd.", min=1)
+    ] = None,
+    local_steps: Annotated[
+        int | None, typer.Option(help="Local steps H between averages of local-sgd.", min=1)
+    ] = None,
     stage_shares: Annotated[
         Text, typer.Option(help="Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.")
     ] = None,
@@ -74,11 +83,9 @@ def choose_options(
     ] = None,
 ) -> TableOptions:
     """Read what a schedule takes besides workers and microbatches."""
-    options: dict[str, Any] = {}
-    if stages_per_worker is not None:
-        options["stages_per_worker"] = stages_per_worker
-    if waves is not None:
-        options["waves"] = waves
+    counts = {"stages_per_worker": stages_per_worker, "waves": waves, "accumulation": accumulation,
+              "runs": runs, "local_steps": local_steps}  # fmt: skip
+    options: dict[str, Any] = {name: n for name, n in counts.items() if n is not None}
     if stage_shares is not None:
         options["stage_shares"] = [
             parse_seconds(share.strip(), "--stage-shares") for share in stage_shares.split(",")

@@ -13,12 +13,16 @@ from pipejax.schedules.chimera import chimera, chimera_asymmetric
 from pipejax.schedules.gpipe import gpipe
 from pipejax.schedules.hanayo import hanayo
 from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
+from pipejax.schedules.local_sgd import local_sgd
 from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from pipejax.table import ScheduleTable, check_shares, check_slots
+from pipejax.schedules.pipedream import pipedream, pipedream_2bw
+from pipejax.slots import check_shares, check_slots
+from pipejax.table import ScheduleTable
 
 __all__ = ["REGISTRY", "Builder", "build", "names"]
 
-COUNTS = ("num_workers", "num_microbatches", "stages_per_worker", "waves")
+COUNTS = ("num_workers", "num_microbatches", "stages_per_worker", "waves", "accumulation", "runs",
+          "local_steps")  # fmt: skip
 
 
 class Builder(NamedTuple):
@@ -57,6 +61,9 @@ REGISTRY: Mapping[str, Builder] = {
     "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)"),
     "chimera-asymmetric": Builder(chimera_asymmetric, "Barley et al. (arXiv:2605.24006)"),
     "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)"),
+    "pipedream": Builder(pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)"),
+    "pipedream-2bw": Builder(pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)"),
+    "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
 }
 
 
@@ -80,7 +87,8 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       name: one of `names()`.
       num_workers: P, at least 1.
       num_microbatches: M, at least 1.
-      **options: what the schedule takes besides: stages_per_worker, waves, stage_shares, slots.
+      **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
+        local_steps, stage_shares, slots.
 
     Returns:
       The table.
@@ -103,11 +111,12 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
             takes = ", ".join((*builder.options, "slots"))
             raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
     given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
-    given |= {name: whole_number(given[name], name) for name in COUNTS if name in given}
+    default = {n: p.default for n, p in inspect.signature(builder.function).parameters.items()}
+    counts = [name for name in COUNTS if name in given and given[name] is not default[name]]
+    given |= {name: whole_number(given[name], name) for name in counts}
     if "slots" in given:
         check_slots(given["slots"])
-        default = inspect.signature(builder.function).parameters["slots"].default
-        given["slots"] = {**default, **given["slots"]}
+        given["slots"] = {**default["slots"], **given["slots"]}
     if given.get("stage_shares") is not None:
         check_shares(given["stage_shares"], given["num_workers"])
     return builder.function(**given)

@@ -7,14 +7,12 @@ out in another order, which may suit real durations better.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from pipejax.idealised import spread
 from pipejax.placement import bidirectional
 from pipejax.schedules.list_scheduling import list_schedule
+from pipejax.slots import EQUAL_SLOTS
 from pipejax.table import ScheduleTable
-
-EQUAL_SLOTS: Mapping[str, float] = MappingProxyType({"F": 1, "B": 1})
 
 
 def chimera(

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pipejax.idealised import spread
 from pipejax.ops import Op, Phase
 from pipejax.placement import looped
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
 
 
 def gpipe(

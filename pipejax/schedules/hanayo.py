@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pipejax.idealised import spread
 from pipejax.placement import zigzag
 from pipejax.schedules.list_scheduling import list_schedule
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
 
 
 def hanayo(

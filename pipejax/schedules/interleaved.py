@@ -8,7 +8,8 @@ from pipejax.idealised import spread
 from pipejax.ops import Op, Phase
 from pipejax.placement import looped
 from pipejax.schedules.one_f_one_b import alternate
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
 
 
 def _check_stages_per_worker(name: str, stages_per_worker: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pipejax.ops import Cell, Op, Phase
 from pipejax.placement import Placement
-from pipejax.table import check_slots
+from pipejax.slots import check_slots
 
 
 def list_schedule(

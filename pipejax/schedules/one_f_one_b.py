@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipejax.idealised import spread
 from pipejax.ops import Cell, Op, Phase
 from pipejax.placement import looped
-from pipejax.table import UNIT_SLOTS, ScheduleTable
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
 
 
 def alternate(forwards: Sequence[Op], backwards: Sequence[Op], warmup: int) -> Iterator[Cell]:

@@ -242,7 +242,8 @@ class Dealing:
         memory = pair_bytes(self.problem.workload, table, pair._replace(dealt=dealt), size)
         peaks = (held.activations @ memory.activations
                  + held.checkpoints @ memory.checkpoint).max(axis=1)  # fmt: skip
-        return jnp.max(held.copies @ memory.persistent + peaks)
+        lasting = held.copies @ memory.persistent + held.stashed @ memory.version
+        return jnp.max(lasting + peaks)
 
     @property
     def _exact(self) -> Objective:

@@ -178,7 +178,7 @@ def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs
       >>> from pipejax.memory import held_counts
       >>> held = held_counts(schedules.build("1f1b", num_workers=2, num_microbatches=8))
       >>> one = np.array([[1.0, 10.0]])
-      >>> peak_bytes(held, StageBytes(one, one, one)).tolist()  # two microbatches, and one
+      >>> peak_bytes(held, StageBytes(one, one, one, one)).tolist()  # two microbatches, and one
       [[2.0, 10.0]]
     """
     moments = np.asarray(memory.activations) @ np.moveaxis(held.activations, -1, 1)
@@ -187,7 +187,7 @@ def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs
 
 
 def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
-    """Parameters, gradients and optimizer state of each worker.
+    """Parameters, gradients and optimizer state of each worker, and versions of weights.
 
     Args:
       held: what the workers hold, as counts.
@@ -201,7 +201,8 @@ def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pa
       >>> from pipejax.memory import held_counts
       >>> held = held_counts(schedules.build("chimera", num_workers=2, num_microbatches=2))
       >>> one = np.array([[1.0, 10.0]])
-      >>> lasting_bytes(held, StageBytes(one, one, one)).tolist()  # a copy of both on each
+      >>> lasting_bytes(held, StageBytes(one, one, one, one)).tolist()  # a copy of both on each
       [[11.0, 11.0]]
     """
-    return np.asarray(memory.persistent) @ held.copies.T
+    lasting = np.asarray(memory.persistent) @ held.copies.T
+    return lasting + np.asarray(memory.version) @ held.stashed.T

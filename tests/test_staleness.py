@@ -1,0 +1,319 @@
+"""Asynchronous tables: weight versions and delays against plain Python, updates as ops."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given
+
+import pipejax as pj
+from pipejax.idealised import spread
+from pipejax.table import without
+from pipejax.timeline import bars
+from pipejax.versions import find_versions, versions_held
+from pipejax.weights import WeightRule
+from pipejax.workload import stage_bytes
+
+UNIT = pj.Costs(forward=1.0, backward=1.0)
+
+
+def build(name="pipedream", p=4, m=16, **options):
+    return pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+
+
+def simulate(stages, microbatches):
+    """The timeline rule of the theory, slot by slot: rows of (op, slot).
+
+    A stage prefers B until its first B, then takes B and F in turn where both are ready; it has at
+    most S - s microbatches in flight.
+    """
+    done = {}  # op: slot in which it ran
+    rows = [[] for _ in range(stages)]
+    slot = 0
+    while len(done) < 2 * stages * microbatches:
+        chosen = []
+        for s in range(stages):
+            f = sum(op[0] == "F" for op, _ in rows[s])
+            b = len(rows[s]) - f
+            ready = []
+            if f < microbatches and f - b < stages - s and (s == 0 or ("F", s - 1, f) in done):
+                ready.append(("F", s, f))
+            if b < f and (("B", s + 1, b) if s < stages - 1 else ("F", s, b)) in done:
+                ready.append(("B", s, b))
+            prefers = "F" if rows[s] and rows[s][-1][0][0] == "B" else "B"
+            chosen += sorted(ready, key=lambda op: op[0] != prefers)[:1]
+        for op in chosen:
+            done[op] = slot
+            rows[op[1]].append((op, slot))
+        slot += 1
+    return rows
+
+
+def own_count(rows, starts, ends, runs=1):
+    """Delays by counting: rows of (phase, stage, microbatch) with times; U updates what it follows.
+
+    Returns (update stage, microbatch, stage read): delay, for one run per microbatch mod runs.
+    """
+    updates = sorted((ends[w, k], op[1], op[2]) for w, row in enumerate(rows)
+                     for k, op in enumerate(row) if op[0] == "U")  # fmt: skip
+    begins = {(op[1], op[2]): starts[w, k] for w, row in enumerate(rows)
+              for k, op in enumerate(row) if op[0] == "F"}  # fmt: skip
+    number, count = {}, [0] * runs
+    for _, stage, m in updates:
+        number[stage, m] = count[m % runs]
+        count[m % runs] += 1
+    return {
+        (s, m, r): k - sum(end <= begins[r, m] for end, _, n in updates if n % runs == m % runs)
+        for (s, m), k in number.items() for r in range(len(rows))
+    }  # fmt: skip
+
+
+def by_op(run):
+    """Rows of ops and their times of an evaluation."""
+    rows, starts, ends = [], {}, {}
+    for w, row in enumerate(run.table.rows()):
+        rows.append([])
+        for t, cell in enumerate(row):
+            if cell:
+                k = len(rows[-1])
+                starts[w, k], ends[w, k] = run.start[w, t], run.finish[w, t]
+                rows[-1].append((cell[0].phase.name, cell[0].stage, cell[0].microbatch))
+    return rows, starts, ends
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+def test_the_table_is_the_timeline_rule(stages):
+    table = without(build(p=stages, m=3 * stages), [pj.Phase.U])
+    simulated = simulate(stages, 3 * stages)
+    for row, expected in zip(spread(table).rows(), simulated, strict=True):
+        drawn = [((op.phase.name, op.stage, op.microbatch), slot)
+                 for slot, cell in enumerate(row) for op in cell]  # fmt: skip
+        assert drawn == expected
+
+
+@pytest.mark.parametrize("stages", range(2, 33))
+def test_delays_of_pipedream(stages):
+    stale = pj.staleness(build(p=stages, m=40 * stages))
+    assert stale.max_delay == int(stages**2 - stages / 2)
+    if stages % 2 == 0:
+        assert stale.mean_delay == (stages**2 - 1) / 2 + stages / 4
+    assert stale.own_lag.tolist() == [stages - 1 - s for s in range(stages)]
+    assert stale.weight_versions.tolist() == [stages - s for s in range(stages)]
+    counts = stale.histogram()
+    assert counts.sum() == stages * 20 * stages * stages
+    assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(stale.mean_delay)
+
+
+@pytest.mark.parametrize("costs", [
+    None, pj.Costs(forward=1.0, backward=2.0, transmit=0.7), pj.Costs(forward=0.3, backward=0.1),
+    pj.Costs(forward=np.array([1.0, 2.0, 1.5]), backward=2.0, latency=3.0, update=0.2)])  # fmt: skip
+@pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
+def test_delays_are_counts(costs, link):
+    table = build(p=3, m=24)
+    stale = pj.staleness(table, costs, link=link)
+    rows, starts, ends = by_op(pj.evaluate(table, costs or UNIT, link=link))
+    rounded = [{key: round(time, 9) for key, time in times.items()} for times in (starts, ends)]
+    expected = own_count(rows, *rounded)
+    for (s, m, r), delay in expected.items():
+        if 6 <= m < 18:
+            assert stale.delays[s, m - 6, r] == delay
+    assert stale.max_delay == max(d for (_, m, _), d in expected.items() if 6 <= m < 18)
+
+
+def test_messages_change_the_delay():
+    table = build(p=8, m=320)
+    delays = {c: pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=c)).mean_delay
+              for c in (0.0, 1.0, 10.0)}  # fmt: skip
+    assert len(set(delays.values())) == 3
+    # own weights come in row order: no message changes them
+    slow = pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=10.0))
+    assert slow.own_lag.tolist() == pj.staleness(table).own_lag.tolist()
+
+
+@pytest.mark.parametrize(("p", "accumulation"), [(2, None), (4, None), (4, 6), (3, 3)])
+def test_double_buffering_needs_two_versions(p, accumulation):
+    table = build("pipedream-2bw", p, 40 * p, accumulation=accumulation)
+    stale = pj.staleness(table)
+    assert stale.weight_versions.tolist() == [2] * p
+    assert stale.own_lag.tolist() == [1] * p
+    group = np.arange(40 * p) // (accumulation or p)
+    versions = find_versions(table.content)
+    assert np.array_equal(versions.applied, np.broadcast_to(group, versions.applied.shape))
+    assert np.array_equal(versions.read[0], np.maximum(group - 1, 0))
+
+
+@pytest.mark.parametrize(("runs", "local_steps"), [(1, 1), (4, 1), (4, 5), (2, 3), (6, 2)])
+def test_local_sgd_is_never_stale(runs, local_steps):
+    table = build("local-sgd", 4, 4 * runs * local_steps, runs=runs, local_steps=local_steps)
+    stale = pj.staleness(table)
+    assert (stale.max_delay, stale.mean_delay, stale.own_lag.tolist()) == (0, 0.0, [0] * 4)
+    assert stale.weight_versions.tolist() == [runs] * 4
+    start = pj.evaluate(table, UNIT).start
+    where, finish = table.content.where, pj.evaluate(table, UNIT).finish
+    size = runs * local_steps
+    for m in range(runs, table.num_microbatches):  # a run waits for its own last backward ...
+        assert np.all(start.ravel()[where[pj.Phase.F][:, m]]
+                      >= finish.ravel()[where[pj.Phase.B][:, m - runs]])  # fmt: skip
+    for first in range(size, table.num_microbatches, size):  # ... and a round for the one before
+        flushed = finish.ravel()[where[pj.Phase.B][0, :first]].max()
+        assert start.ravel()[where[pj.Phase.F][0, first]] == flushed
+    if runs >= 4:  # full: 2 R H + 2 S - 2 slots a round
+        assert flushed == 3 * (2 * size + 2 * 4 - 2)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo"])
+def test_synchronous_tables_are_not_stale(name):
+    stale = pj.staleness(build(name, 4, 2))
+    assert not stale.delays.any()
+    assert not stale.own_lag.any()
+    assert stale.weight_versions.tolist() == [1] * 4
+    assert stale.histogram().tolist() == [stale.delays.size]
+
+
+@given(strategies.tables())
+def test_versions_by_walking_the_rows(drawn):
+    table, _ = drawn
+    found = find_versions(table.content)
+    held = np.zeros((table.num_workers, table.num_stages), int)
+    for w, row in enumerate(table.rows()):
+        updates, stash, peak = {}, {}, {}
+        for op in (op for cell in row for op in cell):
+            done = updates.setdefault(op.stage, 0)
+            at = op.stage, op.microbatch
+            if op.phase is pj.Phase.F:
+                assert (found.newest[at], found.read[at]) == (done, done)
+                stash[at] = done
+            elif op.phase in (pj.Phase.B, pj.Phase.W):
+                assert found.applied[at] == done * table.updates_within
+                del stash[at]
+            elif op.phase is pj.Phase.U:
+                updates[op.stage] += 1
+            in_use = {v for (s, _), v in stash.items() if s == op.stage}
+            if op.phase in (pj.Phase.B, pj.Phase.W):
+                in_use.add(found.read[at])
+            now = len(in_use | {updates[op.stage]})
+            peak[op.stage] = max(peak.get(op.stage, 0), now)
+        for stage, most in peak.items():
+            held[w, stage] = most
+    assert np.array_equal(versions_held(table.content), held)
+
+
+def test_updates_are_ops():
+    table = build(p=4, m=8)
+    plain = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8, slots={"F": 1, "B": 1})
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
+    for link in ("delay", "queued", "blocking", "rendezvous"):
+        assert (pj.evaluate(table, costs, link=link).makespan
+                == pj.evaluate(plain, costs, link=link).makespan)  # fmt: skip
+    updated = pj.evaluate(table, dataclasses.replace(costs, update=0.25))
+    assert updated.busy.tolist() == [8 * 3.25] * 4
+    reduced = pj.evaluate(table, dataclasses.replace(costs, update=0.25, all_reduce=5.0))
+    assert reduced.makespan >= updated.makespan + 5
+    assert sum(bar.label.endswith("A") for bar in bars(reduced)) == 32  # one before each update
+
+
+def test_a_table_is_written_and_read_with_its_rule(tmp_path):
+    for name, options in (
+        ("pipedream-2bw", {}),
+        ("local-sgd", {"local_steps": 3}),
+        ("pipedream", {}),
+    ):
+        table = build(name, 4, 24, **options)
+        pj.write_table(table, tmp_path / "table.json")
+        read = pj.read_table(tmp_path / "table.json")
+        assert read.weights == table.weights
+        assert str(read) == str(table)
+        assert pj.staleness(read).mean_delay == pj.staleness(table).mean_delay
+    text = json.loads((tmp_path / "table.json").read_text())
+    for rule, message in (({"behind": -1}, "behind must be a whole number of at least 0, got -1"),
+                          ({"lag": 1}, "weights: expected an object with behind, runs"),
+                          (3, "weights: expected an object"),
+                          ({"runs": 0}, "runs must be a whole number")):  # fmt: skip
+        (tmp_path / "wrong.json").write_text(json.dumps(text | {"weights": rule}))
+        with pytest.raises(pj.ScheduleError, match=message):
+            pj.read_table(tmp_path / "wrong.json")
+
+
+ILLEGAL = {
+    "lost gradient": ([["0F0", "0F1", "0B0", "0U0", "0B1"]], {}, "gradient of 0B1 is never applied"),
+    "split, lost": ([["0F0", "0F1", "0I0", "0W0", "0U0", "0I1", "0W1"]], {}, "of 0W1 is never"),
+    "before its gradient": ([["0F0", "0U0", "0B0"]], {}, "deadlock: 0U0 on worker 0 waits for 0B0"),
+    "before W": ([["0F0", "0I0", "0U0", "0W0"]], {}, "deadlock: 0U0 on worker 0 waits for 0W0"),
+    "twice": ([["0F0", "0F1", "0B0", "0B1", "0U1", "0U0"]], {}, "0U0 does not apply the gradient"),
+    "other worker": ([["0F0", "0B0", "1U0"], ["1F0", "1B0"]], {}, "op 1U0 stands on worker 0"),
+    "no such microbatch": ([["0F0", "0B0", "0U3"]], {}, "op 0U3 on worker 0 has no forward"),
+    "not made yet": ([["0F0", "0F1", "0B0", "0U0", "0B1", "0U1"]], {"behind": 0},
+                     "0F1 reads weights with 1 updates, but only 0 stand before it"),
+    "rule without update": ([["0F0", "0B0"]], {"behind": 1}, "but no U cell updates weights"),
+    "early round": ([["0F0", "0F1", "0F2", "0B0", "0U0", "0B1", "0U1", "0B2", "0U2"]], {"runs": 2},
+                    "0F2 begins a round before all runs have ended the one before it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_illegal_updates(case):
+    rows, rule, message = ILLEGAL[case]
+    with pytest.raises(pj.ScheduleError, match=message):
+        pj.ScheduleTable.from_rows(rows, weights=WeightRule(**rule))
+
+
+@pytest.mark.parametrize(("rule", "message"), [
+    ({"behind": 1.5}, "behind must be a whole number of at least 0, got 1.5"),
+    ({"runs": 0}, "runs must be a whole number of at least 1, got 0"),
+    ({"local_steps": -2}, "local_steps must be a whole number of at least 1, got -2")])  # fmt: skip
+def test_wrong_rules(unchecked, rule, message):
+    with pytest.raises(ValueError, match=message):
+        WeightRule(**rule)
+
+
+def test_memory_counts_versions_and_runs():
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=16, tensor_parallel=8)
+    plain, stashed = build("1f1b", 4, 16), build("pipedream", 4, 16)
+    more = pj.memory_bytes(workload, stashed) - pj.memory_bytes(workload, plain)
+    version = stage_bytes(workload, plain).version
+    np.testing.assert_allclose(more, version * [3, 2, 1, 0])
+    runs = build("local-sgd", 4, 16, runs=2, local_steps=4)
+    less = build("local-sgd", 4, 16, runs=1, local_steps=8)
+    persistent = stage_bytes(workload, plain).persistent
+    one, two = (pj.memory_bytes(workload, table) for table in (less, runs))
+    assert np.all(two - one >= persistent)
+
+
+def test_command(answer, tmp_path):
+    one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
+    assert answer("staleness", *one) == {
+        "schedule": "pipedream", "workers": 4, "stages": 4, "microbatches": 160,
+        "weight_versions": [4, 3, 2, 1], "own_lag": [3, 2, 1, 0], "max_delay": 14,
+        "mean_delay": 8.5,
+    }  # fmt: skip
+    result = answer("staleness", *one, "--model", "gpt-22b", "--system", "h100", "--minibatch",
+                    "160", "--out", tmp_path / "delays.svg")  # fmt: skip
+    assert result["weight_bytes"] == sorted(result["weight_bytes"], reverse=True)
+    assert (tmp_path / "delays.svg").read_text().count("largest") == 1
+    answer("export", *one, "--format", "json", "--out", tmp_path / "table.json")
+    read = answer("staleness", "--table", tmp_path / "table.json")
+    assert (read["max_delay"], read["weight_versions"]) == (14, [4, 3, 2, 1])
+    assert answer("staleness", "--schedule", "1f1b", "--workers", "4", "--microbatches", "2")[
+        "max_delay"] == 0  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "3"),
+     "number of microbatches must be at least that of stages, 4, got 3"),
+    (("--schedule", "pipedream-2bw", "--workers", "4", "--microbatches", "8", "--accumulation", "3"),
+     "accumulation must be at least the number of workers, 4, got 3"),
+    (("--schedule", "local-sgd", "--workers", "4", "--microbatches", "8", "--local-steps", "0"),
+     "--local-steps.*got '0'"),
+    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--runs", "2"),
+     "pipedream takes no runs"),
+    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
+     "--out must end in one of .png, .pdf, .svg, got 'x.txt'")])  # fmt: skip
+def test_mistakes(mistake, arguments, message):
+    mistake(message, "staleness", *arguments)
+
+
+def test_a_table_without_backward_is_a_mistake(mistake, tmp_path):
+    (tmp_path / "half.csv").write_text("0F0,0F1\n1F0,1F1\n")
+    mistake("missing op 0B0", "staleness", "--table", tmp_path / "half.csv")
