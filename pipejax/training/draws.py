@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.checks import whole_number
 from pipejax.shapes import Array, Int, NumpyArray, UInt
 
-START, CHOICES = range(2)  # streams of random numbers
+CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
 Whole = Int[Array, "*batch"] | UInt[Array, "*batch"]
 Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
@@ -66,10 +66,9 @@ def draw(
       >>> table[0], table[1] = 1, [0, 2]
       >>> drawn = [draw(0, k, num_stages=2, num_batches=5, delays=table) for k in range(6)]
       >>> [(int(one.stage), one.read.tolist()) for one in drawn]
-      [(0, [0, 0]), (0, [0, 0]), (0, [1, 1]), (0, [2, 2]), (1, [4, 2]), (1, [5, 3])]
+      [(1, [0, 0]), (1, [1, 0]), (0, [1, 1]), (1, [3, 1]), (1, [4, 2]), (0, [4, 4])]
     """
-    key = jax.random.fold_in(stream(seed, CHOICES), update)
-    bits = jax.random.bits(key, (num_stages + 2,), jnp.uint32)
+    bits = _bits(jnp.uint32(seed), jnp.uint32(update), num_stages + 2)
     stage = below(bits[0], jnp.asarray(num_stages))
     update, delays = jnp.asarray(update, jnp.int32), jnp.asarray(delays, jnp.int32)
     if delays.ndim:
@@ -81,21 +80,20 @@ def draw(
     return Draw(stage, below(bits[1], jnp.asarray(num_batches)), read)
 
 
-def stream(seed: UInt[Array, ""] | int, which: int) -> Array:
-    """Key of one stream of random numbers of a run.
+def start_key(seed: UInt[Array, ""] | int) -> Array:
+    """Key of the random numbers that a run starts from.
 
     Args:
       seed: of the run; may be traced.
-      which: START or CHOICES.
 
     Returns:
       The key.
 
     Example:
-      >>> bool((stream(0, START) == stream(0, CHOICES)).all())
+      >>> bool((start_key(0) == start_key(1)).all())
       False
     """
-    return jax.random.fold_in(jax.random.key(jnp.uint32(seed), impl="threefry2x32"), which)
+    return jax.random.key(jnp.uint32(seed), impl=CIPHER)
 
 
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
@@ -115,6 +113,16 @@ def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*ba
     many = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
     carried = ((bits & 0xFFFF) * many) >> 16
     return (((bits >> 16) * many + carried) >> 16).astype(jnp.int32)
+
+
+def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
+    """Random bits by one call of the cipher: its key is the pair itself, as few to compile.
+
+    The seed is inverted because `start_key` is the pair (0, seed).
+    """
+    with jax.threefry_partitionable(True):
+        key = jax.random.wrap_key_data(jnp.stack([~seed, update]), impl=CIPHER)
+        return jax.random.bits(key, (count,), jnp.uint32)
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:

@@ -1,7 +1,8 @@
 """Objectives of a linear model: the prediction is a sum, each stage adds the part of its block."""
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,29 +52,6 @@ class Linear(Objective):
     minimum: Leaf
     num_stages: int = dataclasses.field(metadata={"static": True})
     num_batches: int = dataclasses.field(metadata={"static": True})
-
-    @classmethod
-    def dealt(
-        cls, dealing: "Dealing", x: NumpyArray, y: NumpyArray, minimum: float, **more: Any
-    ) -> Self:
-        """Return the objective of given examples, in JAX's default precision.
-
-        Args:
-          dealing: how they are dealt.
-          x: (batches * examples, dimension) features.
-          y: (batches * examples) targets.
-          minimum: least value.
-          **more: further leaves of the subclass.
-        """
-        examples = (dealing.num_batches, dealing.batch_size)
-        return cls(
-            features=jnp.asarray(x.reshape(*examples, dealing.num_stages, dealing.width)),
-            targets=jnp.asarray(y.reshape(examples)),
-            minimum=jnp.asarray(float(minimum)),
-            num_stages=dealing.num_stages,
-            num_batches=dealing.num_batches,
-            **{name: jnp.asarray(value) for name, value in more.items()},
-        )
 
     def init(self, key: Array) -> Blocks:
         """Start at w = 0, whatever the key."""
@@ -147,6 +125,23 @@ class Dealing:
     def width(self) -> int:
         """Coordinates of a block."""
         return self.dimension // self.num_stages
+
+    def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
+        """Return the fields of `Linear` for given examples, in JAX's default precision.
+
+        Args:
+          x: (batches * examples, dimension) features.
+          y: (batches * examples) targets.
+          minimum: least value.
+        """
+        examples = (self.num_batches, self.batch_size)
+        return {
+            "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
+            "targets": jnp.asarray(y.reshape(examples)),
+            "minimum": jnp.asarray(minimum),
+            "num_stages": self.num_stages,
+            "num_batches": self.num_batches,
+        }
 
 
 def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:

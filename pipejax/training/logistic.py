@@ -94,7 +94,7 @@ def random_logistic(
     Example:
       >>> objective = random_logistic(4, dimension=8, seed=0)
       >>> f"{objective.minimum:.3f}"
-      '0.351'
+      '0.363'
     """
     dealing = Dealing(num_stages, dimension, num_batches, batch_size)
     if not is_number(l2) or l2 <= 0:
@@ -104,8 +104,8 @@ def random_logistic(
     chance = 1 / (1 + np.exp(-(x @ random.standard_normal(dimension))))
     y = np.where(random.random(dealing.num_examples) < chance, 1.0, -1.0)
     with jax.enable_x64(True):
-        minimum = _least(Logistic.dealt(dealing, x, y, minimum=0.0, l2=float(l2)))
-    return Logistic.dealt(dealing, x, y, minimum=minimum, l2=float(l2))
+        minimum = _least(Logistic(**dealing.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2))))
+    return Logistic(**dealing.fields(x, y, minimum=minimum), l2=jnp.asarray(float(l2)))
 
 
 def _least(objective: Logistic) -> float:
@@ -114,7 +114,9 @@ def _least(objective: Logistic) -> float:
 
     start = np.asarray(objective.init(jax.random.key(0)))
 
-    def with_row(function: Callable[[Logistic, Array], Array]) -> Callable[[NumpyArray], NumpyArray]:
+    def with_row(
+        function: Callable[[Logistic, Array], Array],
+    ) -> Callable[[NumpyArray], NumpyArray]:
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
     found = minimize(

@@ -20,21 +20,22 @@ from pipejax.checks import are_positive, whole_number
 from pipejax.shapes import Array, Float, Int, NumpyArray, UInt
 from pipejax.training.draws import (
     LARGEST_COUNT,
-    START,
     Delays,
     Draw,
     checked_delays,
     checked_delta,
     draw,
-    stream,
+    start_key,
 )
-from pipejax.training.objective import Blocks, Objective, block_gradient
+from pipejax.training.objective import Objective, block_gradient
 from pipejax.training.run import DIVERGED, Run
 
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
 Seeds = Sequence[int] | range | Int[NumpyArray, " seeds"]
 Table = Int[NumpyArray, "..."]
+Outcome = tuple[Array, Array, Array, Array, Array | None]  # a run without its updates
+State = tuple[Array, Array, Array, Array]  # models kept, current one, largest and sum of squares
 
 
 def randomized_pipedream(
@@ -88,8 +89,8 @@ def randomized_pipedream(
         objective, step_sizes=[step_size], seeds=[seed], updates=updates, delta=delta,
         delays=delays, every=every, norms=norms,
     )  # fmt: skip
-    update, *rest = runs
-    return Run(update, *jax.tree.map(lambda leaf: leaf[0, 0], rest))
+    update, *outcome = runs
+    return Run(update, *jax.tree.map(lambda leaf: leaf[0, 0], outcome))
 
 
 def sweep_randomized_pipedream(
@@ -146,11 +147,11 @@ def sweep_randomized_pipedream(
     if whole_number(updates, "updates") % every:
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     law = _law(objective, delta, delays)
-    update, *rest = _compiled(
+    outcome = _compiled(
         objective, np.asarray(step_sizes, np.float64), _checked_seeds(objective, seeds), law,
         window=int(law.max()) + 1, samples=updates // every, every=every, norms=norms,
     )  # fmt: skip
-    return Run(np.asarray(update), *rest)
+    return Run(every * np.arange(updates // every + 1), *outcome)
 
 
 def _checked_seeds(objective: Objective, seeds: Seeds) -> UInt[NumpyArray, " seeds"]:
@@ -173,10 +174,10 @@ def _law(objective: Objective, delta: int | Sequence[int], delays: Table | None)
         if count > LARGEST_COUNT:
             raise ValueError(f"{name} must be at most {LARGEST_COUNT}, got {count}")
     if delays is not None:
-        if delta != 0:
+        if not isinstance(delta, int) or delta != 0:
             raise ValueError(f"delta must be left out where delays are given, got {delta!r}")
         return checked_delays(delays, objective.num_stages)
-    if np.ndim(delta) == 0:
+    if not isinstance(delta, Sequence | np.ndarray):
         return np.array(checked_delta(delta), np.int32)
     if not len(delta):
         raise ValueError(f"delta must be one or more whole numbers, got {delta!r}")
@@ -194,15 +195,14 @@ def _compiled(
     samples: int,
     every: int,
     norms: bool,
-) -> Run:
+) -> Outcome:
     train = functools.partial(_train, window=window, samples=samples, every=every, norms=norms)
     over = 0 if jnp.ndim(objective.minimum) else None
     train = jax.vmap(train, (over, None, 0, None))
     train = jax.vmap(train, (None, 0, None, None))
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
-    _, *rest = train(objective, step_sizes, seeds, law)
-    return Run(jnp.arange(samples + 1) * every, *rest)
+    return train(objective, step_sizes, seeds, law)
 
 
 def _train(
@@ -215,16 +215,16 @@ def _train(
     samples: int,
     every: int,
     norms: bool,
-) -> tuple[None, Array, Array, Blocks, Array, Array | None]:
+) -> Outcome:
     """One run. Model k is kept at place k mod window until model k + window takes it."""
-    start = objective.init(stream(seed, START))
+    start = objective.init(start_key(seed))
     size = step_size.astype(start.dtype)
     stages = jnp.arange(objective.num_stages)
     choose = functools.partial(
         draw, num_stages=objective.num_stages, num_batches=objective.num_batches, delays=law
     )
 
-    def update(state: tuple[Array, ...], choice: tuple[Array, Draw]) -> tuple[tuple[Array, ...], None]:
+    def update(state: State, choice: tuple[Array, Draw]) -> tuple[State, None]:
         kept, blocks, largest, total = state
         k, (stage, batch, read) = choice
         mixed = kept[read % window, stages]
@@ -236,7 +236,7 @@ def _train(
         kept = jax.lax.dynamic_update_index_in_dim(kept, blocks, (k + 1) % window, 0)
         return (kept, blocks, jnp.maximum(largest, gradient @ gradient), total), None
 
-    def to_sample(state: tuple[Array, ...], first: Array) -> tuple[tuple[Array, ...], Array]:
+    def to_sample(state: State, first: Array) -> tuple[State, Array]:
         k = first + jnp.arange(every, dtype=jnp.int32)
         state, _ = jax.lax.scan(update, state, (k, jax.vmap(functools.partial(choose, seed))(k)))
         return state, objective.gap(state[1])
@@ -247,4 +247,4 @@ def _train(
     (_, blocks, largest, total), gaps = jax.lax.scan(to_sample, (kept, start, zero, zero), firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
-    return None, gap, diverged, blocks, largest, total / (samples * every) if norms else None
+    return gap, diverged, blocks, largest, total / (samples * every) if norms else None
