@@ -16,7 +16,7 @@ from pipejax.shapes import Array, Int, NumpyArray, UInt
 
 CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
-Whole = Int[Array, "*batch"] | UInt[Array, "*batch"]
+Whole = Int[Array, ""] | UInt[Array, ""]
 Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
 
@@ -40,8 +40,8 @@ class Draw(NamedTuple):
 
 
 def draw(
-    seed: UInt[Array, ""] | int,
-    update: Int[Array, ""] | int,
+    seed: Whole | int,
+    update: Whole | int,
     *,
     num_stages: int,
     num_batches: int,
@@ -80,7 +80,7 @@ def draw(
     return Draw(stage, below(bits[1], jnp.asarray(num_batches)), read)
 
 
-def start_key(seed: UInt[Array, ""] | int) -> Array:
+def start_key(seed: Whole | int) -> Array:
     """Key of the random numbers that a run starts from.
 
     Args:

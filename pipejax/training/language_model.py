@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.checks import whole_number
-from pipejax.shapes import Array, Float, Int
+from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.training.objective import Blocks, Leaf, Objective
 from pipejax.training.text import encode, read_text, windows
 
@@ -58,10 +58,14 @@ class LanguageModel(Objective):
 
     def init(self, key: Array) -> Blocks:
         """Draw weights of variance 1 / inputs, embeddings of variance 1; scales are 1."""
-        shapes = [self._shapes(stage) for stage in range(self.num_stages)]
-        flat = [_initial(jax.random.fold_in(key, stage), own) for stage, own in enumerate(shapes)]
-        width = max(len(block) for block in flat)
-        return jnp.stack([jnp.pad(block, (0, width - len(block))) for block in flat])
+        starts = [_start(self._shapes(stage)) for stage in range(self.num_stages)]
+        width = max(spread.size for spread, _ in starts)
+        padded = [
+            [np.pad(part, (0, width - part.size)) for part in parts]
+            for parts in zip(*starts, strict=True)
+        ]
+        spread, mean = (jnp.asarray(np.stack(rows)) for rows in padded)
+        return mean + spread * jax.random.normal(key, spread.shape, spread.dtype)
 
     def batch(self, index: Int[Array, ""] | int) -> Int[Array, "examples length"]:
         """Take the windows of one batch."""
@@ -181,18 +185,18 @@ def language_model(
     )  # fmt: skip
 
 
-def _initial(key: Array, shapes: Shapes) -> Float[Array, " parameters"]:
-    """Start of one stage, flat: vectors that scale are 1, biases 0."""
-    parts = []
-    for place, (name, shape) in enumerate(shapes.items()):
-        if len(shape) == 1:
-            part = jnp.full(shape, 0.0 if name == "bias" else 1.0)
-        else:
-            looked_up = name in ("characters", "positions")
-            spread = 1.0 if looked_up else shape[0] ** -0.5
-            part = spread * jax.random.normal(jax.random.fold_in(key, place), shape)
-        parts.append(part.ravel())
-    return jnp.concatenate(parts)
+def _start(
+    shapes: Shapes,
+) -> tuple[Float[NumpyArray, " parameters"], Float[NumpyArray, " parameters"]]:
+    """Spread and mean that the parameters of a stage are drawn with; of vectors only the mean."""
+    spreads, means = [], []
+    for name, shape in shapes.items():
+        weights = len(shape) > 1
+        looked_up = name in ("characters", "positions")
+        spread = (1.0 if looked_up else shape[0] ** -0.5) if weights else 0.0
+        spreads.append(np.full(np.prod(shape), spread))
+        means.append(np.full(np.prod(shape), 0.0 if weights or name == "bias" else 1.0))
+    return np.concatenate(spreads), np.concatenate(means)
 
 
 def _unflatten(block: Float[Array, " width"], shapes: Shapes) -> Parameters:
