@@ -1,0 +1,49 @@
+"""Training through a pipeline: objectives cut into stages, outdated block updates, bounds."""
+
+from pipejax.training.draws import Draw, draw
+from pipejax.training.language_model import LanguageModel, language_model
+from pipejax.training.logistic import Logistic, random_logistic
+from pipejax.training.objective import Objective, batch_gradient, block_gradient
+from pipejax.training.quadratic import (
+    Quadratic,
+    nesterov_quadratic,
+    random_quadratic,
+    spectral_quadratic,
+)
+from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
+from pipejax.training.run import Run
+from pipejax.training.smoothness import smoothness
+from pipejax.training.text import random_text
+from pipejax.training.theory import (
+    ConvergenceBound,
+    best_step_size,
+    convergence_bound,
+    delay_term_law,
+    pipedream_delay,
+)
+
+__all__ = [
+    "ConvergenceBound",
+    "Draw",
+    "LanguageModel",
+    "Logistic",
+    "Objective",
+    "Quadratic",
+    "Run",
+    "batch_gradient",
+    "best_step_size",
+    "block_gradient",
+    "convergence_bound",
+    "delay_term_law",
+    "draw",
+    "language_model",
+    "nesterov_quadratic",
+    "pipedream_delay",
+    "random_logistic",
+    "random_quadratic",
+    "random_text",
+    "randomized_pipedream",
+    "smoothness",
+    "spectral_quadratic",
+    "sweep_randomized_pipedream",
+]

@@ -1,0 +1,182 @@
+"""The random choices of Randomized PipeDream: whole numbers that depend on seed and update only.
+
+Choices are made from random bits by whole-number arithmetic, so they are the same in single and in
+double precision, alone and in a batch, and runs of one seed with different delays see the same
+stages and batches.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.checks import whole_number
+from pipejax.shapes import Array, Int, NumpyArray, UInt
+
+CIPHER = "threefry2x32"
+LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
+Whole = Int[Array, ""] | UInt[Array, ""]
+Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
+
+
+class Draw(NamedTuple):
+    """What one update reads and writes.
+
+    Attributes:
+      stage: whose block is updated.
+      batch: index of the batch.
+      read: (stages) number of the model, counted in updates, that each block is read from.
+
+    Example:
+      >>> first = draw(0, 0, num_stages=4, num_batches=60, delays=30)
+      >>> first.read.tolist()  # nothing is older than the start
+      [0, 0, 0, 0]
+    """
+
+    stage: Int[Array, ""]
+    batch: Int[Array, ""]
+    read: Int[Array, " stages"]
+
+
+def draw(
+    seed: Whole | int,
+    update: Whole | int,
+    *,
+    num_stages: int,
+    num_batches: int,
+    delays: Delays | Int[NumpyArray, "..."] | int,
+) -> Draw:
+    """Draw the choices of one update.
+
+    Args:
+      seed: of the run; may be traced.
+      update: its number k, from 0; may be traced.
+      num_stages: S, at most 65534.
+      num_batches: number of batches, at most 65536.
+      delays: either delta: every block is read from a model drawn from max(0, k - delta) to k,
+        each on its own. Or (stages, samples, stages): for the stage that is updated, one sample is
+        drawn, the delays of all blocks; a delay d reads model max(0, k - d). All may be traced.
+
+    Returns:
+      The choices, each uniform up to one part in 2^32 per value.
+
+    Example:
+      >>> table = np.zeros((2, 3, 2), np.int32)
+      >>> table[0], table[1] = 1, [0, 2]
+      >>> drawn = [draw(0, k, num_stages=2, num_batches=5, delays=table) for k in range(6)]
+      >>> [(int(one.stage), one.read.tolist()) for one in drawn]
+      [(1, [0, 0]), (1, [1, 0]), (0, [1, 1]), (1, [3, 1]), (1, [4, 2]), (0, [4, 4])]
+    """
+    bits = _bits(jnp.uint32(seed), jnp.uint32(update), num_stages + 2)
+    stage = below(bits[0], jnp.asarray(num_stages))
+    update, delays = jnp.asarray(update, jnp.int32), jnp.asarray(delays, jnp.int32)
+    if delays.ndim:
+        sample = below(bits[2], jnp.asarray(delays.shape[1]))
+        delay = delays[stage, sample]
+    else:
+        delay = below(bits[2:], jnp.minimum(update, delays) + 1)
+    read = jnp.maximum(0, update - delay)
+    return Draw(stage, below(bits[1], jnp.asarray(num_batches)), read)
+
+
+def start_key(seed: Whole | int) -> Array:
+    """Key of the random numbers that a run starts from.
+
+    Args:
+      seed: of the run; may be traced.
+
+    Returns:
+      The key.
+
+    Example:
+      >>> bool((start_key(0) == start_key(1)).all())
+      False
+    """
+    return jax.random.key(jnp.uint32(seed), impl=CIPHER)
+
+
+def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
+    """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count.
+
+    Args:
+      bits: 32 random bits each.
+      count: at most 65536, so that nothing leaves 32 bits; may be traced.
+
+    Returns:
+      The numbers.
+
+    Example:
+      >>> below(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32), jnp.asarray(7)).tolist()
+      [0, 3, 6]
+    """
+    many = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
+    carried = ((bits & 0xFFFF) * many) >> 16
+    return (((bits >> 16) * many + carried) >> 16).astype(jnp.int32)
+
+
+def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
+    """Random bits by one call of the cipher: its key is the pair itself, as few to compile.
+
+    The seed is inverted because `start_key` is the pair (0, seed).
+    """
+    with jax.threefry_partitionable(True):
+        key = jax.random.wrap_key_data(jnp.stack([~seed, update]), impl=CIPHER)
+        return jax.random.bits(key, (count,), jnp.uint32)
+
+
+def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
+    """Check a table of delays, and give each stage its own samples.
+
+    Args:
+      delays: (samples, stages) for all updates, or (stages, samples, stages) for the updates of
+        each stage: how many updates old each block is.
+      num_stages: S.
+
+    Returns:
+      (stages, samples, stages) delays.
+
+    Raises:
+      ValueError: if the shape is another one, or an entry no whole number from 0 to 65535.
+
+    Example:
+      >>> checked_delays(np.array([[0, 1], [2, 3]]), 2).shape
+      (2, 2, 2)
+    """
+    table = np.asarray(delays)
+    shapes = [(num_stages,), (num_stages, num_stages)]
+    fits = table.ndim in (2, 3) and (*table.shape[:-2], table.shape[-1]) in shapes
+    if not fits or not 1 <= table.shape[-2] <= LARGEST_COUNT:
+        raise ValueError(
+            f"delays must have shape (samples, {num_stages}) or ({num_stages}, samples, "
+            f"{num_stages}) with 1 to {LARGEST_COUNT} samples, got {table.shape}"
+        )
+    if table.dtype.kind not in "iu" or table.min() < 0 or table.max() >= LARGEST_COUNT:
+        raise ValueError(
+            f"delays must be whole numbers from 0 to {LARGEST_COUNT - 1}, got {table.dtype} "
+            f"from {table.min()} to {table.max()}"
+        )
+    return np.broadcast_to(table, (num_stages, *table.shape[-2:])).astype(np.int32)
+
+
+def checked_delta(delta: int) -> int:
+    """Check the largest delay.
+
+    Args:
+      delta: how many updates old a block may be.
+
+    Returns:
+      The number.
+
+    Raises:
+      ValueError: if it is no whole number from 0 to 65535.
+
+    Example:
+      >>> checked_delta(-1)
+      Traceback (most recent call last):
+      ...
+      ValueError: delta must be a whole number of at least 0, got -1
+    """
+    if whole_number(delta, "delta", least=0) >= LARGEST_COUNT:
+        raise ValueError(f"delta must be at most {LARGEST_COUNT - 1}, got {delta}")
+    return int(delta)

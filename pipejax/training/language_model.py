@@ -1,0 +1,233 @@
+"""A small character-level language model: a transformer of one block per inner stage.
+
+Stage 0 looks up characters and positions, stages 1 to S - 2 are transformer blocks with the
+normalisation before attention and MLP, stage S - 1 normalises and predicts the next character.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.checks import whole_number
+from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.training.objective import Blocks, Leaf, Objective
+from pipejax.training.text import encode, read_text, windows
+
+HELD_OUT = 64  # windows that the value is a mean over
+SHARE = 0.9  # of the text that batches are cut out of; the rest is held out
+EPSILON = 1e-5  # under the root of the normalisation
+Shapes = Mapping[str, tuple[int, ...]]
+Parameters = Mapping[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageModel(Objective):
+    """Mean cross-entropy of the next character [nats].
+
+    `value` is over the held-out windows, not over the batches: its gradient is not the mean of
+    the batches' gradients, and `minimum` is 0 because the least value is not known.
+
+    Attributes:
+      tokens: (batches, examples, context + 1) windows that are trained on.
+      held_out: (64, context + 1) windows that the value is taken of.
+      minimum: scalar 0.
+      num_stages: S.
+      num_batches: number of batches.
+      vocabulary: number of different characters.
+      width: of an activation.
+      heads: of an attention.
+
+    Example:
+      >>> model = language_model(4, seed=0)
+      >>> model.init(jax.random.key(0)).shape, model.tokens.shape
+      ((4, 3168), (60, 10, 17))
+    """
+
+    tokens: Leaf
+    held_out: Leaf
+    minimum: Leaf
+    num_stages: int = dataclasses.field(metadata={"static": True})
+    num_batches: int = dataclasses.field(metadata={"static": True})
+    vocabulary: int = dataclasses.field(metadata={"static": True})
+    width: int = dataclasses.field(metadata={"static": True})
+    heads: int = dataclasses.field(metadata={"static": True})
+
+    def init(self, key: Array) -> Blocks:
+        """Draw weights of variance 1 / inputs, embeddings of variance 1; scales are 1."""
+        starts = [_start(self._shapes(stage)) for stage in range(self.num_stages)]
+        width = max(spread.size for spread, _ in starts)
+        padded = [
+            [np.pad(part, (0, width - part.size)) for part in parts]
+            for parts in zip(*starts, strict=True)
+        ]
+        spread, mean = (jnp.asarray(np.stack(rows)) for rows in padded)
+        return mean + spread * jax.random.normal(key, spread.shape, spread.dtype)
+
+    def batch(self, index: Int[Array, ""] | int) -> Int[Array, "examples length"]:
+        """Take the windows of one batch."""
+        return self.tokens[index]
+
+    def input(self, batch: Int[Array, "examples length"]) -> Int[Array, "examples context"]:
+        """All characters but the last."""
+        return batch[:, :-1]
+
+    def stage(
+        self, stage: int, block: Float[Array, " width"], activation: Array, batch: Array
+    ) -> Float[Array, "examples context features"]:
+        """Embed, attend and think, or predict."""
+        own = _unflatten(block, self._shapes(stage))
+        if stage == 0:
+            return own["characters"][activation] + own["positions"][None]
+        if stage < self.num_stages - 1:
+            return _transform(own, activation, self.heads)
+        return _normalise(activation, own["scale"]) @ own["predict"]
+
+    def loss(self, activation: Array, batch: Int[Array, "examples length"]) -> Float[Array, ""]:
+        """Mean cross-entropy over all characters but the first."""
+        likelihood = jax.nn.log_softmax(activation)
+        return -jnp.mean(jnp.take_along_axis(likelihood, batch[:, 1:, None], axis=-1))
+
+    def value(self, blocks: Blocks) -> Float[Array, ""]:
+        """Loss of the held-out windows."""
+        return self.batch_loss(blocks, self.held_out)
+
+    def batch_loss(self, blocks: Blocks, batch: Array) -> Float[Array, ""]:
+        """Run the inner stages in a loop, so that their number costs no compilation."""
+        first = self.stage(0, blocks[0], self.input(batch), batch)
+        inner = jax.lax.scan(
+            lambda activation, block: (self.stage(1, block, activation, batch), None),
+            first, blocks[1:-1],
+        )[0]  # fmt: skip
+        last = self.num_stages - 1
+        return self.loss(self.stage(last, blocks[last], inner, batch), batch)
+
+    def _shapes(self, stage: int) -> Shapes:
+        wide = self.width
+        if stage == 0:
+            context = self.held_out.shape[-1] - 1
+            return {"characters": (self.vocabulary, wide), "positions": (context, wide)}
+        if stage < self.num_stages - 1:
+            return {
+                "before_attention": (wide,), "mix": (wide, 3 * wide), "merge": (wide, wide),
+                "before_mlp": (wide,), "up": (wide, 4 * wide), "bias": (4 * wide,),
+                "down": (4 * wide, wide),
+            }  # fmt: skip
+        return {"scale": (wide,), "predict": (wide, self.vocabulary)}
+
+
+def language_model(
+    num_stages: int,
+    *,
+    width: int = 16,
+    heads: int = 2,
+    context: int = 16,
+    num_batches: int = 60,
+    batch_size: int = 10,
+    text: str | Path | None = None,
+    seed: int,
+) -> LanguageModel:
+    """Make a language model and the windows that it is trained on.
+
+    Windows of context + 1 characters start anywhere in the first nine tenths of the text; 64
+    windows spread evenly over the rest are held out. In the precision that is JAX's default.
+
+    Args:
+      num_stages: S, at least 3.
+      width: of an activation, a multiple of `heads`.
+      heads: of an attention.
+      context: characters that a prediction looks at, at most.
+      num_batches: number of batches.
+      batch_size: windows of a batch.
+      text: the text itself, the path of a UTF-8 file, or None for `random_text` of the seed.
+      seed: of windows and random text, which do not depend on the machine.
+
+    Returns:
+      The objective.
+
+    Raises:
+      ValueError: if a count is no whole number in range, heads do not divide the width, or the text
+        is too short.
+      OSError: if there is no such file.
+
+    Source:
+      Vaswani et al. 2017, Attention Is All You Need; the order of the normalisation as in Xiong
+      et al. 2020, On Layer Normalization in the Transformer Architecture.
+
+    Example:
+      >>> model = language_model(3, text="to be or not to be " * 20, seed=0)
+      >>> model.vocabulary, model.num_stages
+      (7, 3)
+    """
+    whole_number(num_stages, "num_stages", least=3)
+    counts = {"width": width, "heads": heads, "context": context, "num_batches": num_batches,
+              "batch_size": batch_size}  # fmt: skip
+    for name, count in counts.items():
+        whole_number(count, name)
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads {heads}, got {width}")
+    characters, codes = encode(read_text(text, whole_number(seed, "seed", least=0)))
+    border = int(SHARE * len(codes))
+    if len(codes) - border <= context:
+        raise ValueError(f"text must have more than {10 * context} characters, got {len(codes)}")
+    random = np.random.default_rng([seed, 1])  # not the stream of the text
+    starts = random.integers(0, border - context, (num_batches, batch_size))
+    held_out = np.linspace(border, len(codes) - context - 1, HELD_OUT).astype(np.int64)
+    return LanguageModel(
+        tokens=jnp.asarray(windows(codes, starts, context + 1)),
+        held_out=jnp.asarray(windows(codes, held_out, context + 1)),
+        minimum=jnp.zeros(()),
+        num_stages=num_stages, num_batches=num_batches, vocabulary=len(characters),
+        width=width, heads=heads,
+    )  # fmt: skip
+
+
+def _start(
+    shapes: Shapes,
+) -> tuple[Float[NumpyArray, " parameters"], Float[NumpyArray, " parameters"]]:
+    """Spread and mean that the parameters of a stage are drawn with; of vectors only the mean."""
+    spreads, means = [], []
+    for name, shape in shapes.items():
+        weights = len(shape) > 1
+        looked_up = name in ("characters", "positions")
+        spread = (1.0 if looked_up else shape[0] ** -0.5) if weights else 0.0
+        spreads.append(np.full(np.prod(shape), spread))
+        means.append(np.full(np.prod(shape), 0.0 if weights or name == "bias" else 1.0))
+    return np.concatenate(spreads), np.concatenate(means)
+
+
+def _unflatten(block: Float[Array, " width"], shapes: Shapes) -> Parameters:
+    """Arrays of a stage by name; what is left of the block is padding."""
+    parts, first = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        parts[name] = block[first : first + size].reshape(shape)
+        first += size
+    return parts
+
+
+def _normalise(x: Float[Array, "... features"], scale: Array) -> Float[Array, "... features"]:
+    """Root-mean-square normalisation (Zhang and Sennrich 2019)."""
+    size = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return x * size * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _transform(
+    own: Parameters, x: Float[Array, "examples context features"], heads: int
+) -> Float[Array, "examples context features"]:
+    """One transformer block: causal attention and MLP, each added to what goes in."""
+    examples, context, width = x.shape
+    mixed = _normalise(x, own["before_attention"]) @ own["mix"]
+    q, k, v = jnp.moveaxis(mixed.reshape(examples, context, 3, heads, width // heads), 2, 0)
+    scores = jnp.einsum("eqhf,ekhf->ehqk", q, k) * (width // heads) ** -0.5
+    seen = jnp.tril(jnp.ones((context, context), bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    x = x + jnp.einsum("ehqk,ekhf->eqhf", weights, v).reshape(x.shape) @ own["merge"]
+    up = _normalise(x, own["before_mlp"]) @ own["up"] + own["bias"][None, None]
+    return x + jax.nn.gelu(up) @ own["down"]
+
+
+jax.tree_util.register_dataclass(LanguageModel)

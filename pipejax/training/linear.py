@@ -1,0 +1,163 @@
+"""Objectives of a linear model: the prediction is a sum, each stage adds the part of its block."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.checks import whole_number
+from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.training.objective import Blocks, Leaf, Objective
+
+
+class LinearBatch(NamedTuple):
+    """Examples that one gradient is taken of.
+
+    Attributes:
+      features: (examples, stages, width) x of each example, dealt to the stages.
+      targets: (examples) y of each example.
+
+    Example:
+      >>> from pipejax.training import random_quadratic
+      >>> batch = random_quadratic(4, dimension=8, batch_size=5, seed=0).batch(0)
+      >>> batch.features.shape, batch.targets.shape
+      ((5, 4, 2), (5,))
+    """
+
+    features: Leaf
+    targets: Leaf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear(Objective):
+    """Base of objectives whose loss depends on x . w only, w being the blocks in a row.
+
+    Attributes:
+      features: (batches, examples, stages, width) x of every example.
+      targets: (batches, examples) y of every example.
+      minimum: scalar, least value.
+      num_stages: S.
+      num_batches: number of batches.
+
+    Example:
+      >>> from pipejax.training import random_quadratic
+      >>> isinstance(random_quadratic(4, dimension=8, seed=0), Linear)
+      True
+    """
+
+    features: Leaf
+    targets: Leaf
+    minimum: Leaf
+    num_stages: int = dataclasses.field(metadata={"static": True})
+    num_batches: int = dataclasses.field(metadata={"static": True})
+
+    def init(self, key: Array) -> Blocks:
+        """Start at w = 0, whatever the key."""
+        return jnp.zeros(self.features.shape[-2:], self.features.dtype)
+
+    def batch(self, index: Int[Array, ""] | int) -> LinearBatch:
+        """Take consecutive examples."""
+        return LinearBatch(self.features[index], self.targets[index])
+
+    def input(self, batch: LinearBatch) -> Float[Array, " examples"]:
+        """Start the sum."""
+        return jnp.zeros_like(batch.targets)
+
+    def stage(
+        self, stage: int, block: Float[Array, " width"], activation: Array, batch: LinearBatch
+    ) -> Float[Array, " examples"]:
+        """Add the part of one block."""
+        return activation + batch.features[:, stage] @ block
+
+    def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:
+        """Predict by one matrix product over all blocks."""
+        return self.loss(batch.features.reshape(len(batch.targets), -1) @ blocks.ravel(), batch)
+
+    def value(self, blocks: Blocks) -> Float[Array, ""]:
+        """Mean over all examples: the loss of all batches as one."""
+        features = self.features.reshape(-1, *self.features.shape[-2:])
+        return self.batch_loss(blocks, LinearBatch(features, self.targets.ravel()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dealing:
+    """How examples are dealt to batches, and coordinates to stages.
+
+    Attributes:
+      num_stages: S.
+      dimension: coordinates of w, a multiple of S.
+      num_batches: number of batches.
+      batch_size: examples of a batch.
+
+    Raises:
+      ValueError: if one is no whole number of at least 1, or the dimension no multiple of S.
+
+    Example:
+      >>> Dealing(num_stages=8, dimension=12, num_batches=60, batch_size=10)
+      Traceback (most recent call last):
+      ...
+      ValueError: dimension must be a multiple of num_stages 8, got 12
+    """
+
+    num_stages: int
+    dimension: int
+    num_batches: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be dealt."""
+        for field in dataclasses.fields(self):
+            whole_number(getattr(self, field.name), field.name)
+        if self.dimension % self.num_stages:
+            raise ValueError(
+                f"dimension must be a multiple of num_stages {self.num_stages}, "
+                f"got {self.dimension}"
+            )
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of all batches together, n."""
+        return self.num_batches * self.batch_size
+
+    @property
+    def width(self) -> int:
+        """Coordinates of a block."""
+        return self.dimension // self.num_stages
+
+    def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
+        """Return the fields of `Linear` for given examples, in JAX's default precision.
+
+        Args:
+          x: (batches * examples, dimension) features.
+          y: (batches * examples) targets.
+          minimum: least value.
+        """
+        examples = (self.num_batches, self.batch_size)
+        return {
+            "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
+            "targets": jnp.asarray(y.reshape(examples)),
+            "minimum": jnp.asarray(minimum),
+            "num_stages": self.num_stages,
+            "num_batches": self.num_batches,
+        }
+
+
+def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
+    """X^T X / n of all examples, in double precision.
+
+    Args:
+      objective: one of a linear model, not stacked.
+
+    Returns:
+      (dimension, dimension) matrix.
+
+    Example:
+      >>> from pipejax.training import spectral_quadratic
+      >>> gram(spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)).trace().round(5).item()
+      5.0
+    """
+    dimension = int(np.prod(objective.features.shape[-2:]))
+    x = np.asarray(objective.features, np.float64).reshape(-1, dimension)
+    return x.T @ x / len(x)

@@ -1,0 +1,207 @@
+"""How well Randomized PipeDream trains at least, as published: the price of outdated blocks.
+
+For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
+the last delta models, K updates of step size gamma end with
+
+  mean over k < K of E|grad f(w_k)|^2
+      <= 2 S (f_0 - f*) / (gamma K)  +  gamma S L G^2  +  gamma^2 L^2 delta^2 G^2.
+
+Source: arXiv 2606.03498, the convergence theorem of RPD.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.checks import whole_number
+from pipejax.shapes import Float, NumpyArray
+
+NEWTON_STEPS = 12  # the root is within a quarter below the first guess; each step squares the error
+Values = Float[NumpyArray, "*shape"]
+Given = float | NumpyArray
+
+
+class ConvergenceBound(NamedTuple):
+    """The terms of the bound on the mean squared gradient norm, each of the broadcast shape.
+
+    Attributes:
+      start: 2 S (f_0 - f*) / (gamma K), of how far there is to go.
+      noise: gamma S L G^2, of the batches and of moving one block at a time.
+      delay: gamma^2 L^2 delta^2 G^2, of outdated blocks.
+      total: their sum.
+
+    Example:
+      >>> convergence_bound(stages=2, updates=100, step_size=0.5, smoothness=1.0,
+      ...                   gradient_bound=1.0, delta=3, gap=5.0).total.item()
+      3.65
+    """
+
+    start: Values
+    noise: Values
+    delay: Values
+    total: Values
+
+
+def convergence_bound(
+    stages: Given,
+    updates: Given,
+    step_size: Given,
+    smoothness: Given,
+    gradient_bound: Given,
+    delta: Given,
+    gap: Given,
+) -> ConvergenceBound:
+    """Bound on the mean squared gradient norm of a run; all arguments broadcast.
+
+    Args:
+      stages: S.
+      updates: K, block updates.
+      step_size: gamma.
+      smoothness: L.
+      gradient_bound: G, the root of the largest second moment of a block gradient.
+      delta: largest delay [updates].
+      gap: f_0 - f* at the start.
+
+    Returns:
+      The three terms and their sum.
+
+    Raises:
+      ValueError: if an argument is not finite and above 0, or delta not finite and at least 0.
+
+    Example:
+      >>> bound = convergence_bound(stages=8, updates=3200, step_size=0.01, smoothness=1.0,
+      ...                           gradient_bound=1.0, delta=np.array([0, 60]), gap=4.0)
+      >>> [term.round(3).tolist() for term in bound[:3]]
+      [[2.0, 2.0], [0.08, 0.08], [0.0, 0.36]]
+    """
+    _check(stages=stages, updates=updates, step_size=step_size, smoothness=smoothness,
+           gradient_bound=gradient_bound, gap=gap, delta=delta)  # fmt: skip
+    start, noise, delay = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
+    gamma = np.asarray(step_size, np.float64)
+    start, noise, delay = np.broadcast_arrays(start / gamma, noise * gamma, delay * gamma**2)
+    return ConvergenceBound(start, noise, delay, np.asarray(start + noise + delay))
+
+
+def best_step_size(
+    stages: Given,
+    updates: Given,
+    smoothness: Given,
+    gradient_bound: Given,
+    delta: Given,
+    gap: Given,
+) -> Values:
+    """Step size at which the bound is least; all arguments broadcast.
+
+    The bound is a / gamma + b gamma + c gamma^2. Its derivative has one positive root, that of
+    2 c gamma^3 + b gamma^2 = a, which Newton's method approaches from above.
+
+    Args:
+      stages: S.
+      updates: K, block updates.
+      smoothness: L.
+      gradient_bound: G, the root of the largest second moment of a block gradient.
+      delta: largest delay [updates].
+      gap: f_0 - f* at the start.
+
+    Returns:
+      gamma.
+
+    Raises:
+      ValueError: as `convergence_bound`.
+
+    Example:
+      >>> given = dict(stages=8, updates=3200, smoothness=1.0, gradient_bound=1.0, gap=4.0)
+      >>> best_step_size(delta=np.array([0, 60]), **given).round(4).tolist()
+      [0.05, 0.0137]
+    """
+    _check(stages=stages, updates=updates, smoothness=smoothness, gradient_bound=gradient_bound,
+           gap=gap, delta=delta)  # fmt: skip
+    a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
+    without_noise = np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
+    gamma = np.sqrt(a / b)
+    gamma = np.where(c > 0, np.minimum(gamma, without_noise), gamma)
+    for _ in range(NEWTON_STEPS):
+        excess = 2 * c * gamma**3 + b * gamma**2 - a
+        gamma = gamma - excess / (6 * c * gamma**2 + 2 * b * gamma)
+    return gamma
+
+
+def pipedream_delay(stages: int) -> int:
+    """Largest delay of PipeDream's asynchronous 1F1B in steady state, floor(S^2 - S/2).
+
+    Args:
+      stages: S.
+
+    Returns:
+      How many block updates, of all stages, happen between a read of a block and the update that
+      comes of it.
+
+    Raises:
+      ValueError: if stages is no whole number of at least 1.
+
+    Source:
+      arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
+
+    Example:
+      >>> [pipedream_delay(stages) for stages in (2, 4, 8, 16, 32)]
+      [3, 14, 60, 248, 1008]
+    """
+    stages = whole_number(stages, "stages")
+    return stages * stages - (stages + 1) // 2
+
+
+def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
+    """Delay term of the bound for PipeDream, as S and K grow: it is Theta(S^4 / K).
+
+    The step size is the best one without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G, which does
+    not depend on S. With delta = `pipedream_delay` the term is 2 L (f_0 - f*) delta^2 / K.
+
+    Args:
+      stages: S.
+      updates: K, block updates.
+      smoothness: L.
+      gap: f_0 - f* at the start.
+
+    Returns:
+      gamma^2 L^2 delta^2 G^2.
+
+    Raises:
+      ValueError: if stages is no whole number of at least 1, another argument not finite and
+        above 0.
+
+    Example:
+      >>> term = [delay_term_law(s, 1e6, smoothness=1.0, gap=1.0).item() for s in (16, 32)]
+      >>> round(term[1] / term[0], 1)  # 2^4 in the limit
+      16.5
+    """
+    _check(updates=updates, smoothness=smoothness, gap=gap, delta=0.0)
+    return np.asarray(2.0 * smoothness * gap * pipedream_delay(stages) ** 2 / np.asarray(updates))
+
+
+def _terms(
+    stages: Given,
+    updates: Given,
+    smoothness: Given,
+    gradient_bound: Given,
+    delta: Given,
+    gap: Given,
+) -> tuple[Values, Values, Values]:
+    """Factors of 1 / gamma, gamma and gamma^2, all of the broadcast shape."""
+    s, k, lipschitz, g, d, f = (
+        np.asarray(value, np.float64)
+        for value in (stages, updates, smoothness, gradient_bound, delta, gap)
+    )
+    a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)
+    return a, b, c
+
+
+def _check(*, delta: Given, **positive: Given) -> None:
+    """Refuse what the bound does not hold for."""
+    given: Mapping[str, Given] = {**positive, "delta": delta}
+    for name, value in given.items():
+        numbers = np.asarray(value, np.float64)
+        least = numbers >= 0 if name == "delta" else numbers > 0
+        if not (least & np.isfinite(numbers)).all():
+            allowed = "at least 0" if name == "delta" else "above 0"
+            raise ValueError(f"{name} must be finite and {allowed}, got {value!r}")

@@ -1,0 +1,455 @@
+"""Training in stages: against compositions, finite differences and plain NumPy loops."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax.training as pt
+from pipejax.training.linear import gram
+from pipejax.training.objective import composed_loss
+
+S, UPDATES, EVERY = 3, 60, 20
+SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4}
+OBJECTIVES = {
+    "random": lambda seed=0: pt.random_quadratic(S, **SIZES, seed=seed),
+    "spectral": lambda: pt.spectral_quadratic(
+        S, spectrum=[0.1, 0.5, 1, 1, 2, 4], num_batches=5, batch_size=4, seed=0),
+    "nesterov": lambda: pt.nesterov_quadratic(S, **SIZES, condition_number=50.0, seed=0),
+    "logistic": lambda: pt.random_logistic(S, **SIZES, l2=1e-2, seed=0),
+    "language": lambda: pt.language_model(
+        S + 1, width=4, context=6, num_batches=3, batch_size=2, seed=0),
+}  # fmt: skip
+LINEAR = [name for name in OBJECTIVES if name != "language"]
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def objective(request):
+    return OBJECTIVES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def quadratic():
+    return OBJECTIVES["random"]()
+
+
+def somewhere(objective, seed=1):
+    """Blocks that no objective starts from, padding left at 0."""
+    start = objective.init(jax.random.key(seed))
+    used = jnp.ones_like(start) if isinstance(objective, pt.Quadratic | pt.Logistic) else start != 0
+    return start + 0.3 * used * jax.random.normal(jax.random.key(seed), start.shape, start.dtype)
+
+
+def rows(objective):
+    """Examples and targets as plain arrays."""
+    return np.asarray(objective.features).reshape(-1, 6), np.asarray(objective.targets).ravel()
+
+
+# objectives
+
+
+def test_the_short_way_is_the_composition(objective):
+    blocks, batch = somewhere(objective), objective.batch(2)
+    short = jax.value_and_grad(lambda blocks: objective.batch_loss(blocks, batch))
+    composed = jax.value_and_grad(lambda blocks: composed_loss(objective, blocks, batch))
+    one, other = jax.jit(lambda blocks: (short(blocks), composed(blocks)))(blocks)
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-12)
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-9, atol=1e-13)
+
+
+def test_gradients_are_finite_differences(objective):
+    blocks, batch, step = somewhere(objective), objective.batch(1), 1e-6
+    stages = range(objective.num_stages)
+    direction = jax.random.normal(jax.random.key(5), blocks.shape, blocks.dtype)
+    # along one block each; all losses in one call
+    own = jnp.stack([jnp.zeros_like(direction).at[s].set(direction[s]) for s in stages])
+    loss = jax.vmap(lambda moved: objective.batch_loss(moved, batch))
+    above, below = jax.jit(loss)(blocks[None] + step * jnp.stack([own, -own]).reshape(
+        -1, *blocks.shape)).reshape(2, -1)  # fmt: skip
+    gradient = jax.jit(pt.batch_gradient)(objective, blocks, batch)
+    np.testing.assert_allclose(
+        jnp.einsum("sw,sw->s", gradient, direction), (above - below) / (2 * step),
+        rtol=1e-6, atol=1e-9)  # fmt: skip
+    one_block = jax.jit(pt.block_gradient)
+    for stage in stages:
+        block = one_block(objective, blocks, batch, stage)
+        np.testing.assert_allclose(block, gradient[stage], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_batches_mean_the_objective(name):
+    objective = OBJECTIVES[name]()
+    blocks = somewhere(objective)
+    each = [pt.batch_gradient(objective, blocks, objective.batch(i)) for i in range(5)]
+    np.testing.assert_allclose(np.mean(each, 0), jax.grad(objective.value)(blocks), rtol=1e-10)
+
+
+def test_value_of_a_quadratic_is_written_out(quadratic):
+    x, y = rows(quadratic)
+    w = np.asarray(somewhere(quadratic)).ravel()
+    assert quadratic.gap(jnp.asarray(w.reshape(S, 2))) == pytest.approx(
+        ((x @ w - y) ** 2).mean() / 2
+    )
+
+
+def test_spectra():
+    spectral, nesterov = OBJECTIVES["spectral"](), OBJECTIVES["nesterov"]()
+    np.testing.assert_allclose(np.linalg.eigvalsh(gram(spectral)), [0.1, 0.5, 1, 1, 2, 4])
+    assert (np.abs(gram(spectral)) > 1e-6).all()  # turned, so no coordinate is on its own
+    ends = np.sin(np.arange(1, 7) * np.pi / 14) ** 2
+    np.testing.assert_allclose(np.linalg.eigvalsh(gram(nesterov)), 1 + 49 * ends)
+    hessian = gram(nesterov)
+    np.testing.assert_allclose(hessian, np.triu(np.tril(hessian, 1), -1), atol=1e-12)
+    np.testing.assert_allclose(np.diag(hessian, 1), -49 / 4)
+    # the gradient at w = 0 is -b
+    gradient = jax.grad(nesterov.value)(jnp.zeros((S, 2))).ravel()
+    np.testing.assert_allclose(gradient, [-49 / 4, 0, 0, 0, 0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["random", "spectral", "nesterov"])
+def test_quadratics_end_at_nothing(name):
+    objective = OBJECTIVES[name]()
+    x, y = rows(objective)
+    least = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert 0 <= objective.gap(jnp.asarray(least.reshape(S, 2))) < 1e-24
+    assert pt.smoothness(objective) == pytest.approx(np.linalg.norm(x, 2) ** 2 / len(x))
+
+
+def test_minimum_of_logistic_regression():
+    objective = OBJECTIVES["logistic"]()
+    x, y = rows(objective)
+    assert set(y.tolist()) == {1.0, -1.0}
+    w = np.zeros(6)
+    for _ in range(20):  # Newton's method, written down once more
+        p = 1 / (1 + np.exp(y * (x @ w)))
+        hessian = (x.T * (p * (1 - p))) @ x / len(x) + 1e-2 * np.eye(6)
+        w -= np.linalg.solve(hessian, -x.T @ (y * p) / len(x) + 1e-2 * w)
+    least = np.log1p(np.exp(-y * (x @ w))).mean() + 1e-2 * w @ w / 2
+    assert float(objective.minimum) == pytest.approx(least, rel=1e-13)
+    steepest = np.linalg.norm(x, 2) ** 2 / len(x) / 4 + 1e-2
+    assert pt.smoothness(objective) == pytest.approx(steepest)
+    assert np.linalg.eigvalsh(hessian)[-1] <= steepest
+
+
+def test_logistic_regression_says_when_it_finds_no_minimum(monkeypatch):
+    monkeypatch.setattr("pipejax.training.logistic.LARGEST_GRADIENT", 1e-30)
+    with pytest.raises(RuntimeError, match="no minimum found: the gradient has norm"):
+        OBJECTIVES["logistic"]()
+
+
+def test_the_language_model_learns_and_looks_only_back(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("ab" * 100)
+    make = {"width": 4, "context": 6, "num_batches": 3, "batch_size": 2, "seed": 0}
+    model = pt.language_model(S + 1, text=file, **make)
+    same = pt.language_model(S + 1, text="ab" * 100, **make)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, model, same))
+    assert model.vocabulary == 2
+    run = pt.randomized_pipedream(model, step_size=0.3, seed=0, updates=400, every=400)
+    assert run.gap[0] > 0.3
+    assert run.gap[-1] < 0.1
+
+    @jax.jit
+    def predict(tokens):
+        activation = model.input(tokens)
+        for stage in range(model.num_stages):
+            activation = model.stage(stage, run.blocks[stage], activation, tokens)
+        return activation
+
+    batch = model.batch(0)
+    moved = np.abs(predict(batch) - predict(batch.at[:, 4].set(1 - batch[:, 4]))).max(axis=(0, 2))
+    assert (moved == 0).tolist() == [True] * 4 + [False] * 2
+
+
+def test_seeds_decide():
+    first, again, other = (OBJECTIVES["random"](seed) for seed in (0, 0, 1))
+    assert jnp.array_equal(first.features, again.features)
+    assert not jnp.array_equal(first.features, other.features)
+
+
+# Randomized PipeDream
+
+
+def plain(objective, step_size, seed, delays):
+    """The method in NumPy, with a list of all models of the past."""
+    x, y = np.asarray(objective.features).reshape(5, 4, 6), np.asarray(objective.targets)
+    draw = jax.jit(pt.draw, static_argnames=("num_stages", "num_batches"))
+    models, largest, norms = [np.zeros((S, 2))], 0.0, []
+    everything, all_y = rows(objective)
+    for k in range(UPDATES):
+        drawn = draw(seed, k, num_stages=S, num_batches=5, delays=delays)
+        s, batch = int(drawn.stage), int(drawn.batch)
+        assert 0 <= int(drawn.read.min()) <= int(drawn.read.max()) <= k
+        z = np.stack([models[j][i] for i, j in enumerate(np.asarray(drawn.read))])
+        gradient = (x[batch].T @ (x[batch] @ z.ravel() - y[batch]) / 4).reshape(S, 2)[s]
+        full = everything.T @ (everything @ models[-1].ravel() - all_y) / len(all_y)
+        norms.append(full @ full)
+        largest = max(largest, gradient @ gradient)
+        new = models[-1].copy()
+        new[s] -= step_size * gradient
+        models.append(new)
+    gaps = [((everything @ w.ravel() - all_y) ** 2).mean() / 2 for w in models[::EVERY]]
+    return gaps, models[-1], largest, np.mean(norms)
+
+
+def table_of_delays(seed=0):
+    return np.random.default_rng(seed).integers(0, 9, (S, 4, S)).astype(np.int32)
+
+
+@pytest.mark.parametrize(("given", "delays"), [
+    ({}, 0),
+    ({"delta": 7}, 7),
+    ({"delays": table_of_delays()}, table_of_delays()),
+    ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
+], ids=["0", "7", "by stage", "for all"])  # fmt: skip
+def test_against_plain_numpy(quadratic, given, delays):
+    run = pt.randomized_pipedream(
+        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **given)  # fmt: skip
+    gaps, blocks, largest, norms = plain(quadratic, 0.1, 3, delays)
+    assert run.update.tolist() == [0, 20, 40, 60]
+    np.testing.assert_allclose(run.gap, gaps, rtol=1e-10)
+    np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10)
+    np.testing.assert_allclose(run.largest_squared_gradient, largest, rtol=1e-10)
+    np.testing.assert_allclose(run.mean_squared_gradient, norms, rtol=1e-10)
+    assert not run.diverged
+    assert not run.reported.mask.any()
+
+
+def test_draws_are_uniform_and_of_their_own():
+    many = jax.jit(jax.vmap(lambda k: pt.draw(0, k, num_stages=4, num_batches=5, delays=7)))(
+        jnp.arange(8000))  # fmt: skip
+    age = np.arange(8000)[:, None] - np.asarray(many.read)
+    assert age[:8].max(axis=1).tolist() <= list(range(8))
+    for values, count in [(many.stage, 4), (many.batch, 5), *((age[7:, s], 8) for s in range(4))]:
+        expected = len(values) / count
+        found = np.bincount(np.asarray(values), minlength=count)
+        assert len(found) == count
+        # chi-squared: 8 sigma of its own distribution at most
+        assert ((found - expected) ** 2 / expected).sum() < count + 8 * np.sqrt(2 * count)
+    columns = np.stack([np.asarray(many.stage), np.asarray(many.batch), *age.T])[:, 7:]
+    assert np.abs(np.corrcoef(columns) - np.eye(6)).max() < 0.05
+
+
+def test_sweeps_are_single_runs():
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2)))  # fmt: skip
+    given = {"updates": UPDATES, "every": EVERY, "norms": True}
+    runs = pt.sweep_randomized_pipedream(
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **given)  # fmt: skip
+    assert runs.gap.shape == (2, 2, 2, 4)
+    one = pt.sweep_randomized_pipedream(
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **given)  # fmt: skip
+    fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
+    for step, step_size in enumerate([0.05, 0.1]):
+        for place, seed in enumerate([8, 9]):
+            single = pt.randomized_pipedream(
+                OBJECTIVES["random"](place), step_size=step_size, seed=seed, delta=7, **given)  # fmt: skip
+            for name in fields:
+                expected = getattr(single, name)
+                for found in (getattr(runs, name)[1], getattr(one, name)):
+                    np.testing.assert_allclose(found[step, place], expected, rtol=1e-10)
+    gaps, blocks, *_ = plain(OBJECTIVES["random"](1), 0.05, 9, 0)
+    np.testing.assert_allclose(runs.gap[0, 0, 1], gaps, rtol=1e-10)
+    np.testing.assert_allclose(runs.blocks[0, 0, 1], blocks, rtol=1e-10)
+
+
+def test_divergence_is_flagged_and_masked(quadratic):
+    runs = pt.sweep_randomized_pipedream(
+        quadratic, step_sizes=[0.05, 4.0], seeds=[0, 1], updates=600, every=20)  # fmt: skip
+    assert runs.diverged.tolist() == [[False, False], [True, True]]
+    assert runs.reported[0].count() == 2 * 31
+    assert runs.reported[1].count() == 0
+    assert not jnp.isfinite(runs.gap[1]).all()
+
+
+def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
+    runs = pt.sweep_randomized_pipedream(
+        quadratic, step_sizes=[1.0, 1.4, 1.6, 1.8, 2.0, 2.4], seeds=[0, 1], updates=60, every=20)  # fmt: skip
+    growth = np.asarray(runs.gap.max(axis=-1) / runs.gap[..., 0])
+    assert np.isfinite(growth).all()
+    assert runs.diverged.tolist() == (growth > 1000).tolist()
+    assert growth[growth <= 1000].max() > 10  # both sides of the border are there
+    assert growth[growth > 1000].min() < 1e5
+
+
+# the bound
+
+
+def bound_of(objective, run, step_size, updates, delta):
+    largest = float(np.max(run.largest_squared_gradient)) ** 0.5
+    return pt.convergence_bound(
+        objective.num_stages, updates, step_size, pt.smoothness(objective), largest, delta,
+        float(np.max(run.gap[..., 0])))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["random", "logistic"])
+def test_the_bound_holds(name):
+    objective, sizes = OBJECTIVES[name](), [0.02, 0.1]
+    runs = pt.sweep_randomized_pipedream(
+        objective, step_sizes=sizes, seeds=range(4), updates=UPDATES, every=EVERY,
+        delta=[0, 7, 20], norms=True)  # fmt: skip
+    for d, delta in enumerate([0, 7, 20]):
+        for step, step_size in enumerate(sizes):
+            one = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
+            measured = float(np.mean(one.mean_squared_gradient))
+            assert 0 < measured <= bound_of(objective, one, step_size, UPDATES, delta).total
+
+
+@pytest.mark.parametrize(("step_size", "delta", "given", "seeds"), [
+    (0.0245, 400, {"delta": 400}, 1),
+    (0.0154, 200, {"delays": np.full((1, 2), 200)}, 3),
+], ids=["up to", "always"])  # fmt: skip
+def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seeds):
+    # one curvature, one batch, and a step size just where late blocks stop the descent: the model
+    # swings about the minimum and does not come closer
+    flat = pt.spectral_quadratic(2, spectrum=[1.0] * 2, num_batches=1, batch_size=2, seed=0)
+    runs = pt.sweep_randomized_pipedream(
+        flat, step_sizes=[step_size], seeds=range(seeds), updates=40_000, every=8000, norms=True,
+        **given)  # fmt: skip
+    assert not runs.diverged.any()
+    bound = bound_of(flat, runs, step_size, 40_000, delta)
+    measured = float(runs.mean_squared_gradient.mean())
+    assert 2 * (bound.start + bound.noise) < measured <= bound.total
+
+
+def test_the_best_step_size_is_the_best_of_a_grid():
+    given = {"stages": np.array([2, 8])[:, None], "updates": 1000, "smoothness": 2.0,
+             "gradient_bound": 1.5, "delta": np.array([0.0, 1.0, 60.0, 1e6]), "gap": 3.0}  # fmt: skip
+    best = pt.best_step_size(**given)
+    assert best.shape == (2, 4)
+    least = pt.convergence_bound(step_size=best, **given).total
+    around = best * np.linspace(0.9, 1.1, 201)[:, None, None]
+    grid = pt.convergence_bound(step_size=around, **given).total
+    np.testing.assert_allclose(grid.min(axis=0), least, rtol=1e-12)
+    assert (grid.argmin(axis=0) == 100).all()
+
+
+def test_terms_by_hand_and_the_law():
+    bound = pt.convergence_bound(4, 100, 0.5, 2.0, 3.0, 14, 5.0)
+    assert [float(term) for term in bound] == [0.8, 36.0, 1764.0, 1800.8]
+    assert [pt.pipedream_delay(s) for s in [2, 3, 4, 5, 6, 7, 8, 16, 32]] == [
+        3, 7, 14, 22, 33, 45, 60, 248, 1008]  # fmt: skip
+    gamma = np.sqrt(2 * 5.0 / (1e4 * 2.0)) / 3.0
+    term = pt.convergence_bound(64, 1e4, gamma, 2.0, 3.0, pt.pipedream_delay(64), 5.0).delay
+    law = pt.delay_term_law(64, np.array([1e4, 4e4]), smoothness=2.0, gap=5.0)
+    np.testing.assert_allclose(law, [term, term / 4])
+    ratio = [pt.delay_term_law(s, 1e4, smoothness=2.0, gap=5.0) / s**4 for s in (512, 1024)]
+    assert ratio[1] / ratio[0] == pytest.approx(1, abs=2e-3)
+
+
+# mistakes
+
+RUN = {"step_size": 0.1, "seed": 0, "updates": 4}
+SWEEP = {"step_sizes": [0.1], "seeds": [0], "updates": 4}
+THEORY = {
+    "stages": 2,
+    "updates": 9,
+    "smoothness": 1.0,
+    "gradient_bound": 1.0,
+    "delta": 1,
+    "gap": 1.0,
+}
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"step_size": 0.0}, "step_size must be a finite number above 0, got 0.0"),
+    ({"step_size": np.nan}, "step_size must be a finite number above 0, got nan"),
+    ({"step_size": np.inf}, "step_size must be a finite number above 0, got inf"),
+    ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    ({"seed": 2**32}, "each of seeds must be at most 4294967295, got 4294967296"),
+    ({"updates": 0}, "updates must be a whole number of at least 1, got 0"),
+    ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+    ({"every": 3}, "updates must be a multiple of every 3, got 4"),
+    ({"delta": -1}, "delta must be a whole number of at least 0, got -1"),
+    ({"delta": 1.5}, "delta must be a whole number of at least 0, got 1.5"),
+    ({"delta": 65536}, "delta must be at most 65535, got 65536"),
+    ({"delta": 1, "delays": np.zeros((1, S), int)}, "delta must be left out where delays are given, got 1"),
+    ({"delays": np.zeros(S, int)}, r"delays must have shape \(samples, 3\) or \(3, samples, 3\)"),
+    ({"delays": np.zeros((0, S), int)}, r"with 1 to 65536 samples, got \(0, 3\)"),
+    ({"delays": np.zeros((2, 4, S), int)}, r"got \(2, 4, 3\)"),
+    ({"delays": np.full((1, S), -1)}, "delays must be whole numbers from 0 to 65535, got int64 from -1 to -1"),
+    ({"delays": np.zeros((1, S))}, "delays must be whole numbers from 0 to 65535, got float64"),
+])  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_of_a_run(quadratic, change, message):
+    with pytest.raises(ValueError, match=message):
+        pt.randomized_pipedream(quadratic, **{**RUN, **change})
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"step_sizes": [0.1, -1.0]}, r"step_sizes must be one or more .* above 0, got \[0.1, -1.0\]"),
+    ({"step_sizes": []}, r"step_sizes must be one or more .* above 0, got \[\]"),
+    ({"seeds": []}, "seeds must be as many as objectives .* got 0 seeds"),
+    ({"seeds": [0, 0.5]}, "each of seeds must be a whole number of at least 0, got 0.5"),
+    ({"delta": []}, r"delta must be one or more whole numbers, got \[\]"),
+    ({"delta": [3, -3]}, "delta must be a whole number of at least 0, got -3"),
+])  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_of_a_sweep(quadratic, change, message):
+    with pytest.raises(ValueError, match=message):
+        pt.sweep_randomized_pipedream(quadratic, **{**SWEEP, **change})
+
+
+def test_mistakes_with_stacked_objectives(quadratic):
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), quadratic)
+    with pytest.raises(ValueError, match=r"got 3 seeds, and stacked \(2,\)"):
+        pt.sweep_randomized_pipedream(stacked, **{**SWEEP, "seeds": [0, 1, 2]})
+    with pytest.raises(ValueError, match="objective must be a single one, got 2 stacked"):
+        pt.randomized_pipedream(stacked, **RUN)
+    with pytest.raises(
+        ValueError, match="objective must be one Quadratic or Logistic, got Quadratic"
+    ):
+        pt.smoothness(stacked)
+
+
+@pytest.mark.parametrize(("make", "change", "message"), [
+    (pt.random_quadratic, {"dimension": 7}, "dimension must be a multiple of num_stages 3, got 7"),
+    (pt.random_quadratic, {"dimension": 0}, "dimension must be a whole number of at least 1, got 0"),
+    (pt.random_quadratic, {"num_batches": 1.5}, "num_batches must be a whole number of at least 1, got 1.5"),
+    (pt.random_logistic, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+    (pt.random_logistic, {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    (pt.random_logistic, {"l2": 0.0}, "l2 must be a finite number above 0, got 0.0"),
+    (pt.nesterov_quadratic, {"condition_number": 1.0}, "condition_number must be a finite number above 1, got 1.0"),
+    (pt.nesterov_quadratic, {"condition_number": np.inf}, "condition_number .* got inf"),
+    (pt.nesterov_quadratic, {"condition_number": 5.0, "num_batches": 1}, r"num_batches \* batch_size must be at least the dimension 6, got 4"),
+    (pt.spectral_quadratic, {"spectrum": [1.0, 0.0, 1.0]}, r"spectrum must be finite numbers above 0, got \[1.0, 0.0, 1.0\]"),
+    (pt.spectral_quadratic, {"spectrum": [1.0, 1.0]}, "dimension must be a multiple of num_stages 3, got 2"),
+    (pt.language_model, {"num_stages": 2}, "num_stages must be a whole number of at least 3, got 2"),
+    (pt.language_model, {"heads": 3}, "width must be a multiple of heads 3, got 16"),
+    (pt.language_model, {"context": 0}, "context must be a whole number of at least 1, got 0"),
+    (pt.language_model, {"text": "too short"}, "text must have more than 160 characters, got 9"),
+    (pt.language_model, {"text": ""}, "text must have more than 160 characters, got 0"),
+])  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_of_objectives(make, change, message):
+    takes = inspect.signature(make).parameters
+    given = {"num_stages": S, **SIZES, "seed": 0, **change}
+    with pytest.raises(ValueError, match=message):
+        make(**{name: value for name, value in given.items() if name in takes})
+
+
+def test_smoothness_of_a_language_model_is_unknown():
+    with pytest.raises(
+        ValueError, match="objective must be one Quadratic or Logistic, got LanguageModel"
+    ):
+        pt.smoothness(OBJECTIVES["language"]())
+
+
+@pytest.mark.parametrize("name", THEORY)
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_of_the_bound(name, value):
+    for function, more in ((pt.convergence_bound, {"step_size": 0.1}), (pt.best_step_size, {})):
+        with pytest.raises(ValueError, match=f"{name} must be finite and .*, got {value}"):
+            function(**{**THEORY, **more, name: np.float64(value).item()})
+    with pytest.raises(ValueError, match=r"step_size must be finite and above 0, got 0\.0"):
+        pt.convergence_bound(**THEORY, step_size=0.0)
+    with pytest.raises(ValueError, match="stages must be a whole number of at least 1, got 0"):
+        pt.pipedream_delay(0)
+
+
+def test_public_names():
+    assert pt.__all__ == sorted(pt.__all__, key=lambda n: (not n[0].isupper(), n))
+    assert all(inspect.getdoc(getattr(pt, name)) for name in pt.__all__)
