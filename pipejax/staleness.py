@@ -145,7 +145,9 @@ def staleness(
         np.maximum.at(own_lag, worker, lag)
         applied, read = (
             np.where(lag.any(axis=0), numbers[:, steady], 0)
-            for numbers in _block_updates(table, found, *_times(table, costs, link, queues))
+            for numbers in _block_updates(
+                table, found, *op_times(table, costs, link=link, queues=queues)
+            )
         )
     return Staleness(
         schedule=table.name,
@@ -163,10 +165,30 @@ def _steady(microbatches: int) -> slice:
     return slice(microbatches // 4, microbatches - microbatches // 4)
 
 
-def _times(
-    table: ScheduleTable, costs: Costs | None, link: str, queues: str
+def op_times(
+    table: ScheduleTable, costs: Costs | None = None, *, link: str = "delay", queues: str = "worker"
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Start and finish of each cell."""
+    """Return start and finish of each cell.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+
+    Returns:
+      (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
+
+    Raises:
+      ValueError: as `evaluate`.
+      ScheduleError: if the transfers of the table deadlock under rendezvous.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=2)
+      >>> op_times(table)[1].max(axis=1).tolist()
+      [6.0, 5.0]
+    """
     if costs is None:
         return slot_times(table, {phase.name: 1 for phase in COMPUTE}, shares=False)
     run = evaluate(table, costs, link=link, queues=queues)

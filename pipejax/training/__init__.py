@@ -10,6 +10,7 @@ from pipejax.training.quadratic import (
     random_quadratic,
     spectral_quadratic,
 )
+from pipejax.training.replay import batch_order, replay, sweep_replay
 from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
 from pipejax.training.run import Run
 from pipejax.training.smoothness import smoothness
@@ -31,6 +32,7 @@ __all__ = [
     "Quadratic",
     "Run",
     "batch_gradient",
+    "batch_order",
     "best_step_size",
     "block_gradient",
     "convergence_bound",
@@ -43,7 +45,9 @@ __all__ = [
     "random_quadratic",
     "random_text",
     "randomized_pipedream",
+    "replay",
     "smoothness",
     "spectral_quadratic",
     "sweep_randomized_pipedream",
+    "sweep_replay",
 ]

@@ -139,22 +139,46 @@ def sweep_randomized_pipedream(
       >>> runs.gap.shape, runs.diverged.shape
       ((2, 3, 5), (2, 3))
     """
-    if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
-        raise ValueError(
-            f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"
-        )
+    chosen, checked = checked_runs(objective, step_sizes, seeds)
     whole_number(every, "every")
     if whole_number(updates, "updates") % every:
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     law = _law(objective, delta, delays)
     outcome = _compiled(
-        objective, np.asarray(step_sizes, np.float64), _checked_seeds(objective, seeds), law,
+        objective, chosen, checked, law,
         window=int(law.max()) + 1, samples=updates // every, every=every, norms=norms,
     )  # fmt: skip
     return Run(every * np.arange(updates // every + 1), *outcome)
 
 
-def _checked_seeds(objective: Objective, seeds: Seeds) -> UInt[NumpyArray, " seeds"]:
+def checked_runs(
+    objective: Objective, step_sizes: Numbers, seeds: Seeds
+) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
+    """Check what a sweep of runs is made over.
+
+    Args:
+      objective: what is trained; either one, or those of the seeds, stacked.
+      step_sizes: (step_sizes) gamma.
+      seeds: (seeds) seed of each run.
+
+    Returns:
+      Step sizes and seeds as arrays.
+
+    Raises:
+      ValueError: if a step size is no finite number above 0, a seed no whole number in range,
+        there are none, or not as many stacked objectives as seeds.
+
+    Example:
+      >>> from pipejax.training import random_quadratic
+      >>> checked_runs(random_quadratic(4, dimension=8, seed=0), [float("nan")], [0])
+      Traceback (most recent call last):
+      ...
+      ValueError: step_sizes must be one or more finite numbers above 0, got [nan]
+    """
+    if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
+        raise ValueError(
+            f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"
+        )
     for seed in seeds:
         if whole_number(seed, "each of seeds", least=0) > LARGEST_SEED:
             raise ValueError(f"each of seeds must be at most {LARGEST_SEED}, got {seed}")
@@ -164,7 +188,7 @@ def _checked_seeds(objective: Objective, seeds: Seeds) -> UInt[NumpyArray, " see
             "seeds must be as many as objectives are stacked, or one or more for a single one: "
             f"got {len(seeds)} seeds, and stacked {stacked}"
         )
-    return np.asarray(seeds, np.uint32)
+    return np.asarray(step_sizes, np.float64), np.asarray(seeds, np.uint32)
 
 
 def _law(objective: Objective, delta: int | Sequence[int], delays: Table | None) -> Table:

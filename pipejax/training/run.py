@@ -22,6 +22,7 @@ class Run(NamedTuple):
         the measured G^2 of the bounds.
       mean_squared_gradient: (...) mean of |grad f(w_k)|^2 over all k below the number of updates;
         None where it was not asked for.
+      time: (samples) when the samples were taken [s, or slots]; None for a run without a clock.
 
     Example:
       >>> from pipejax.training import random_quadratic, randomized_pipedream
@@ -38,6 +39,7 @@ class Run(NamedTuple):
     blocks: Float[Array, "*runs stages width"]
     largest_squared_gradient: Float[Array, "*runs"]
     mean_squared_gradient: Float[Array, "*runs"] | None
+    time: Float[NumpyArray, " samples"] | None = None
 
     @property
     def reported(self) -> "np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]":

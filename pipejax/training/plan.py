@@ -1,0 +1,186 @@
+"""What a table says about training: which weights every gradient reads, moves, and when.
+
+All stages of a microbatch use the weights that its forwards read (weight stashing), so the
+backwards of a microbatch compute the gradient of one mixed model, which has of every stage the
+version that its forward saw. A plan lists the microbatches in an order in which every version is
+there when it is read; versions of a stage are kept in a ring, version v at place v mod depth.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.ops import Phase
+from pipejax.shapes import Bool, Float, Int, NumpyArray
+from pipejax.staleness import SAME_MOMENT, op_times
+from pipejax.table import ScheduleTable
+from pipejax.versions import find_versions
+
+NO_SAMPLE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Gradients and samples in the order in which they are computed.
+
+    Attributes:
+      microbatch: (events) microbatch of a gradient, or the last one before a sample.
+      run: (events) run that it belongs to.
+      read: (events, stages) version that the gradient reads.
+      newest: (events, stages) newest version of the run before the gradient.
+      applies: (events, stages) whether the update that follows applies what has been collected.
+      collected: (events, stages) gradients that it applies together.
+      averages: (events) whether the runs are averaged before it: it is the first of a round.
+      sample: (events) number of the sample to take instead of a gradient, or `NO_SAMPLE`.
+      sampled: (samples, runs, stages) versions that are there at the time of each sample.
+      time: (samples) time of each sample.
+      update: (samples) block updates that have been done by then, over all runs.
+      runs: R.
+      depth: versions to keep.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=3)
+      >>> plan = make_plan(table, op_times(table)[1], np.array([3.0, 8.0]))
+      >>> plan.sample.tolist()  # a gradient, a sample, two gradients, a sample
+      [-1, 0, -1, -1, 1]
+      >>> plan.read[plan.sample < 0].tolist(), plan.sampled[:, 0].tolist()
+      ([[0, 0], [0, 1], [1, 2]], [[0, 1], [3, 3]])
+    """
+
+    microbatch: Int[NumpyArray, " events"]
+    run: Int[NumpyArray, " events"]
+    read: Int[NumpyArray, "events stages"]
+    newest: Int[NumpyArray, "events stages"]
+    applies: Bool[NumpyArray, "events stages"]
+    collected: Int[NumpyArray, "events stages"]
+    averages: Bool[NumpyArray, " events"]
+    sample: Int[NumpyArray, " events"]
+    sampled: Int[NumpyArray, "samples runs stages"]
+    time: Float[NumpyArray, " samples"]
+    update: Int[NumpyArray, " samples"]
+    runs: int
+    depth: int
+
+
+def make_plan(
+    table: ScheduleTable,
+    finish: Float[NumpyArray, "workers slots"],
+    time: Float[NumpyArray, " samples"],
+) -> Plan:
+    """Read the plan off a table and the times of its ops.
+
+    Args:
+      table: the schedule, with U cells.
+      finish: (workers, slots) finish of each cell [s, or slots].
+      time: (samples) times at which to look at the model, ascending, in the same unit.
+
+    Returns:
+      The plan, up to the last sample.
+
+    Raises:
+      ValueError: if nothing updates within the table, it has several pipes, the microbatches of a
+        run are updated in another order on one stage than on another, or runs do not have equal
+        numbers of updates when they are averaged.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> table = schedules.build("local-sgd", num_workers=2, num_microbatches=4)
+      >>> plan = make_plan(table, op_times(table)[1], np.array([20.0]))
+      >>> plan.run.tolist(), plan.averages.tolist()
+      ([0, 1, 0, 1, 1], [False, False, True, False, False])
+    """
+    if not table.updates_within:
+        raise ValueError(f"{table.name} does not update weights within the table: no U cell")
+    if table.num_pipes > 1:
+        raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
+    order, gradients = _gradients(table)
+    close = SAME_MOMENT * float(finish.max())
+    first_end = finish.ravel()[find_versions(table.content).update_cell].min(axis=0)[order]
+    begun = first_end[None] <= time[:, None] + close
+    needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
+    seen = [[np.searchsorted(of_stage, time + close, side="right") for of_stage in of_run]
+            for of_run in _update_ends(table, finish)]  # fmt: skip
+    sampled = np.moveaxis(np.array(seen), -1, 0)
+    mine = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
+    made = np.cumsum(gradients["applies"][None] * mine[..., None], axis=1)
+    made = np.concatenate([np.zeros_like(made[:, :1]), made], axis=1)[:, needed]
+    back = max(
+        int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
+        int((np.moveaxis(made, 1, 0) - sampled).max()),
+    )
+    place = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
+    merged = np.argsort(place, kind="stable")
+    merged = merged[: np.flatnonzero(merged >= len(order))[-1] + 1]
+    source = np.append(np.arange(len(order)), np.maximum(needed - 1, 0))[merged]
+    events = {name: values[source] for name, values in gradients.items()}
+    is_sample = merged >= len(order)
+    events["averages"] &= ~is_sample
+    return Plan(
+        **events,
+        sample=np.where(is_sample, merged - len(order), NO_SAMPLE),
+        sampled=sampled,
+        time=time,
+        update=sampled.sum(axis=(1, 2)),
+        runs=table.weights.runs,
+        depth=1 << back.bit_length(),  # few different depths: each is compiled anew
+    )
+
+
+def _gradients(
+    table: ScheduleTable,
+) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
+    """Microbatches in the order in which their gradients can be computed, and what these do."""
+    found, where, rule = find_versions(table.content), table.content.where, table.weights
+    _, finish = op_times(table)
+    first = finish.ravel()[np.maximum(where[Phase.B], where[Phase.W])].min(axis=0)
+    order = np.argsort(first, kind="stable")
+    run, applied = order % rule.runs, found.applied[:, order].T
+    key = applied * rule.runs + run[:, None]
+    size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)
+    rank = np.empty_like(key)
+    for stage, column in enumerate(key.T):
+        by_key = np.argsort(column, kind="stable")
+        same = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))
+        rank[by_key, stage] = np.arange(len(by_key)) - np.searchsorted(same, same)
+    for own in range(rule.runs):
+        if np.any(np.diff(applied[run == own], axis=0) < 0):
+            raise ValueError(
+                f"{table.name} updates the microbatches of run {own} in another order on one stage "
+                "than on another: it cannot be replayed microbatch by microbatch"
+            )
+    rounds = order // rule.round_size
+    averages = np.append(False, rounds[1:] != rounds[:-1]) & (rule.runs > 1)
+    applies = rank == size - 1
+    _check_averages(table, run, applies, averages)
+    return order, {"microbatch": order, "run": run, "read": found.read[:, order].T,
+                   "newest": applied, "applies": applies, "collected": size,
+                   "averages": averages}  # fmt: skip
+
+
+def _check_averages(
+    table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
+) -> None:
+    """All runs must stand at one version of each stage when they are averaged."""
+    before = np.flatnonzero(averages) - 1
+    made = [np.cumsum(applies * (run == own)[:, None], axis=0)[before]
+            for own in range(table.weights.runs)]  # fmt: skip
+    if any(np.any(counts != made[0]) for counts in made):
+        raise ValueError(f"{table.name} averages runs that do not have equal numbers of updates")
+
+
+def _update_ends(
+    table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
+) -> list[list[Float[NumpyArray, " updates"]]]:
+    """Ends of the updates by run and stage, in row order."""
+    cell = np.flatnonzero(table.phase == Phase.U)
+    key = table.microbatch.ravel()[cell] % table.weights.runs * table.num_stages
+    key += table.stage.ravel()[cell]
+    order = np.argsort(key, kind="stable")
+    bounds = np.searchsorted(key[order], np.arange(table.weights.runs * table.num_stages + 1))
+    ends = finish.ravel()[cell[order]]
+    return [
+        [ends[bounds[r * table.num_stages + s] : bounds[r * table.num_stages + s + 1]]
+         for s in range(table.num_stages)]
+        for r in range(table.weights.runs)
+    ]  # fmt: skip

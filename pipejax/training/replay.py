@@ -1,0 +1,272 @@
+"""Training as a table does it: the gradients of its timeline, with the weights that they read.
+
+PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
+table: slots of one op, or seconds under given costs, so that methods can be compared at the same
+time on the same machine.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.checks import are_positive, whole_number
+from pipejax.costs import Costs
+from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
+from pipejax.staleness import op_times
+from pipejax.table import ScheduleTable
+from pipejax.training.draws import start_key
+from pipejax.training.objective import Objective, batch_gradient
+from pipejax.training.plan import NO_SAMPLE, Plan, make_plan
+from pipejax.training.rpd import Numbers, Seeds, checked_runs
+from pipejax.training.run import DIVERGED, Run
+
+Times = Float[NumpyArray, " samples"]
+State = tuple[Array, Array, Array]  # versions kept, gradients collected, largest square
+
+
+def replay(
+    objective: Objective,
+    table: ScheduleTable,
+    *,
+    step_size: float,
+    seed: int,
+    costs: Costs | None = None,
+    link: str = "delay",
+    queues: str = "worker",
+    times: Times | int = 100,
+) -> Run:
+    """Train once along the timeline of a table.
+
+    Args:
+      objective: what is trained, cut into as many stages as the table has.
+      table: an asynchronous schedule: pipedream, pipedream-2bw, local-sgd or one of your own.
+      step_size: gamma; an update applies the mean of the gradients that it collects.
+      seed: of the start and of the order of batches.
+      costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+      times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
+        parts the time of the table is cut.
+
+    Returns:
+      The run; its gap is that of the model that the stages hold together at each time, the mean
+      of all runs where there are several.
+
+    Raises:
+      ValueError: if the step size is no finite number above 0, the seed no whole number in range,
+        the stages do not match, a time is not finite, negative or not ascending, nothing updates
+        within the table, or it cannot be replayed.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.training import random_quadratic
+      >>> table = schedules.build("pipedream", num_workers=4, num_microbatches=60)
+      >>> objective = random_quadratic(4, dimension=8, seed=0)
+      >>> run = replay(objective, table, step_size=0.25, seed=0, times=2)
+      >>> run.time.tolist(), run.update.tolist(), bool(run.gap[-1] < 1e-2 * run.gap[0])
+      ([0.0, 63.0, 126.0], [0, 116, 240], True)
+    """
+    if not are_positive([step_size], 1):
+        raise ValueError(f"step_size must be a finite number above 0, got {step_size!r}")
+    if np.ndim(objective.minimum):
+        raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
+    whole_number(seed, "seed", least=0)
+    runs = sweep_replay(
+        objective, table, step_sizes=[step_size], seeds=[seed], costs=costs, link=link,
+        queues=queues, times=times,
+    )  # fmt: skip
+    gap, diverged, blocks, largest = (
+        leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
+    )
+    return Run(runs.update, gap, diverged, blocks, largest, None, runs.time)
+
+
+def sweep_replay(
+    objective: Objective,
+    table: ScheduleTable,
+    *,
+    step_sizes: Numbers,
+    seeds: Seeds,
+    costs: Costs | None = None,
+    link: str = "delay",
+    queues: str = "worker",
+    times: Times | int = 100,
+) -> Run:
+    """Train along the timeline of a table with every step size and seed, in one compiled call.
+
+    Args:
+      objective: what is trained; either one, or those of the seeds, stacked.
+      table: as for `replay`.
+      step_sizes: (step_sizes) gamma.
+      seeds: (seeds) of start and order of batches.
+      costs: as for `replay`.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+      times: as for `replay`.
+
+    Returns:
+      The runs, with leading axes (step_sizes, seeds).
+
+    Raises:
+      ValueError: as `replay`; if there are no step sizes or seeds, or not as many stacked
+        objectives as seeds.
+
+    Cost:
+      Holds R * (versions + 1) models for each run. Compiles once per shape.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.training import random_quadratic
+      >>> table = schedules.build("local-sgd", num_workers=4, num_microbatches=40)
+      >>> runs = sweep_replay(
+      ...     random_quadratic(4, dimension=8, seed=0), table, step_sizes=[0.5, 0.25],
+      ...     seeds=range(3), times=5,
+      ... )
+      >>> runs.gap.shape, runs.diverged.shape
+      ((2, 3, 6), (2, 3))
+    """
+    if objective.num_stages != table.num_stages:
+        raise ValueError(
+            f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
+        )
+    chosen, checked = checked_runs(objective, step_sizes, seeds)
+    _, finish = op_times(table, costs, link=link, queues=queues)
+    plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
+    batches = np.stack([
+        batch_order(int(seed), table.num_microbatches, objective.num_batches) for seed in checked
+    ])  # fmt: skip
+    events = _Events(plan.run, plan.read % plan.depth, plan.newest % plan.depth, plan.applies,
+                     plan.collected, plan.averages, plan.sample)  # fmt: skip
+    gap, diverged, blocks, largest = _compiled(
+        objective, chosen, checked, batches[:, plan.microbatch].astype(np.int32),
+        jax.tree.map(_narrow, events), _narrow(plan.sampled % plan.depth), depth=plan.depth,
+    )  # fmt: skip
+    gap = gap[..., _places(plan)]
+    return Run(plan.update, gap, diverged, blocks, largest, None, plan.time)
+
+
+def batch_order(seed: int, microbatches: int, num_batches: int) -> Int[NumpyArray, " microbatches"]:
+    """Return the batch of each microbatch: every epoch runs through all batches in a new order.
+
+    Args:
+      seed: of the run.
+      microbatches: M.
+      num_batches: batches of an epoch.
+
+    Returns:
+      (microbatches) indices of batches.
+
+    Example:
+      >>> sorted(batch_order(0, 6, 3)[3:].tolist())
+      [0, 1, 2]
+    """
+    epochs = -(-microbatches // num_batches)
+    random = np.random.default_rng([seed, num_batches])
+    return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
+
+
+class _Events(NamedTuple):
+    """The events of a plan, versions as places in the ring."""
+
+    run: Int[Array, "*events"] | Int[NumpyArray, "*events"]
+    read: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
+    newest: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
+    applies: Bool[Array, "*events stages"] | Bool[NumpyArray, "*events stages"]
+    collected: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
+    averages: Bool[Array, "*events"] | Bool[NumpyArray, "*events"]
+    sample: Int[Array, "*events"] | Int[NumpyArray, "*events"]
+
+
+def _narrow(values: NumpyArray) -> NumpyArray:
+    return values if values.dtype == bool else values.astype(np.int32)
+
+
+def _places(plan: Plan) -> Int[NumpyArray, " samples"]:
+    """Events at which the samples are taken, in the order of time."""
+    return np.flatnonzero(plan.sample != NO_SAMPLE)
+
+
+def _checked_times(times: Times | int, end: float) -> Times:
+    if isinstance(times, int | np.integer):
+        return np.linspace(0.0, end, whole_number(times, "times") + 1)
+    chosen = np.asarray(times, np.float64)
+    if (
+        chosen.ndim != 1 or not len(chosen) or not np.all(np.isfinite(chosen))
+        or chosen[0] < 0 or np.any(np.diff(chosen) < 0)
+    ):  # fmt: skip
+        raise ValueError(f"times must be finite, at least 0 and ascending, got {times!r}")
+    return chosen
+
+
+@functools.partial(jax.jit, static_argnames="depth")
+def _compiled(
+    objective: Objective,
+    step_sizes: Float[Array, " step_sizes"],
+    seeds: Array,
+    batches: Int[Array, "seeds events"],
+    events: _Events,
+    sampled: Int[Array, "samples runs stages"],
+    *,
+    depth: int,
+) -> tuple[Array, Array, Array, Array]:
+    train = functools.partial(_train, events=events, sampled=sampled, depth=depth)
+    over = 0 if jnp.ndim(objective.minimum) else None
+    train = jax.vmap(train, (over, None, 0, 0))
+    return jax.vmap(train, (None, 0, None, None))(objective, step_sizes, seeds, batches)
+
+
+def _train(
+    objective: Objective,
+    step_size: Float[Array, ""],
+    seed: Array,
+    batches: Int[Array, " events"],
+    *,
+    events: _Events,
+    sampled: Int[Array, "samples runs stages"],
+    depth: int,
+) -> tuple[Array, Array, Array, Array]:
+    """One run; events and samples are the same for all, so that branches stay branches."""
+    start = objective.init(start_key(seed))
+    size = step_size.astype(start.dtype)
+    stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
+
+    def gradient(state: State, event: _Events, batch: Array) -> State:
+        kept, collected, largest = state
+        kept = jax.lax.cond(event.averages, average, lambda kept, _: kept, kept, event.newest)
+        own = kept[event.run]
+        found = batch_gradient(objective, own[event.read, stages], objective.batch(batch))
+        total = collected[event.run] + found
+        current = own[event.newest, stages]
+        moved = current - size * total / event.collected[:, None].astype(start.dtype)
+        applies = event.applies[:, None]
+        place = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
+        kept = kept.at[event.run, place, stages].set(jnp.where(applies, moved, current))
+        collected = collected.at[event.run].set(jnp.where(applies, 0, total))
+        return kept, collected, jnp.maximum(largest, jnp.max(jnp.sum(found**2, axis=1)))
+
+    def average(kept: Array, place: Array) -> Array:
+        mean = jnp.mean(kept[:, place, stages], axis=0)
+        return kept.at[:, place, stages].set(mean[None])
+
+    def model(kept: Array, versions: Array) -> Array:
+        return jnp.mean(kept[runs[:, None], versions, stages[None]], axis=0)
+
+    def step(state: State, event: tuple[_Events, Array]) -> tuple[State, Array]:
+        what, batch = event
+        return jax.lax.cond(
+            what.sample == NO_SAMPLE,
+            lambda: (gradient(state, what, batch), jnp.zeros((), start.dtype)),
+            lambda: (state, objective.gap(model(state[0], sampled[what.sample]))),
+        )
+
+    kept = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
+    nothing = jnp.zeros((len(runs), *start.shape), start.dtype)
+    state = kept, nothing, jnp.zeros((), start.dtype)
+    (kept, _, largest), gap = jax.lax.scan(step, state, (events, batches))
+    is_sample = events.sample != NO_SAMPLE
+    first = objective.gap(start)
+    bad = ~jnp.isfinite(gap) | (gap > DIVERGED * first)
+    return gap, jnp.any(bad & is_sample), model(kept, sampled[-1]), largest

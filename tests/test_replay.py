@@ -1,0 +1,267 @@
+"""Training along a timeline against an event loop that stashes weights in dictionaries."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.training import (
+    batch_order,
+    language_model,
+    nesterov_quadratic,
+    random_logistic,
+    random_quadratic,
+    replay,
+    spectral_quadratic,
+    sweep_replay,
+)
+
+UNIT = pj.Costs(forward=1.0, backward=1.0)
+
+
+def build(name="pipedream", p=4, m=24, **options):
+    return pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+
+
+class Linear:
+    """Stages of a linear model in NumPy: forward adds a part of the sum, backward returns it."""
+
+    def __init__(self, objective, slope):
+        self.objective, self.slope = objective, slope
+
+    def forward(self, stage, w, activation, batch):
+        x = np.asarray(self.objective.features[batch])[:, stage]
+        return x @ w + (0.0 if activation is None else activation), x
+
+    def backward(self, stage, x, given):
+        return x.T @ given, given
+
+    def last(self, activation, batch):
+        targets = np.asarray(self.objective.targets[batch])
+        return self.slope(activation, targets) / len(targets)
+
+
+class ByJax:
+    """Stages of any objective: a forward, and a vjp of one stage with the weights it has kept."""
+
+    def __init__(self, objective):
+        self.objective = objective
+        self.forwards = [
+            jax.jit(functools.partial(objective.stage, s)) for s in range(objective.num_stages)
+        ]
+        self.pulls = [jax.jit(functools.partial(self.pull, s)) for s in range(objective.num_stages)]
+
+    def pull(self, stage, w, activation, batch, given):
+        run = functools.partial(self.objective.stage, stage)
+        if stage == 0:  # characters have no gradient
+            return jax.vjp(lambda w: run(w, activation, batch), w)[1](given)[0], given
+        return jax.vjp(lambda w, x: run(w, x, batch), w, activation)[1](given)
+
+    def forward(self, stage, w, activation, batch):
+        batch, w = self.objective.batch(batch), jnp.asarray(w)
+        activation = self.objective.input(batch) if activation is None else activation
+        return self.forwards[stage](w, activation, batch), (w, activation, batch)
+
+    def backward(self, stage, kept, given):
+        return self.pulls[stage](*kept, given)
+
+    def last(self, activation, batch):
+        return jax.grad(self.objective.loss)(activation, self.objective.batch(batch))
+
+
+def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
+    """Run the ops one by one in order of time. Yields (time, model) after every update."""
+    run = pj.evaluate(table, costs)
+    ops = sorted((run.start[w, t], run.finish[w, t], w, t, cell[0])
+                 for w, row in enumerate(table.rows()) for t, cell in enumerate(row) if cell)  # fmt: skip
+    order = batch_order(seed, table.num_microbatches, objective.num_batches).tolist()
+    rule, last = table.weights, table.num_stages - 1
+    start = np.asarray(objective.init(jax.random.key(np.uint32(seed), impl="threefry2x32")))
+    versions = {(r, s): [start[s]] for r in range(rule.runs) for s in range(last + 1)}
+    stash, inputs, gradients, open_, made = {}, {}, {}, {}, {}
+    groups = {}  # microbatch of a stage: how many updates of its run precede the one that takes it
+    for stage in range(last + 1):
+        count = {}
+        for cell in list(table.rows())[stage]:
+            for op in cell:
+                r = op.microbatch % rule.runs
+                if op.phase is pj.Phase.B:
+                    groups[stage, op.microbatch] = count.get(r, 0)
+                elif op.phase is pj.Phase.U:
+                    count[r] = count.get(r, 0) + 1
+    for _, finish, _, _, (phase, s, m) in ops:
+        own = versions[m % rule.runs, s]
+        if phase is pj.Phase.F:
+            v = len(own) - 1 if rule.behind is None else max(groups[s, m] - rule.behind, 0)
+            out, stash[s, m] = stages.forward(s, own[v], inputs.pop((s, m), None), order[m])
+            if s == last:
+                gradients[s, m] = stages.last(out, order[m])
+            inputs[s + 1, m] = out
+        elif phase is pj.Phase.B:
+            found, back = stages.backward(s, stash.pop((s, m)), gradients.pop((s, m)))
+            gradients[s - 1, m] = back
+            open_.setdefault((m % rule.runs, s), []).append(np.asarray(found))
+        else:
+            collected = open_.pop((m % rule.runs, s))
+            own.append(own[-1] - step_size * np.mean(collected, axis=0))
+            made[s] = made.get(s, 0) + 1
+            if rule.runs > 1 and made[s] % rule.round_size == 0:
+                mean = np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
+                for r in range(rule.runs):
+                    versions[r, s][-1] = mean
+            yield finish, np.array([np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
+                                    for s in range(last + 1)])  # fmt: skip
+
+
+LEAST_SQUARES, SIGMOID = (lambda z, y: z - y), (lambda z, y: -y / (1 + np.exp(y * z)))
+OBJECTIVES = {
+    "random": lambda: random_quadratic(4, dimension=8, seed=1),
+    "spectrum": lambda: spectral_quadratic(4, spectrum=[0.1, 0.5, 1.0, 2.0], seed=1),
+    "nesterov": lambda: nesterov_quadratic(4, dimension=8, condition_number=50.0, seed=1),
+    "logistic": lambda: random_logistic(4, dimension=8, seed=1),
+    "language": lambda: language_model(4, width=4, heads=2, context=3, text="to be or not to be, that is " * 9, seed=1),
+}  # fmt: skip
+TABLES = {
+    "pipedream": ("pipedream", {}), "2bw": ("pipedream-2bw", {"accumulation": 5}),
+    "local": ("local-sgd", {"local_steps": 2}), "two runs": ("local-sgd", {"runs": 2, "local_steps": 3}),
+}  # fmt: skip
+
+
+# every objective with a stale and an averaging table, one with all of them
+CASES = [*((name, case) for name in OBJECTIVES for case in ("pipedream", "local")),
+         ("random", "2bw"), ("random", "two runs")]  # fmt: skip
+
+
+def stages_of(name, objective):
+    if name == "language":
+        return ByJax(objective)
+    if name == "logistic":
+        return Logistic(objective)
+    return Linear(objective, LEAST_SQUARES)
+
+
+class Logistic(Linear):
+    """The regularisation belongs to each stage: it is not a function of the sum."""
+
+    def __init__(self, objective):
+        super().__init__(objective, SIGMOID)
+
+    def forward(self, stage, w, activation, batch):
+        out, x = super().forward(stage, w, activation, batch)
+        return out, (x, w)
+
+    def backward(self, stage, kept, given):
+        x, w = kept
+        return x.T @ given + self.objective.l2 * w, given
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_equals_an_event_loop_that_stashes_weights(name, case):
+    trained = OBJECTIVES[name]()
+    table = build(TABLES[case][0], **TABLES[case][1])
+    step_size = 0.02 if name == "nesterov" else 0.1
+    *_, (end, blocks) = stash_and_update(trained, stages_of(name, trained), table, step_size, 3)
+    run = replay(trained, table, step_size=step_size, seed=3, times=4)
+    assert run.time[-1] == end
+    np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        run.gap[-1], trained.gap(jnp.asarray(blocks)), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("case", TABLES)
+@pytest.mark.parametrize("costs", [
+    UNIT, pj.Costs(forward=np.array([1.0, 3.0, 0.5, 2.0]), backward=2.0, transmit=1.7)])  # fmt: skip
+def test_samples_see_the_model_of_their_time(case, costs):
+    table = build(TABLES[case][0], **TABLES[case][1])
+    trained = OBJECTIVES["random"]()
+    history = list(stash_and_update(trained, Linear(trained, LEAST_SQUARES), table, 0.1, 0, costs))
+    times = np.linspace(0, history[-1][0], 12)
+    run = replay(trained, table, step_size=0.1, seed=0, costs=costs, times=times)
+    for time, gap, update in zip(times, run.gap, run.update, strict=True):
+        done = [blocks for end, blocks in history if end <= time + 1e-9]
+        # events are sorted by their start: the model of a time is that of all updates until then
+        assert update == len(done)
+        blocks = latest(history, time, trained)
+        np.testing.assert_allclose(gap, trained.gap(jnp.asarray(blocks)), rtol=1e-10)
+
+
+def latest(history, time, trained):
+    before = [
+        blocks for end, blocks in sorted(history, key=lambda item: item[0]) if end <= time + 1e-9
+    ]
+    return before[-1] if before else np.zeros((trained.num_stages, 2))
+
+
+@pytest.mark.parametrize(("name", "p", "options"), [
+    ("local-sgd", 3, {"runs": 1, "local_steps": 1}), ("pipedream", 1, {})])  # fmt: skip
+def test_without_staleness_it_is_sgd(name, p, options):
+    trained = random_quadratic(p, dimension=6, seed=2)
+    w = np.zeros(6)
+    for batch in batch_order(5, 30, 60):
+        x = np.asarray(trained.features[batch]).reshape(10, 6)
+        w -= 0.1 * x.T @ (x @ w - np.asarray(trained.targets[batch])) / 10
+    run = replay(trained, build(name, p, 30, **options), step_size=0.1, seed=5)
+    np.testing.assert_allclose(np.ravel(run.blocks), w, rtol=1e-10)
+
+
+def test_every_epoch_takes_every_batch_once():
+    order = batch_order(7, 25, 10)
+    assert [sorted(order[k : k + 10].tolist()) for k in (0, 10)] == [list(range(10))] * 2
+    assert len(order) == 25
+    assert not np.array_equal(order[:10], order[10:20])
+    assert np.array_equal(order, batch_order(7, 25, 10))
+
+
+def test_a_sweep_is_its_single_runs():
+    each = [random_quadratic(4, dimension=8, seed=seed) for seed in (0, 1)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    table = build(m=40)
+    runs = sweep_replay(stacked, table, step_sizes=[0.1, 50.0], seeds=[4, 5], times=5)
+    assert runs.diverged.tolist() == [[False, False], [True, True]]
+    assert runs.reported.mask[1].all()
+    assert not runs.reported.mask[0].any()
+    for k, (trained, seed) in enumerate(zip(each, (4, 5), strict=True)):
+        one = replay(trained, table, step_size=0.1, seed=seed, times=5)
+        np.testing.assert_allclose(runs.gap[0, k], one.gap, rtol=1e-12)
+        np.testing.assert_allclose(runs.blocks[0, k], one.blocks, rtol=1e-12)
+        assert one.time.tolist() == runs.time.tolist()
+
+
+def test_machines_change_times_and_not_the_gradients():
+    trained, table = OBJECTIVES["random"](), build(m=40)
+    slow = dataclasses.replace(UNIT, transmit=5.0)
+    ends = [replay(trained, table, step_size=0.1, seed=0, costs=costs, times=3)
+            for costs in (UNIT, slow)]  # fmt: skip
+    assert ends[1].time[-1] > ends[0].time[-1]
+    np.testing.assert_allclose(ends[0].blocks, ends[1].blocks, rtol=1e-12)
+
+
+MISTAKES = {
+    "step size": ({"step_size": float("nan")}, "step_size must be a finite number above 0, got nan"),
+    "seed": ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    "stages": ({"table": build(p=3)}, "objective has 4 stages, but pipedream has 3"),
+    "synchronous": ({"table": build("1f1b")}, "1f1b does not update weights within the table"),
+    "no time": ({"times": 0}, "times must be a whole number of at least 1, got 0"),
+    "back in time": ({"times": np.array([1.0, 0.5])}, "times must be finite, at least 0 and ascending"),
+    "no moment": ({"times": np.array([np.nan])}, "times must be finite"),
+    "cost": ({"costs": pj.Costs(forward=-1.0)}, "forward must be finite and at least 0"),
+    "link": ({"link": "wire"}, "unknown link model 'wire'"),
+    "orders": ({"table": pj.ScheduleTable.from_rows(
+        [["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"], ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"]]),
+        "objective": random_quadratic(2, dimension=2, seed=0)}, "in another order on one stage"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes(case):
+    changed, message = MISTAKES[case]
+    if "link" in changed:
+        changed = {"costs": UNIT, **changed}
+    given = {"objective": OBJECTIVES["random"](), "table": build(), "step_size": 0.1, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        replay(**{**given, **changed})
