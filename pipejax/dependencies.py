@@ -118,8 +118,9 @@ def locate(content: Content) -> dict[Phase, Int[NumpyArray, "stages microbatches
       [[3, 2]]
     """
     where = {}
+    shape = content.num_stages, content.num_microbatches  # counted once, not for every phase
     for phase in COMPUTE + COMMUNICATION:
-        where[phase] = np.full((content.num_stages, content.num_microbatches), NOWHERE)
+        where[phase] = np.full(shape, NOWHERE)
         for cells in (content.cells, content.partners):
             flat = np.flatnonzero(cells.phase.ravel() == phase)
             stage, microbatch = cells.stage.ravel()[flat], cells.microbatch.ravel()[flat]

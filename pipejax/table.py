@@ -247,8 +247,7 @@ class ScheduleTable:
 
     def rows(self) -> Iterator[list[Cell]]:
         """Yield the cells of each worker."""
-        for worker in range(self.num_workers):
-            yield [self.cell(worker, slot) for slot in range(self.num_slots)]
+        return self.content.rows()
 
     def __str__(self) -> str:
         """Return the table as a grid."""
