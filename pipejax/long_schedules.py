@@ -21,6 +21,7 @@ from pipejax.program import Program
 from pipejax.shapes import Array, Float
 
 ENDS_PLACE = 1  # of a frontier: the last end so far
+BITS = 8  # of M at a time: a compilation takes longer than products of matrices to spare
 
 Matrix = Float[Array, "outputs inputs"]
 Vector = Float[Array, " frontier"]
@@ -48,8 +49,9 @@ def makespans_at(
         as for `makespans`.
 
     Cost:
-      A product of matrices for every bit of M; their size is the number of finish times that are
-      live between two periods, some three per worker.
+      A product of matrices for every bit of M, whose bits are rounded up to bytes: one
+      compilation serves a range of M. The size of the matrices is the number of finish times that
+      are live between two periods, some three per worker.
 
     Differentiation:
       Forward and reverse mode with respect to the costs; where paths tie, each counts in part.
@@ -76,9 +78,8 @@ def makespans_at(
     leaves, size = batch_leaves(costs, program.layout)
     pieces = [(period.before, period.piece) for period in steady.periods]
     times = [more * steady.microbatches // period.microbatches for period in steady.periods]
-    ends = _grown(
-        program, leaves, pieces, steady.rest, np.array(times), num_bits=max(times).bit_length()
-    )
+    num_bits = -(-max(times).bit_length() // BITS) * BITS
+    ends = _grown(program, leaves, pieces, steady.rest, np.array(times), num_bits=num_bits)
     return jnp.broadcast_to(ends, (size,))
 
 

@@ -56,7 +56,7 @@ def finish_times(program: Program, costs: NodeCosts) -> Times:
     References:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992).
     """
-    return _finish(jnp.asarray(program.preds), *map(jnp.asarray, costs))
+    return _finish_once_compiled(jnp.asarray(program.preds), *map(jnp.asarray, costs))
 
 
 def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
@@ -179,8 +179,14 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
       >>> critical_path(program.preds, costs).nodes.tolist()
       [True, True, True, True, True]
     """
-    preds = jnp.asarray(preds)
-    finish, choice = _scan(preds, jnp.asarray(costs.duration), jnp.asarray(costs.lag))
+    return _forth_and_back(jnp.asarray(preds), *map(jnp.asarray, costs))
+
+
+@jax.jit
+def _forth_and_back(
+    preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]
+) -> CriticalPath:
+    finish, choice = _scan(preds, duration, lag)
     nodes = _critical_path(finish, preds, choice)
     column = jnp.arange(preds.shape[1], dtype=choice.dtype)
     edges = nodes[:, None] & (column[None, :] == choice[:, None])
@@ -210,8 +216,11 @@ def slack(program: Program, costs: NodeCosts) -> Times:
     References:
       Kelley and Walker: Critical-Path Planning and Scheduling (1959).
     """
-    preds = jnp.asarray(program.preds)
-    duration, lag = map(jnp.asarray, costs)
+    return _slack(jnp.asarray(program.preds), *map(jnp.asarray, costs))
+
+
+@jax.jit
+def _slack(preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]) -> Times:
     finish, _ = _scan(preds, duration, lag)
 
     def step(tail: Times, inputs: tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]
@@ -251,6 +260,9 @@ def _finish_jvp(
     start = jnp.zeros_like(duration_dot)
     finish_dot, _ = jax.lax.scan(step, start, (node, winner, duration_dot, winner_dot))
     return finish, finish_dot
+
+
+_finish_once_compiled = jax.jit(_finish)  # the loop alone would be compiled in every call
 
 
 def _scan(

@@ -254,8 +254,7 @@ class ScheduleTable:
 
     def rows(self) -> Iterator[list[Cell]]:
         """Yield the cells of each worker."""
-        for worker in range(self.num_workers):
-            yield [self.cell(worker, slot) for slot in range(self.num_slots)]
+        return self.content.rows()
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
         """Return a table with other rows and all else as it is.

@@ -27,13 +27,14 @@ def test_builds_at_every_legal_size(name, options):
                 name, num_workers=p, num_microbatches=m, slots=slots, **options
             )
             assert (table.num_workers, table.num_microbatches, table.name) == (p, m, name)
+            pipe_of = table.pipe_of_microbatch
             for phase in (pj.Phase.F, pj.Phase.B):  # each stage in microbatch order, per pipe
                 for w, row in enumerate(table.rows()):
                     order = [op for cell in row for op in cell if op.phase is phase]
                     for stage in {op.stage for op in order}:
                         for pipe in range(table.num_pipes):
                             mine = [op.microbatch for op in order if op.stage == stage
-                                    and table.pipe_of_microbatch[op.microbatch] == pipe]  # fmt: skip
+                                    and pipe_of[op.microbatch] == pipe]  # fmt: skip
                             assert mine == sorted(mine), (name, p, m, w)
 
 

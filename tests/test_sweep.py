@@ -1,19 +1,13 @@
-"""Sweeps: the numbers, the store under kill -9 and damage, clusters, processes, mistakes."""
+"""Sweeps: the numbers against single evaluations, and mistakes in what is declared."""
 
 import json
 import os
 import random
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
+from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
 from pipejax.cli.app import run
@@ -21,39 +15,11 @@ from pipejax.hardware import data_file
 from pipejax.sensitivity import RESOURCES, elasticities
 from pipejax.sweep import STATUS, get_block, num_blocks, read_sweep, run_sweep
 from pipejax.sweep.axes import read_system_axes
-from pipejax.sweep.store import Store, create_store, locked
-
-TOML = """
-title = "a sweep of the tests"
-schedules = ["gpipe", "chimera", { name = "interleaved-1f1b", stages_per_worker = 2 }]
-workers = 2
-minibatch = 8
-microbatch_size = [1, 2, 3, 8]
-models = ["gpt-22b", "tabular-128l"]
-systems = ["h100", "slow_nw_mid_cp"]
-tensor_parallel = 2
-recompute = ["none", "full"]
-outputs = ["bubble_ratio", "tokens_per_second", "bound_by", "share"]
-
-[system]
-network.bandwidth_GB_per_s = { from = 1, to = 100, points = 3, scale = "log" }
-memory.capacity_GB = [200, 4000]
-node.gpus = [2, 8]
-compute.efficiency = [0.5]
-"""
-GRID = {
-    "schedules": ["gpipe", "1f1b"], "workers": [2, 3], "minibatch": 12,
-    "microbatch_size": [1, 2, 3, 4, 5, 6, 12], "models": "tabular-128l", "recompute": ["none", "full"],
-    "systems": "mid_nw_mid_cp", "system": {
-        "network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 10, "scale": "log"}}},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory):
-    path = tmp_path_factory.mktemp("declared") / "sweep.toml"
-    path.write_text(TOML)
-    return path
+    return declare(tmp_path_factory.mktemp("declared"))
 
 
 @pytest.fixture(scope="module")
@@ -162,174 +128,6 @@ def test_float32_is_close(tmp_path):
     np.testing.assert_allclose(short.step_time, exact.step_time, rtol=1e-5)
 
 
-def files_of(path):
-    """Bytes of all files of a store."""
-    return {str(f.relative_to(path)): f.read_bytes() for f in Path(path).rglob("*") if f.is_file()}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The grid evaluated without a break."""
-    path = tmp_path_factory.mktemp("whole") / "whole.zarr"
-    run_sweep(GRID, path)
-    return path
-
-
-def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
-    """A chunk that was cut short, changed, emptied or lost is evaluated again, and no other."""
-    path = tmp_path / "damaged.zarr"
-    expected = files_of(whole)
-    chunks = sorted(name for name in expected if name.startswith(("step_time/", "reason/")))
-    chunks = [name for name in chunks if not Path(name).name.startswith(".")]
-    damages = [
-        lambda f: f.write_bytes(f.read_bytes()[: len(f.read_bytes()) // 2]),
-        lambda f: f.write_bytes(bytes([f.read_bytes()[0] ^ 1]) + f.read_bytes()[1:]),
-        lambda f: f.write_bytes(b""),
-        lambda f: f.unlink(),
-        lambda f: f.write_bytes((whole / chunks[-1]).read_bytes()),
-    ]
-    for damage, chunk in zip(damages, chunks, strict=False):
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(whole, path)
-        damage(path / chunk)
-        told = []
-        run_sweep(GRID, path, resume=True, report=told.append)
-        assert files_of(path) == expected
-        assert len(told) == 2, "one block is evaluated, the others stay"
-    shutil.rmtree(path / "schedule")
-    (path / ".zmetadata").unlink()
-    (path / "step_time" / ".zarray").write_text("{")
-    run_sweep(GRID, path, resume=True)
-    assert files_of(path) == expected, "labels and metadata come back too"
-    sums = sorted(name for name in expected if name.startswith("block_checksum/"))
-    (path / sums[-1]).write_bytes(b"")
-    run_sweep(GRID, path, resume=True)
-    assert files_of(path) == expected
-
-
-def command(*arguments):
-    return [sys.executable, "-c", "from pipejax.cli import main; main()", *map(str, arguments)]
-
-
-@pytest.fixture(scope="module")
-def grid_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("grid") / "grid.toml"
-    system = (
-        '[system]\nnetwork.bandwidth_GB_per_s = {from = 1, to = 100, points = 10, scale = "log"}'
-    )
-    rows = "\n".join(
-        f"{key} = {json.dumps(value)}" for key, value in GRID.items() if key != "system"
-    )
-    path.write_text(f"{rows}\n{system}\n")
-    return path
-
-
-def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(whole, grid_file, tmp_path):
-    """Ten kills of a real process, some before the store is there, most while it is written."""
-    path, rng = tmp_path / "killed.zarr", random.Random(0)
-    expected = files_of(whole)
-    checksums = [name for name in expected if name.startswith("block_checksum/")]
-    seen = []
-    for kill in range(10):
-        process = subprocess.Popen(command("sweep", grid_file, "--out", path, "--resume"),
-                                   stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # fmt: skip
-        before = len(list(path.glob("block_checksum/[0-9]*")))
-        if kill % 4 == 3:  # at any time, also before anything is written
-            time.sleep(rng.uniform(0, 3))
-        else:  # as soon as another block is written, and a little later
-            while (
-                process.poll() is None and len(list(path.glob("block_checksum/[0-9]*"))) <= before
-            ):
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.03))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        seen.append(len(list(path.glob("block_checksum/[0-9]*"))))
-    assert len(set(seen)) > 0, seen
-    assert any(0 < count < len(checksums) - 1 for count in seen), seen  # killed in the middle
-    done = subprocess.run(command("sweep", grid_file, "--out", path, "--resume", "--json"),
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert json.loads(done.stdout)["not_evaluated"] == 0
-    assert files_of(path) == expected
-    assert xr.open_zarr(path).load().identical(xr.open_zarr(whole).load())
-    assert [p.name for p in tmp_path.iterdir()] == ["killed.zarr"]  # no drafts left
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def wait_for(condition, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
-def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tmp_path):
-    """A real scheduler and two workers on loopback; one is killed in the middle."""
-    port, out = free_port(), tmp_path / "cluster.zarr"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    logs = (tmp_path / "log").open("w")
-
-    def start(name, *arguments):
-        code = f"from distributed.cli.{name} import main; main()"
-        return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment,
-                                stdout=logs, stderr=logs, cwd=tmp_path)  # fmt: skip
-
-    address = f"tcp://127.0.0.1:{port}"
-    servers = [
-        start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
-    ]
-    worker = ("dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard",
-              "--local-directory", str(tmp_path / "scratch"))  # fmt: skip
-    servers += [start(*worker), start(*worker)]
-    try:
-        client = subprocess.Popen(
-            command("sweep", grid_file, "--out", out, "--scheduler", address, "--json"),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        wait_for(lambda: len(list(out.glob("block_checksum/[0-9]*"))) >= 2 or client.poll(),
-                 "two blocks")  # fmt: skip
-        servers[1].kill()
-        printed, problem = client.communicate(timeout=120)
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-        logs.close()
-    assert client.returncode == 0, problem
-    found = json.loads(printed)
-    assert (found["not_evaluated"], found["evaluated_now"]) == (0, read_sweep(GRID).num_points)
-    assert files_of(out) == files_of(whole)
-
-
-def test_two_jax_processes_give_the_same_bytes(whole, grid_file, tmp_path):
-    out, port = tmp_path / "both.zarr", free_port()
-    both = [
-        subprocess.Popen(
-            command("sweep", grid_file, "--out", out, "--coordinator", f"127.0.0.1:{port}",
-                    "--processes", 2, "--process", number, "--json"),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    printed = [process.communicate(timeout=180) for process in both]
-    assert [process.returncode for process in both] == [0, 0], printed
-    assert files_of(out) == files_of(whole)
-    shares = [json.loads(text)["evaluated_now"] for text, _ in printed]
-    assert sum(shares) == read_sweep(GRID).num_points
-    assert min(shares) > 0
-
-
-def test_one_process_writes_at_a_time(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "out.zarr")
-    with locked(tmp_path / "out.zarr"), pytest.raises(BlockingIOError, match="another process"):
-        run_sweep(GRID, tmp_path / "out.zarr", resume=True)
-
-
 def test_blocks_cover_the_grid_once():
     grid = {**GRID, "system": {
         "network": {"bandwidth_GB_per_s": {"from": 1, "to": 9, "points": 700}},
@@ -398,43 +196,9 @@ def test_wrong_files(name, declared, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def refused(capsys, *arguments):
-    assert run(["sweep", *map(str, arguments), "--json"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    return printed.err
-
-
-def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
-    before = files_of(whole)
-    assert "it exists: go on with it by --resume" in refused(capsys, grid_file, "--out", whole)
-    text = refused(capsys, declared, "--out", whole, "--resume")
-    assert "holds another grid: give another --out" in text
-    assert files_of(whole) == before
-    other = tmp_path / "folder"
-    other.mkdir()
-    (other / "precious").write_text("x")
-    assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
-    assert "it exists" in refused(capsys, grid_file, "--out", other)
-    (other / ".zattrs").write_text("[]")
-    assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
-    (tmp_path / "file").write_text("x")
-    assert "file" in refused(capsys, grid_file, "--out", tmp_path / "file" / "out.zarr")
-    assert (tmp_path / "file").read_text() == "x"
-    assert (other / "precious").read_text() == "x"
-
-
-def test_other_code_is_refused(tmp_path):
-    sweep, path = read_sweep(GRID), tmp_path / "old.zarr"
-    create_store(sweep, path)
-    attributes = json.loads((path / ".zattrs").read_text())
-    (path / ".zattrs").write_text(json.dumps(attributes | {"code": "older"}))
-    metadata = json.loads((path / ".zmetadata").read_text())
-    metadata["metadata"][".zattrs"]["code"] = "older"
-    (path / ".zmetadata").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match=r"was begun with code older, this is .*would not match"):
-        run_sweep(GRID, path, resume=True)
+@pytest.fixture(scope="module")
+def grid_file(tmp_path_factory):
+    return write_grid(tmp_path_factory.mktemp("grid_file"))
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -452,14 +216,6 @@ def test_a_missing_file_is_named(tmp_path, capsys):
     assert "none.toml" in refused(capsys, tmp_path / "none.toml", "--out", tmp_path / "o.zarr")
 
 
-def test_report_for_people(whole, grid_file, capsys):
-    assert run(["sweep", str(grid_file), "--out", str(whole), "--resume"]) == 0
-    printed = capsys.readouterr().out
-    assert "560 points" in printed
-    assert "560 were there" in printed
-    assert "illegal: microbatch size 5 does not divide a minibatch of 12" in printed
-
-
 def test_system_axes_in_every_unit():
     axes = read_system_axes({"network": {"latency_us": [1, 2]}, "compute": {
         "peak_PFLOP_per_s": {"from": 1, "to": 2, "points": 2}}}, "system")  # fmt: skip
@@ -469,13 +225,3 @@ def test_system_axes_in_every_unit():
     ]
     np.testing.assert_allclose(axes[0].values, [1e-6, 2e-6])
     np.testing.assert_allclose(axes[1].values, [1e15, 2e15])
-
-
-def test_a_store_forgets_nothing(tmp_path):
-    sweep = read_sweep(GRID)
-    create_store(sweep, tmp_path / "empty.zarr")
-    store = Store(sweep, tmp_path / "empty.zarr")
-    assert not any(store.is_whole(number) for number in range(num_blocks(sweep)))
-    data = xr.open_zarr(tmp_path / "empty.zarr").load()
-    assert (data.status == 0).all()
-    assert data.step_time.isnull().all()

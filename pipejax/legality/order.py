@@ -105,17 +105,18 @@ def _check_transfer(
     """A SEND stands after the op that makes its message, a RECV before the op that uses it."""
     worker, slot = content.place(partner)
     cell = int(where[op.phase][op.stage, op.microbatch])
+    own = cell % content.num_slots
+    if cell != NOWHERE and not (own < slot if after else own > slot):
+        return
     name = format_cell(content.cell(worker, slot))
     if cell == NOWHERE:
         why = "sends" if after else "waits for"
         raise IllegalSchedule(
             f"missing op {op} on worker {worker}: {name} {why} a message", worker, slot
         )
-    own = cell % content.num_slots
-    if own < slot if after else own > slot:
-        order = (
-            f"before {name}, which makes its message"
-            if after
-            else f"after {name}, which waits for its message"
-        )
-        raise IllegalSchedule(f"deadlock: {op} on worker {worker} stands {order}", worker, own)
+    order = (
+        f"before {name}, which makes its message"
+        if after
+        else f"after {name}, which waits for its message"
+    )
+    raise IllegalSchedule(f"deadlock: {op} on worker {worker} stands {order}", worker, own)

@@ -1,0 +1,25 @@
+"""What the tests of jitter share: schedules, costs, and factors of every kind."""
+
+import numpy as np
+
+import pipejax as pj
+
+LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
+LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
+D, S = pj.Distribution, pj.Straggler
+ALL = pj.Jitter(D("lognormal", 0.2), D("uniform", 0.1), D("gamma", 0.5), S(0.2, 2.0), S(0.05, 3.0))
+ONE = pj.ScheduleTable.from_rows([["0F0", "0B0"]])  # where F takes 1 s, a makespan is a factor
+
+
+def build(name="1f1b", p=4, m=8):
+    return pj.schedules.build(name, num_workers=p, num_microbatches=m)
+
+
+def costs_of(table):
+    """Unequal costs, none of which is a round number."""
+    rng = np.random.default_rng(0)
+    stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
+    ops = {name: 1 + rng.random(stages) for name in ("forward", "backward", "input_grad",
+                                                     "weight_grad")}  # fmt: skip
+    return pj.Costs(**ops, latency=rng.random(links) / 9, transmit=rng.random(links) / 3,
+                    all_reduce=rng.random(stages), update=rng.random(stages))  # fmt: skip

@@ -1,0 +1,58 @@
+"""What the tests of sweeps share: a declared sweep and a grid of 560 points."""
+
+import json
+
+from pipejax.cli.app import run
+
+TOML = """
+title = "a sweep of the tests"
+schedules = ["gpipe", "chimera", { name = "interleaved-1f1b", stages_per_worker = 2 }]
+workers = 2
+minibatch = 8
+microbatch_size = [1, 2, 3, 8]
+models = ["gpt-22b", "tabular-128l"]
+systems = ["h100", "slow_nw_mid_cp"]
+tensor_parallel = 2
+recompute = ["none", "full"]
+outputs = ["bubble_ratio", "tokens_per_second", "bound_by", "share"]
+
+[system]
+network.bandwidth_GB_per_s = { from = 1, to = 100, points = 3, scale = "log" }
+memory.capacity_GB = [200, 4000]
+node.gpus = [2, 8]
+compute.efficiency = [0.5]
+"""
+GRID = {
+    "schedules": ["gpipe", "1f1b"], "workers": [2, 3], "minibatch": 12,
+    "microbatch_size": [1, 2, 3, 4, 5, 6, 12], "models": "tabular-128l", "recompute": ["none", "full"],
+    "systems": "mid_nw_mid_cp", "system": {
+        "network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 10, "scale": "log"}}},
+}  # fmt: skip
+
+
+def declare(folder):
+    """Write the declared sweep into a folder."""
+    path = folder / "sweep.toml"
+    path.write_text(TOML)
+    return path
+
+
+def write_grid(folder):
+    """Write the grid into a folder, as a declared sweep."""
+    path = folder / "grid.toml"
+    system = (
+        '[system]\nnetwork.bandwidth_GB_per_s = {from = 1, to = 100, points = 10, scale = "log"}'
+    )
+    rows = "\n".join(
+        f"{key} = {json.dumps(value)}" for key, value in GRID.items() if key != "system"
+    )
+    path.write_text(f"{rows}\n{system}\n")
+    return path
+
+
+def refused(capsys, *arguments):
+    assert run(["sweep", *map(str, arguments), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err

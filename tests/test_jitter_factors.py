@@ -1,0 +1,231 @@
+"""Random durations: of the stated distributions, and each factor where it belongs."""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+import reference
+import scipy.stats
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
+
+import pipejax as pj
+from pipejax.factors import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
+
+COUNT = 20_000
+
+
+class PerturbedRun(reference.Run):
+    """The event loop with a factor on every op and every message."""
+
+    def __init__(self, factors, *arguments):
+        self.factors = factors
+        super().__init__(*arguments)
+
+    def duration(self, cell):
+        return super().duration(cell) * self.factors[cell[0]]
+
+    def lags(self, message):
+        letter = "SEND_B" if message[3][1] < message[2][1] else "SEND_F"
+        factor = self.factors[letter, *message[2][1:]]
+        return tuple(lag * factor for lag in super().lags(message))
+
+
+def factors_of(run, costs, sample):
+    """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
+    program, ones = run.evaluation.program, {}
+    priced, drawn = pj.price(program, costs), pj.sample_costs(run, costs, sample)
+    for v in range(1, program.num_nodes):
+        phase = pj.Phase(int(program.phase[v])).name
+        last = program.worker[v] if phase == "U" else program.microbatch[v]
+        key = (phase, int(program.stage[v]), int(last))
+        if priced.duration[v] > 0:
+            ones[key] = drawn.duration[v] / priced.duration[v]
+    sent = program.messages
+    for k in range(len(sent.producer)):
+        key = (pj.Phase(int(sent.phase[k])).name, int(sent.stage[k]), int(sent.microbatch[k]))
+        where = np.nonzero(np.asarray(program.lag_index)[sent.consumer[k]] == sent.lag_index[k])[0]
+        for place in where:
+            lag = priced.lag[sent.consumer[k], place]
+            source = program.preds[sent.consumer[k], place]
+            if lag > 0 and source in (sent.producer[k], sent.carrier[k]):
+                factor = drawn.lag[sent.consumer[k], place] / lag
+                assert ones.setdefault(key, factor) == pytest.approx(factor)  # L as X
+    return ones
+
+
+@pytest.mark.parametrize(("link", "queues"), LINKS)
+@given(data=st.data())
+@settings(max_examples=3)
+def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
+    cells = link == "rendezvous" and data.draw(st.booleans())
+    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    run = pj.jitter(case.table, case.costs, ALL, samples=5, link=link, queues=queues,
+                    seed=data.draw(st.integers(0, 99)))  # fmt: skip
+    for sample in (0, 3):
+        ones = factors_of(run, case.costs, sample)
+        table = {**dict.fromkeys(_all_ops(case.rows), 1.0), **ones}
+        theirs = reference.Costs(
+            {(p, s): c * ones.get((p, s, -1), 1.0) if p == "A" else c
+             for (p, s), c in case.theirs.op.items()},
+            case.theirs.latency, case.theirs.transmit, case.theirs.pair,
+        )  # fmt: skip
+        pipes = case.table.pipe_of_microbatch.tolist()
+        expected = PerturbedRun(table, case.rows, pipes, theirs, link, queues).makespan
+        assert run.makespans[sample] == pytest.approx(expected, rel=1e-12)
+
+
+def _all_ops(rows):
+    """Every op, update and message that the event loop may ask for."""
+    for w, row in enumerate(rows):
+        for text in row:
+            for phase, stage, m in reference.split(text):
+                yield phase, stage, m
+                yield "U", stage, w
+                yield from ((send, stage, m) for send in ("SEND_F", "SEND_B"))
+
+
+THEIRS = {  # the same distribution in SciPy
+    "lognormal": lambda s: scipy.stats.lognorm(np.sqrt(np.log(1 + s * s)), scale=(1 + s * s) ** -0.5),
+    "gamma": lambda s: scipy.stats.gamma(s**-2, scale=s * s),
+    "normal": lambda s: scipy.stats.truncnorm(-1 / s, 1 / s, 1, s),
+    "uniform": lambda s: scipy.stats.uniform(1 - s * 3**0.5, 2 * s * 3**0.5),
+    "exponential": lambda s: scipy.stats.expon(1 - s, s),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(DISTRIBUTIONS))
+@pytest.mark.parametrize("part", [0.02, 0.5, 1.0])
+def test_tables_have_mean_one_and_the_stated_spread(name, part):
+    spread = part * DISTRIBUTIONS[name].largest
+    scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, 8 * (KNOTS - 1) + 1)
+    weight = np.exp(-(scores**2) / 2)
+    weight /= weight.sum()
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    factors = np.interp(scores, knots, factor_table(D(name, spread)).astype(float))
+    mean = weight @ factors
+    assert mean == pytest.approx(1, abs=2e-6)
+    assert np.sqrt(weight @ (factors - mean) ** 2) == pytest.approx(spread, rel=6e-4)
+    assert factors.min() >= 0
+    assert THEIRS[name](spread).mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", list(DISTRIBUTIONS))
+def test_factors_have_the_named_distribution(name):
+    spread = DISTRIBUTIONS[name].largest / 2
+    for where in ("op", "worker"):
+        run = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(**{where: D(name, spread)}),
+                        samples=COUNT, seed=3)  # fmt: skip
+        assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
+        assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
+        assert run.makespans.std() == pytest.approx(spread, rel=0.1)
+
+
+def test_message_factors_have_the_named_distribution():
+    table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+    run = pj.jitter(table, pj.Costs(transmit=1.0), pj.Jitter(message=D("gamma", 0.3)),
+                    samples=COUNT)  # fmt: skip
+    theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
+    assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
+
+
+def test_stragglers_strike_as_often_as_stated():
+    for where, ops in (("straggler", 1), ("op_straggler", 2)):
+        run = pj.jitter(ONE, pj.Costs(forward=1.0, backward=1.0),
+                        pj.Jitter(**{where: S(0.1, 3.0)}), samples=COUNT)  # fmt: skip
+        struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
+        assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
+        assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
+    always = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(straggler=S(1.0, 2.5)), samples=5)
+    assert always.makespans.tolist() == [2.5] * 5
+
+
+@given(case=strategies.cases(step_end=True), link=st.sampled_from(LINKS[:4]))
+@settings(max_examples=6)
+def test_stragglers_and_slower_ones_never_help(case, link):
+    def makespans(**others):
+        factors = pj.Jitter(op=D("lognormal", 0.1), **others)
+        return pj.jitter(case.table, case.costs, factors, samples=64, link=link[0]).makespans
+
+    without = makespans()
+    for where in ("straggler", "op_straggler"):
+        rare, worse = (makespans(**{where: S(0.2, slow)}) for slow in (1.5, 3.0))
+        often = makespans(**{where: S(0.6, 3.0)})
+        assert (without <= rare).all()
+        assert (rare <= worse).all()
+        assert (worse <= often).all()
+
+
+def test_jitter_makes_the_mean_longer():  # the makespan is convex in independent durations
+    table, costs = build("1f1b"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    before = pj.evaluate(table, costs).makespan
+    for spread in (0.05, 0.2, 0.5):
+        mean = pj.jitter(table, costs, pj.Jitter(op=D("gamma", spread)), samples=2000).mean
+        assert mean > before
+        before = mean
+
+
+def test_schedules_share_their_random_numbers():
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+    ones = []
+    for name in ("gpipe", "1f1b"):
+        run = pj.jitter(build(name), costs, ALL, samples=9)
+        ones.append(factors_of(run, costs, 7))
+    assert ones[0] == pytest.approx(ones[1])
+    assert len(set(ones[0].values())) == len(ones[0])
+    worker = pj.Jitter(worker=D("lognormal", 0.3))
+    of_worker = []
+    for name in ("1f1b", "interleaved-1f1b"):
+        run = pj.jitter(build(name), costs, worker, samples=9)
+        program, drawn = run.evaluation.program, pj.sample_costs(run, costs, 7)
+        ratio = drawn.duration[1:] / pj.price(program, costs).duration[1:]
+        of_worker.append({int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)})
+        assert len(set(ratio.round(12))) == 4
+    assert of_worker[0] == pytest.approx(of_worker[1])
+
+
+@pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
+def test_who_has_which_factor(link):
+    table = build(p=4, m=4)
+    costs = costs_of(table)
+
+    def factors(**given):
+        return factors_of(
+            pj.jitter(table, costs, pj.Jitter(**given), samples=3, link=link), costs, 2
+        )
+
+    for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
+        of_stage = {}
+        for (phase, stage, _), factor in factors(**chosen).items():
+            if phase in "FBU":
+                assert of_stage.setdefault(stage, factor) == pytest.approx(factor)
+            else:  # messages and all-reduces are on no worker
+                assert factor == 1
+        assert len({round(factor, 9) for factor in of_stage.values()}) > 1
+    for chosen in ({"op": D("gamma", 0.3)}, {"message": D("gamma", 0.3)}):
+        for (phase, _, _), factor in (drawn := factors(**chosen)).items():
+            assert (factor != 1) == (phase.startswith("SEND") == ("message" in chosen))
+        ones = [factor for factor in drawn.values() if factor != 1]
+        assert len({round(factor, 9) for factor in ones}) == len(ones)
+    both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
+    assert len({round(factor, 9) for factor in both}) == len(both)
+
+
+def test_lookup_is_a_line_between_knots():
+    table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
+    scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
+    found = sys.modules["pipejax.jitter"]._look_up(*map(jax.numpy.asarray, (table, scores[None])))
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
+
+
+def test_quantiles_of_a_known_case():
+    w = 0.3 * 3**0.5
+    run = pj.jitter(ONE, pj.Costs(forward=10.0), pj.Jitter(op=D("uniform", 0.3)), samples=COUNT)
+    for level in (0.05, 0.5, 0.95, 0.99):
+        assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
+        assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))
+    assert run.quantile(1.0) == run.makespans.max()
