@@ -48,10 +48,11 @@ types: $(READY)  ## mypy, strict
 tests: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
-bench: $(READY)  ## engine, sweep and tuning against plain Python, NumPy, Numba and search
+bench: $(READY)  ## engine, sweep, tuning and training against plain Python, NumPy, Numba and search
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
+	$(BIN)/python -m benchmarks.pipedream --out $(RESULTS)/benchmark_pipedream.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .
