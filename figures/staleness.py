@@ -53,7 +53,7 @@ def _distribution(axes: Axes, data: xr.Dataset) -> None:
                   histtype="step", color=colour, linewidth=1.1, label=f"S = {stages}")  # fmt: skip
     axes.set(xlabel="delay / largest, $S^2 - S/2$", ylabel="share of reads", xlim=(0, 1))
     axes.legend(loc="upper left")
-    axes.set_title("(b) most delays are about\nhalf of the largest one", loc="left")
+    axes.set_title("(b) delays gather about\nhalf of the largest one", loc="left")
 
 
 def _under_messages(axes: Axes, data: xr.Dataset) -> None:
