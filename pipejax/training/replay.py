@@ -37,6 +37,8 @@ def replay(
     link: str = "delay",
     queues: str = "worker",
     times: Times | int = 100,
+    each_run: bool = False,
+    batches: str = "epochs",
 ) -> Run:
     """Train once along the timeline of a table.
 
@@ -50,10 +52,13 @@ def replay(
       queues: scope of the communication queues under rendezvous.
       times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
         parts the time of the table is cut.
+      each_run: whether the gap is the mean over the models of all runs, where there are several,
+        instead of that of their mean model.
+      batches: "epochs" runs through all batches in a new order each time, "drawn" draws every one
+        by itself, as Randomized PipeDream does.
 
     Returns:
-      The run; its gap is that of the model that the stages hold together at each time, the mean
-      of all runs where there are several.
+      The run; its gap is that of the model that the stages hold together at each time.
 
     Raises:
       ValueError: if the step size is no finite number above 0, the seed no whole number in range,
@@ -76,7 +81,7 @@ def replay(
     whole_number(seed, "seed", least=0)
     runs = sweep_replay(
         objective, table, step_sizes=[step_size], seeds=[seed], costs=costs, link=link,
-        queues=queues, times=times,
+        queues=queues, times=times, each_run=each_run, batches=batches,
     )  # fmt: skip
     gap, diverged, blocks, largest = (
         leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
@@ -94,6 +99,8 @@ def sweep_replay(
     link: str = "delay",
     queues: str = "worker",
     times: Times | int = 100,
+    each_run: bool = False,
+    batches: str = "epochs",
 ) -> Run:
     """Train along the timeline of a table with every step size and seed, in one compiled call.
 
@@ -106,6 +113,8 @@ def sweep_replay(
       link: link model.
       queues: scope of the communication queues under rendezvous.
       times: as for `replay`.
+      each_run: as for `replay`.
+      batches: as for `replay`.
 
     Returns:
       The runs, with leading axes (step_sizes, seeds).
@@ -135,36 +144,50 @@ def sweep_replay(
     chosen, checked = checked_runs(objective, step_sizes, seeds)
     _, finish = op_times(table, costs, link=link, queues=queues)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
-    batches = np.stack([
-        batch_order(int(seed), table.num_microbatches, objective.num_batches) for seed in checked
+    taken = np.stack([
+        batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
+        for seed in checked
     ])  # fmt: skip
     events = _Events(plan.run, plan.read % plan.depth, plan.newest % plan.depth, plan.applies,
                      plan.collected, plan.averages, plan.sample)  # fmt: skip
     gap, diverged, blocks, largest = _compiled(
-        objective, chosen, checked, batches[:, plan.microbatch].astype(np.int32),
+        objective, chosen, checked, taken[:, plan.microbatch].astype(np.int32),
         jax.tree.map(_narrow, events), _narrow(plan.sampled % plan.depth), depth=plan.depth,
+        each_run=each_run,
     )  # fmt: skip
     gap = gap[..., _places(plan)]
     return Run(plan.update, gap, diverged, blocks, largest, None, plan.time)
 
 
-def batch_order(seed: int, microbatches: int, num_batches: int) -> Int[NumpyArray, " microbatches"]:
-    """Return the batch of each microbatch: every epoch runs through all batches in a new order.
+def batch_order(
+    seed: int, microbatches: int, num_batches: int, batches: str = "epochs"
+) -> Int[NumpyArray, " microbatches"]:
+    """Return the batch of each microbatch.
 
     Args:
       seed: of the run.
       microbatches: M.
-      num_batches: batches of an epoch.
+      num_batches: number of batches.
+      batches: "epochs" or "drawn", as for `replay`.
 
     Returns:
       (microbatches) indices of batches.
 
+    Raises:
+      ValueError: if `batches` is neither.
+
     Example:
       >>> sorted(batch_order(0, 6, 3)[3:].tolist())
       [0, 1, 2]
+      >>> batch_order(0, 6, 3, "drawn").tolist()
+      [1, 2, 2, 2, 2, 0]
     """
-    epochs = -(-microbatches // num_batches)
     random = np.random.default_rng([seed, num_batches])
+    if batches == "drawn":
+        return random.integers(num_batches, size=microbatches)
+    if batches != "epochs":
+        raise ValueError(f"batches must be epochs or drawn, got {batches!r}")
+    epochs = -(-microbatches // num_batches)
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
 
@@ -201,7 +224,7 @@ def _checked_times(times: Times | int, end: float) -> Times:
     return chosen
 
 
-@functools.partial(jax.jit, static_argnames="depth")
+@functools.partial(jax.jit, static_argnames=("depth", "each_run"))
 def _compiled(
     objective: Objective,
     step_sizes: Float[Array, " step_sizes"],
@@ -211,8 +234,11 @@ def _compiled(
     sampled: Int[Array, "samples runs stages"],
     *,
     depth: int,
+    each_run: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    train = functools.partial(_train, events=events, sampled=sampled, depth=depth)
+    train = functools.partial(
+        _train, events=events, sampled=sampled, depth=depth, each_run=each_run
+    )
     over = 0 if jnp.ndim(objective.minimum) else None
     train = jax.vmap(train, (over, None, 0, 0))
     return jax.vmap(train, (None, 0, None, None))(objective, step_sizes, seeds, batches)
@@ -227,6 +253,7 @@ def _train(
     events: _Events,
     sampled: Int[Array, "samples runs stages"],
     depth: int,
+    each_run: bool,
 ) -> tuple[Array, Array, Array, Array]:
     """One run; events and samples are the same for all, so that branches stay branches."""
     start = objective.init(start_key(seed))
@@ -251,15 +278,20 @@ def _train(
         mean = jnp.mean(kept[:, place, stages], axis=0)
         return kept.at[:, place, stages].set(mean[None])
 
-    def model(kept: Array, versions: Array) -> Array:
-        return jnp.mean(kept[runs[:, None], versions, stages[None]], axis=0)
+    def models(kept: Array, versions: Array) -> Array:
+        return kept[runs[:, None], versions, stages[None]]
+
+    def look(held: Array) -> Array:
+        if each_run:
+            return jnp.mean(jax.vmap(objective.gap)(held))
+        return objective.gap(jnp.mean(held, axis=0))
 
     def step(state: State, event: tuple[_Events, Array]) -> tuple[State, Array]:
         what, batch = event
         return jax.lax.cond(
             what.sample == NO_SAMPLE,
             lambda: (gradient(state, what, batch), jnp.zeros((), start.dtype)),
-            lambda: (state, objective.gap(model(state[0], sampled[what.sample]))),
+            lambda: (state, look(models(state[0], sampled[what.sample]))),
         )
 
     kept = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
@@ -269,4 +301,4 @@ def _train(
     is_sample = events.sample != NO_SAMPLE
     first = objective.gap(start)
     bad = ~jnp.isfinite(gap) | (gap > DIVERGED * first)
-    return gap, jnp.any(bad & is_sample), model(kept, sampled[-1]), largest
+    return gap, jnp.any(bad & is_sample), jnp.mean(models(kept, sampled[-1]), axis=0), largest
