@@ -50,8 +50,8 @@ def _compare(
     seeds: Sequence[int] = SEEDS,
 ) -> xr.Dataset:  # fmt: skip
     shown = Console(stderr=True)
-    runs = {m.label: m.train(objective, step_sizes, seeds)
-            for m in track(schemes, name, console=shown)}  # fmt: skip
+    runs = {s.label: jax.block_until_ready(s.train(objective, step_sizes, seeds))
+            for s in track(schemes, name, console=shown)}  # fmt: skip
     return curves(runs, step_sizes)
 
 
@@ -124,7 +124,7 @@ def logistic(stages: int = 16, until: float = 830.0) -> xr.Dataset:
     """
     objective = stacked(
         lambda seed: random_logistic(
-            stages, dimension=64, num_batches=600, signal=2.0, seed=seed
+            stages, dimension=32, num_batches=600, signal=2.0, seed=seed
         ),
         SEEDS,
     )  # fmt: skip
@@ -146,7 +146,7 @@ def language(stages: int = 16, until: float = 2000.0) -> xr.Dataset:
     """
     with jax.enable_x64(False):
         return _compare("language", language_model(stages, seed=0),
-                        _against_local_sgd(stages, until, (1, 4, 8)), powers(0, 5),
+                        _against_local_sgd(stages, until, (1, 4, 8)), powers(0, 3),
                         range(2))  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def machines(stages: int = 8, microbatches: int = 320) -> xr.Dataset:
         "nesterov": stacked(lambda seed: nesterov_quadratic(
             stages, dimension=160, condition_number=100.0, seed=seed), SEEDS),
         "logistic": stacked(lambda seed: random_logistic(
-            stages, dimension=64, num_batches=600, signal=2.0, seed=seed), SEEDS),
+            stages, dimension=32, num_batches=600, signal=2.0, seed=seed), SEEDS),
     }  # fmt: skip
     step_sizes = {"nesterov": powers(5, 13), "logistic": powers(-1, 7)}
     cases = [(o, s) for o in objectives for s in SYSTEMS]

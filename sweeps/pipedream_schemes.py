@@ -156,7 +156,7 @@ def curves(runs: Mapping[str, Run], step_sizes: Sequence[float]) -> xr.Dataset:
 
 
 def best(data: xr.Dataset) -> xr.Dataset:
-    """Choose the step size of each scheme: least mean gap at the end, no seed diverged.
+    """Choose the step size of each scheme: least geometric mean gap at the end, none diverged.
 
     Args:
       data: as from `curves`, perhaps with further axes.
@@ -166,8 +166,20 @@ def best(data: xr.Dataset) -> xr.Dataset:
       diverged with every step size keeps missing values.
     """
     end = data.gap.isel(sample=-1) if "sample" in data.gap.dims else data.gap
-    mean = end.mean("seed").where(~data.diverged.any("seed"), np.inf).fillna(np.inf)
+    mean = np.log(end).mean("seed").where(~data.diverged.any("seed"), np.inf).fillna(np.inf)
     return data.isel(step_size=mean.argmin("step_size"))
+
+
+def mean_gap(data: xr.Dataset) -> xr.DataArray:
+    """Mean over the seeds: geometric, for gaps span many orders of magnitude.
+
+    Args:
+      data: as from `best`.
+
+    Returns:
+      Gap without the axis of the seeds; missing where a seed diverged.
+    """
+    return np.exp(np.log(data.gap).mean("seed", skipna=False))
 
 
 def powers(first: int, last: int) -> Float[NumpyArray, " step_sizes"]:

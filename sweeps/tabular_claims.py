@@ -1,56 +1,17 @@
-"""The claims of the tabular-schedule paper, one verdict each, read off the dataset.
-
-A claim is reproduced if what it states holds within the tolerance written beside it. Where it
-does not, the reason is part of the answer.
-"""
+"""The claims of the tabular-schedule paper, one verdict each, read off the dataset."""
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from rich.console import Console
-from rich.table import Table
 
 from pipejax.shapes import NumpyArray
+from sweeps.claims import Claim, Verdict, judge, show
 
 MID_OR_FAST = tuple(f"{n}_nw_{c}_cp" for n in ("mid", "fast") for c in ("slow", "mid", "fast"))
 FAST_NETWORK = tuple(f"fast_nw_{c}_cp" for c in ("slow", "mid", "fast"))
-
-
-class Verdict(NamedTuple):
-    """What came out.
-
-    Attributes:
-      ours: our figure, in words.
-      holds: whether the claim holds within its tolerance.
-      reason: why not, or what to know about it.
-    """
-
-    ours: str
-    holds: bool
-    reason: str = ""
-
-
-class Claim(NamedTuple):
-    """A claim of the paper.
-
-    Attributes:
-      number: as listed in the paper's summary, with a letter for its parts.
-      text: what is claimed.
-      published: the published figure.
-      figure: file that shows it.
-      check: reads the verdict off the dataset.
-    """
-
-    number: str
-    text: str
-    published: str
-    figure: str
-    check: Callable[[xr.Dataset], Verdict]
 
 
 def _relative(data: xr.Dataset, schedule: str, to: str) -> xr.DataArray:
@@ -351,45 +312,13 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def judge(data: xr.Dataset) -> list[dict[str, str]]:
-    """Check every claim.
-
-    Args:
-      data: the dataset of `sweeps.tabular_schedules`.
-
-    Returns:
-      One row per claim: number, claim, published, ours, verdict, reason, figure.
-    """
-    rows = []
-    for claim in CLAIMS:
-        verdict = claim.check(data)
-        rows.append({
-            "number": claim.number, "claim": claim.text, "published": claim.published,
-            "ours": verdict.ours, "verdict": "reproduced" if verdict.holds else "differs",
-            "reason": verdict.reason, "figure": claim.figure,
-        })  # fmt: skip
-    return rows
-
-
 def main() -> None:
     """Print the table of claims and keep it beside the dataset."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="Zarr store to read")
     path: Path = parser.parse_args().data
     with xr.open_zarr(path) as data:
-        rows = judge(data.load())
-    out = path.with_name("tabular_claims.json")
-    out.write_text(json.dumps(rows, indent=1) + "\n")
-    grid = Table("", "claim", "published", "ours", "verdict", "reason", "figure", show_lines=True)
-    for row in rows:
-        colour = "green" if row["verdict"] == "reproduced" else "yellow"
-        grid.add_row(row["number"], row["claim"], row["published"], row["ours"],
-                     f"[{colour}]{row['verdict']}[/]", row["reason"], row["figure"])  # fmt: skip
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(grid)
-    reproduced = sum(row["verdict"] == "reproduced" for row in rows)
-    console.print(f"{reproduced} of {len(rows)} claims reproduced, "
-                  f"{len(rows) - reproduced} differ; kept in {out}")  # fmt: skip
+        show(judge(CLAIMS, data.load()), path.with_name("tabular_claims.json"))
 
 
 if __name__ == "__main__":

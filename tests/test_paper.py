@@ -8,6 +8,7 @@ from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
 from pipejax import style
 from sweeps import tabular_claims
 from sweeps.cases import CASES, build
+from sweeps.claims import judge
 from sweeps.tabular_schedules import MINIBATCH, MODEL, RUN_SLOTS, SLOTS, SYSTEMS, sweep
 
 
@@ -61,7 +62,7 @@ VERDICTS = {"1a": "differs", "1b": "reproduced", "2a": "differs", "2b": "reprodu
 
 
 def test_claims(data):
-    rows = tabular_claims.judge(data)
+    rows = judge(tabular_claims.CLAIMS, data)
     assert {row["number"]: row["verdict"] for row in rows} == VERDICTS
     for row in rows:
         assert row["reason"] or row["verdict"] == "reproduced"
@@ -73,7 +74,7 @@ def test_a_claim_can_fail(data):
     spoiled["peak_in_flight"].loc[{"schedule": "1f1b"}] += 1
     spoiled["persistent_bytes"].loc[{"schedule": "chimera"}] *= 1.1
     spoiled["table_bubble_ratio"].loc[{"schedule": "chimera"}] -= 0.02
-    verdicts = {row["number"]: row["verdict"] for row in tabular_claims.judge(spoiled)}
+    verdicts = {row["number"]: row["verdict"] for row in judge(tabular_claims.CLAIMS, spoiled)}
     assert [verdicts[number] for number in ("1b", "4", "2b")] == ["differs"] * 3
 
 
