@@ -238,7 +238,7 @@ def _print(trained: Trained) -> None:
     }[named["method"]]  # fmt: skip
     end = trained.runs.update[-1] if trained.runs.time is None else trained.runs.time[-1]
     shown.print(f"{what}, {named['stages']} stages, {named['objective']}, {_number(end)} "
-                f"{trained.unit or 'block updates'}, {trained.seeds} seeds")  # fmt: skip
+                f"{trained.unit or 'block updates'}, seeds: {trained.seeds}")  # fmt: skip
     grid = Table("step size", "final gap", "spread", "diverged", "")
     for place, size in enumerate(trained.step_sizes):
         count, is_best = int(found.diverged[place]), place == found.best
