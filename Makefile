@@ -25,11 +25,13 @@ paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table o
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
 
-sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
+sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines, training
 	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
 	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
+	$(BIN)/python -m sweeps.staleness --out $(RESULTS)/staleness.zarr
+	$(BIN)/python -m sweeps.convergence_bound --out $(RESULTS)/convergence_bound.zarr
 
 figures: $(READY)  ## draw the figures of all datasets that are there
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
@@ -46,10 +48,11 @@ types: $(READY)  ## mypy, strict
 tests: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
-bench: $(READY)  ## engine, sweep and tuning against plain Python, NumPy, Numba and search
+bench: $(READY)  ## engine, sweep, tuning and training against plain Python, NumPy, Numba and search
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
+	$(BIN)/python -m benchmarks.pipedream --out $(RESULTS)/benchmark_pipedream.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,7 @@ from figures import (
     asymmetric,
     best_schedule,
     bubble_ratio,
+    convergence_bound,
     design_run_time,
     hanayo,
     jitter,
@@ -23,6 +24,7 @@ from figures import (
     pareto,
     ranking,
     run_time,
+    staleness,
     timelines,
     tornado,
 )
@@ -52,6 +54,10 @@ STORES: Mapping[str, Source] = {
     "sensitivity.zarr": Source("python -m sweeps.sensitivity --out", (tornado,)),
     "jitter.zarr": Source("python -m sweeps.jitter --out", (jitter,)),
     "timelines.zarr": Source("python -m sweeps.timelines --out", (timelines,)),
+    "staleness.zarr": Source("python -m sweeps.staleness --out", (staleness,)),
+    "convergence_bound.zarr": Source(
+        "python -m sweeps.convergence_bound --out", (convergence_bound,)
+    ),
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
 

@@ -64,11 +64,12 @@ def random_logistic(
     num_batches: int = 60,
     batch_size: int = 10,
     l2: float = 1e-4,
+    signal: float | None = None,
     seed: int,
 ) -> Logistic:
     """Logistic regression on random examples: standard normal X, labels drawn from the model.
 
-    An example has label 1 with probability sigmoid(x . w*), w* standard normal, else -1. Training
+    An example has label 1 with probability sigmoid(x . w*), else -1. Training
     starts at w = 0, where f is log 2. The minimum is found in double precision; an objective in
     single precision rounds it, and its gaps end at about 1e-7.
 
@@ -78,14 +79,16 @@ def random_logistic(
       num_batches: number of batches.
       batch_size: examples of a batch.
       l2: weight of the L2 term, above 0.
+      signal: standard deviation of x . w*, above 0: w* is normal with |w*| near it. None is
+        sqrt(dimension), for a standard normal w*: then labels can hardly be wrong.
       seed: of X, w* and labels, which do not depend on the machine.
 
     Returns:
       The objective.
 
     Raises:
-      ValueError: if a count is no whole number in range, S does not divide the dimension, or l2 is
-        no finite number above 0.
+      ValueError: if a count is no whole number in range, S does not divide the dimension, or l2 or
+        signal is no finite number above 0.
       RuntimeError: if the minimum is not found.
 
     Source:
@@ -97,11 +100,15 @@ def random_logistic(
       '0.363'
     """
     dealing = Dealing(num_stages, dimension, num_batches, batch_size)
-    if not is_number(l2) or l2 <= 0:
-        raise ValueError(f"l2 must be a finite number above 0, got {l2!r}")
+    for name, given in (("l2", l2), ("signal", 1.0 if signal is None else signal)):
+        if not is_number(given) or given <= 0:
+            raise ValueError(f"{name} must be a finite number above 0, got {given!r}")
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     x = random.standard_normal((dealing.num_examples, dimension))
-    chance = 1 / (1 + np.exp(-(x @ random.standard_normal(dimension))))
+    optimum = random.standard_normal(dimension)
+    if signal is not None:
+        optimum *= signal / np.sqrt(dimension)
+    chance = 1 / (1 + np.exp(-(x @ optimum)))
     y = np.where(random.random(dealing.num_examples) < chance, 1.0, -1.0)
     with jax.enable_x64(True):
         minimum = _least(Logistic(**dealing.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2))))

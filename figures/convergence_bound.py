@@ -1,0 +1,119 @@
+"""Randomized PipeDream against its bound: all runs, the terms by step size, the law S^4/K."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from pipejax import style
+
+COLOURS = (style.BLACK, style.SKY, style.GREEN, style.ORANGE, style.PURPLE)  # by delta
+MARKERS = ("o", "s")  # by objective
+TERMS: Mapping[str, Mapping[str, Any]] = {
+    "start": {"color": style.SKY, "linestyle": "--"},
+    "noise": {"color": style.GREEN, "linestyle": "-."},
+    "delay": {"color": style.VERMILION, "linestyle": ":"},
+    "total": {"color": style.BLACK, "linestyle": "-", "label": "bound"},
+}
+CASE = {"objective": "random quadratic", "delta": 60}
+LAW_COLOURS = (style.ORANGE, style.BLUE, style.BLACK)  # by K
+BELOW: Mapping[str, Any] = {
+    "loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 2, "columnspacing": 0.8,
+    "handlelength": 1.6, "fontsize": 6,
+}  # fmt: skip
+GRADIENT = r"mean $|\nabla f|^2$"
+
+
+def draw(data: xr.Dataset) -> dict[str, Figure]:
+    """Draw measured gradients on their bound, the terms of one case, and the delay term's law."""
+    figure, panels = plt.subplots(1, 3, figsize=(style.PAGE, 3.5))
+    _scatter(panels[0], data)
+    _terms(panels[1], data)
+    _law(panels[2], data)
+    return {"convergence_bound": figure}
+
+
+def _scatter(axes: Axes, data: xr.Dataset) -> None:
+    """Every setting; runs of late blocks also on the bound without its delay term."""
+    for objective, marker in zip(data.objective.values, MARKERS, strict=True):
+        for delta, colour in zip(data.delta.values, COLOURS, strict=False):
+            at = data.sel(objective=objective, delta=delta)
+            axes.plot(at.total, at.measured, marker=marker, markersize=2.6, color=colour,
+                      linestyle="", markerfacecolor="none", markeredgewidth=0.7)  # fmt: skip
+    late: dict[str, Any] = {
+        "marker": "D",
+        "markersize": 4,
+        "color": style.VERMILION,
+        "linestyle": "",
+    }
+    axes.plot(data.late_total, data.late_measured, **late)
+    axes.plot(data.late_total_without_delay, data.late_measured, markerfacecolor="white", **late)
+    for measured, full, cut in zip(data.late_measured.values, data.late_total.values,
+                                   data.late_total_without_delay.values, strict=True):  # fmt: skip
+        axes.plot([cut, full], [measured] * 2, color=style.VERMILION, linewidth=0.6, zorder=0)
+    axes.set(xscale="log", yscale="log", xlabel=f"bound on the {GRADIENT}",
+             ylabel=f"measured {GRADIENT}")  # fmt: skip
+    low, high = data.measured.min() / 3, data.total.max() * 2
+    axes.plot([low, high], [low, high], color=style.GREY, linewidth=0.8, zorder=0)
+    axes.set(xlim=(low, high), ylim=(low, data.measured.max() * 30))
+    axes.set_title("(a) measured is below the bound,\nnot so without its delay term", loc="left")
+    kinds = [Line2D([], [], color=style.BLACK, marker=marker, markersize=3, linestyle="",
+                    markerfacecolor="none", label=str(name))
+             for name, marker in zip(data.objective.values, MARKERS, strict=True)]  # fmt: skip
+    deltas = [Line2D([], [], color=colour, marker="", label=rf"$\delta$ = {delta}")
+              for delta, colour in zip(data.delta.values, COLOURS, strict=False)]  # fmt: skip
+    others = [
+        Line2D([], [], color=style.GREY, linewidth=0.8, label="measured = bound"),
+        Line2D([], [], **late, label="late blocks"),
+        Line2D([], [], **late, markerfacecolor="white", label="without delay term"),
+    ]
+    axes.legend(handles=[*kinds, *others, *deltas], **BELOW)
+
+
+def _terms(axes: Axes, data: xr.Dataset) -> None:
+    at = data.sel(CASE)
+    for name, look in TERMS.items():
+        axes.plot(at.step_size, at[name], **{"label": f"{name} term", **look})
+    axes.plot(at.step_size, at.measured, marker="o", markersize=3, linestyle="", color=style.BLACK,
+              label="measured, mean of seeds")  # fmt: skip
+    best: dict[str, Any] = {"markersize": 8, "linestyle": "", "marker": "*", 
+                            "markeredgecolor": style.BLACK, "markeredgewidth": 0.5}  # fmt: skip
+    axes.plot(at.best_step_size, at.least_bound, color=style.YELLOW, label="least bound", **best)
+    axes.plot(at.best_measured, at.measured.sel(step_size=at.best_measured), color=style.VERMILION,
+              label="least measured", **best)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel=r"step size $\gamma$", ylabel=GRADIENT)
+    known = at.step_size.where(at.measured.notnull(), drop=True)
+    axes.set(xlim=(known.min() / 1.5, known.max() * 1.5),
+             ylim=(at.measured.min() / 5, 5 * at.total.max()))  # fmt: skip
+    axes.set_title("(b) runs bear larger steps than\n"
+                   rf"the bound: quadratic, $\delta$ = {CASE['delta']}", loc="left")  # fmt: skip
+    axes.legend(**BELOW)
+
+
+def _law(axes: Axes, data: xr.Dataset) -> None:
+    stages = data.law_stages.values
+    for updates, colour in zip(data.law_updates.values, LAW_COLOURS, strict=True):
+        at = data.sel(law_updates=updates)
+        power = f"$K = 10^{{{round(np.log10(updates))}}}$"
+        axes.plot(stages, at.law_delay, color=colour, marker="o", markersize=3, label=power)
+        axes.plot(stages, at.law_delay_tuned, color=colour, linestyle="--", linewidth=0.9)
+    axes.set(xscale="log", yscale="log", xlabel="stages S",
+             ylabel=r"delay term / $L(f_0 - f^*)$")  # fmt: skip
+    axes.set_xticks(stages, [str(each) for each in stages])
+    axes.minorticks_off()
+    axes.set_title("(c) delay term of PipeDream:\n$S^4/K$ unless the step shrinks", loc="left")
+    entries, _ = axes.get_legend_handles_labels()
+    kinds = [
+        Line2D(
+            [], [], color=style.GREY, marker="o", markersize=3, label="step best without delays"
+        ),
+        Line2D(
+            [], [], color=style.GREY, linestyle="--", linewidth=0.9, label="step best with delays"
+        ),
+    ]
+    axes.legend(handles=[*entries, *kinds], **BELOW)

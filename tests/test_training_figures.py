@@ -1,0 +1,158 @@
+"""Figures of staleness and of the bound, on tiny datasets that the sweeps themselves make."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+import pipejax as pj
+import pipejax.training as pt
+from figures import convergence_bound, staleness
+from pipejax import style
+from sweeps import convergence_bound as bound_sweep
+from sweeps import staleness as staleness_sweep
+
+S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
+SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _style():
+    style.use()
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def stale():
+    return staleness_sweep.sweep(stages=(2, 3, 4), shown=(4, 2), messages=(0.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound_sweep, "STAGES", S)
+        patch.setattr(bound_sweep, "DELTAS", (0, 60))
+        patch.setattr(bound_sweep, "OBJECTIVES", {
+            "random quadratic": lambda: pt.random_quadratic(S, **SIZES),
+            "logistic regression": lambda: pt.random_logistic(S, **SIZES)})  # fmt: skip
+        return bound_sweep.sweep(UPDATES, STEP_SIZES, seeds=(0, 1), late_updates=50)
+
+
+def test_staleness_is_that_of_the_tables(stale):
+    for stages in (2, 3, 4):
+        table = pj.schedules.build("pipedream", num_workers=stages, num_microbatches=40 * stages)
+        one = pj.staleness(table)
+        at = stale.sel(stages=stages)
+        assert (at.max_delay, at.mean_delay) == (one.max_delay, one.mean_delay)
+        if stages != 3:  # the law is that of even depths
+            assert (at.max_delay, at.mean_delay) == (at.max_delay_law, at.mean_delay_law)
+    np.testing.assert_allclose(stale.share.sum("delay"), 1)
+    assert stale.sizes["delay"] == 1 + 14
+    assert stale.share.sel(shown=2).values[:5].tolist() == [0, 0.25, 0.5, 0.25, 0]
+    assert stale.own_lag.values.tolist() == [3, 2, 1, 0]
+    assert stale.weight_versions.values.tolist() == [4, 3, 2, 1]
+    assert {value.attrs["units"] for value in stale.values()} == {
+        "block updates", "updates of the stage", "1"}  # fmt: skip
+
+
+def test_staleness_under_messages(stale):
+    table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=160)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
+    for link in staleness_sweep.LINKS:
+        one = pj.staleness(table, costs, link=link)
+        at = stale.sel(link=link, message=1.0)
+        assert at.max_delay_under_messages == one.max_delay
+        assert at.mean_delay_under_messages == one.mean_delay
+
+
+def test_figure_of_staleness(stale):
+    figure = staleness.draw(stale)["staleness"]
+    depth, distribution, messages = figure.axes
+    law, counted = depth.lines[0], depth.lines[1]
+    np.testing.assert_array_equal(law.get_ydata(), stale.max_delay_law)
+    np.testing.assert_array_equal(counted.get_ydata(), stale.max_delay)
+    assert (depth.get_xscale(), depth.get_yscale()) == ("log", "log")
+    assert [text.get_text() for text in distribution.get_legend().get_texts()] == ["S = 4", "S = 2"]
+    drawn = {line.get_label(): line.get_ydata() for line in messages.lines}
+    for link in stale.link.values:
+        np.testing.assert_array_equal(drawn[link], stale.mean_delay_under_messages.sel(link=link))
+    assert messages.get_title(loc="left").endswith("S = 4, backward = 2 forwards")
+
+
+def test_divergence_is_data_and_never_a_number(runs):
+    quadratic = runs.sel(objective="random quadratic")
+    assert quadratic.diverged.sel(step_size=8.0, delta=0).all()
+    assert not quadratic.diverged.sel(step_size=0.01).any()
+    assert (runs.mean_squared_gradient.isnull() == runs.diverged).all()
+    for name in ("measured", "largest_squared_gradient", "start", "noise", "delay", "total"):
+        assert (runs[name].isnull() == runs.diverged.any("seed")).all()
+    assert runs.diverged.dtype == bool
+
+
+def test_the_bound_is_that_of_single_runs(runs):
+    at = runs.sel(objective="random quadratic", delta=60, step_size=0.1)
+    objective = pt.random_quadratic(S, **SIZES)
+    each = [
+        pt.randomized_pipedream(objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60,
+                                every=6, norms=True)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    norms = [float(run.mean_squared_gradient) for run in each]
+    largest = max(float(run.largest_squared_gradient) for run in each)
+    np.testing.assert_allclose(at.mean_squared_gradient, norms, rtol=1e-10)
+    np.testing.assert_allclose(at.measured, np.mean(norms), rtol=1e-10)
+    given = {"smoothness": pt.smoothness(objective), "delta": 60, "gap": float(each[0].gap[0])}
+    bound = pt.convergence_bound(S, UPDATES, 0.1, gradient_bound=largest**0.5, **given)
+    for name, value in bound._asdict().items():
+        np.testing.assert_allclose(at[name], value, rtol=1e-10)
+    np.testing.assert_allclose(at.total_without_delay, bound.start + bound.noise, rtol=1e-10)
+
+
+def test_what_is_measured_is_below_the_bound(runs):
+    known = runs.measured.notnull()
+    assert (runs.measured <= runs.total).values[known].all()
+    assert (runs.late_measured <= runs.late_total).all()
+    assert (runs.least_bound <= runs.total.min("step_size")).all()
+    best = runs.measured.sel(step_size=runs.best_measured)
+    assert (best == runs.measured.min("step_size")).all()
+
+
+def test_the_law_has_power_four(runs):
+    last = runs.law_delay.isel(law_stages=[-2, -1])
+    ratio = last.isel(law_stages=1) / last.isel(law_stages=0)
+    np.testing.assert_allclose(ratio, 16, rtol=0.02)
+    by_updates = runs.law_delay.isel(law_stages=0) * runs.law_updates
+    np.testing.assert_allclose(by_updates, by_updates[0])
+    assert (runs.law_delay_tuned < runs.law_delay).all()
+
+
+def test_figure_of_the_bound(runs):
+    figure = convergence_bound.draw(runs)["convergence_bound"]
+    scatter, terms, law = figure.axes
+    points = [line for line in scatter.lines if line.get_linestyle() == "None"]
+    late, cut = points[-2:]
+    x, y = (np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
+            for axis in "xy")  # fmt: skip
+    assert np.isfinite(y).sum() == int(runs.measured.notnull().sum())
+    assert (y <= x)[np.isfinite(y)].all()
+    np.testing.assert_array_equal(late.get_xdata(), runs.late_total)
+    np.testing.assert_array_equal(cut.get_xdata(), runs.late_total_without_delay)
+    drawn = {line.get_label(): line for line in terms.lines}
+    case = runs.sel(convergence_bound.CASE)
+    np.testing.assert_array_equal(drawn["bound"].get_ydata(), case.total)
+    np.testing.assert_array_equal(drawn["delay term"].get_ydata(), case.delay)
+    assert float(np.squeeze(drawn["least bound"].get_xdata())) == float(case.best_step_size)
+    assert float(np.squeeze(drawn["least measured"].get_xdata())) == float(case.best_measured)
+    assert [line.get_label() for line in law.lines[::2]] == [
+        "$K = 10^{4}$",
+        "$K = 10^{6}$",
+        "$K = 10^{8}$",
+    ]
+
+
+def test_no_text_is_smaller_than_six_points(stale, runs):
+    for figure in (*staleness.draw(stale).values(), *convergence_bound.draw(runs).values()):
+        assert figure.get_figwidth() == style.PAGE
+        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]
+        assert min(sizes) >= 6
