@@ -145,12 +145,20 @@ def test_shown_to_people(call):
     assert "diverged" in lines["80"]
     assert "2 of 2" in lines["80"]
     assert [size for size, line in lines.items() if "best" in line] in (["0.125"], ["0.25"])
-    assert out.splitlines()[-1][0] == HEIGHTS[-1]
-    code, out, _ = call("train", *TABLE, *SMALL, "--step-sizes", "80")
+    bars = [line for line in out.splitlines() if line.startswith(HEIGHTS[-1])]
+    assert [len(line) for line in bars] == [5]
+    assert "largest of the step sizes" not in out  # that is 80
+    _, out, _ = call("train", *TABLE, *SMALL, "--step-sizes", "0.001,0.002,0.003")
+    assert "the best is the largest of the step sizes: one beyond it may be better" in out
+    code, out, _ = call("train", *TABLE, *SMALL, "--step-sizes", "80,90,99")
     assert (code, "every step size diverged" in out) == (0, True)
-    _, out, _ = call("train", *TABLE, *SMALL, "--step-sizes", "80", "--json")
+    _, out, _ = call("train", *TABLE, *SMALL, "--step-sizes", "80,90,99", "--json")
     result = json.loads(out)
-    assert (result["best_step_size"], result["gap"], result["final_gap"]) == (None, None, [None])
+    assert (result["best_step_size"], result["gap"], result["final_gap"]) == (
+        None,
+        None,
+        [None] * 3,
+    )
     code, _, _ = call("train", "--schedule", "pipedream", "--workers", "3", "--microbatches", "2",
                       "--seeds", "1", "--times", "2", "--step-sizes", "0.01")  # fmt: skip
     assert code == 0  # a pipe that is never full trains as well

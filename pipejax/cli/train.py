@@ -254,6 +254,10 @@ def _print(trained: Trained) -> None:
     over = "block updates" if trained.unit is None else "time"
     shown.print(f"gap of the best over {over}, logarithmic: {gap[0]:.4g} to {gap[-1]:.4g}")
     shown.print(f"[cyan]{_bars(gap)}[/]")
+    sizes, best = trained.step_sizes, trained.step_sizes[found.best]
+    if len(sizes) > 1 and best in (min(sizes), max(sizes)):
+        shown.print(f"the best is the {'smallest' if best == min(sizes) else 'largest'} of the "
+                    "step sizes: one beyond it may be better")  # fmt: skip
 
 
 def _number(value: float) -> str:
