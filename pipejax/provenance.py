@@ -13,6 +13,7 @@ SHOWN = (
     "drawing",
     "tornado",
     "delay_chart",
+    "training_chart",
     "timeline",
     "trace",
 )  # what only shows numbers

@@ -18,6 +18,7 @@ from pipejax.cli import (
     show,
     staleness,
     sweep,
+    train,
     tune,
 )
 from pipejax.cli import schedules as schedules_command
@@ -37,6 +38,7 @@ for command in (
     tune.tune,
     jitter.jitter,
     staleness.staleness,
+    train.train,
     show.show,
     export.export,
     order.order,

@@ -1,6 +1,5 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
-import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from pipejax.checks import is_number
 from pipejax.cli.compare import check_options, schedule_names
 from pipejax.cli.op_values import op_values, values_by_phase
 from pipejax.cli.options import JsonFlag, Links, Pricing, TableOptions, required
+from pipejax.cli.outputs import check_store
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.factors import DISTRIBUTIONS, Distribution, Jitter, Straggler
 from pipejax.jitter import QUANTILES, Jittered
@@ -65,7 +65,7 @@ def jitter(
     )
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
-    _check_out(out)
+    check_store(out, "--out")
     names = schedule_names(schedules)
     check_options(options, names)
     if len(set(names)) < len(names):
@@ -145,25 +145,6 @@ def _straggler(text: str, option: str) -> Straggler:
         return Straggler(probability, slowdown)
     except ValueError as error:
         raise ValueError(f"{option} {text}: {error}") from None
-
-
-def _check_out(out: Path | None) -> None:
-    """Say what is wrong with the store before the work."""
-    if out is None:
-        return
-    if out.suffix != ".zarr":
-        raise ValueError(f"--out must end in .zarr, got {str(out)!r}")
-    if out.exists():
-        raise ValueError(f"--out {out} exists: give another, nothing is written over")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}")
-    for name in ("xarray", "zarr"):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            raise ValueError(
-                f"--out {out}: datasets need {name}: pip install 'pipejax[sweeps]'"
-            ) from None
 
 
 def _row(jittered: Jittered, rank: Robustness, ops: bool) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pipejax import cost_files, schedules
+from pipejax.cli.objectives import choose_objective
 from pipejax.cost_files import parse_seconds, parse_times, read_costs, slot_costs
 from pipejax.costs import Costs
 from pipejax.files import read_table
@@ -108,7 +109,44 @@ def _parse_slots(text: str) -> dict[str, float]:
     return slots
 
 
-def choose_table(
+class TableChoice(NamedTuple):
+    """Which table options ask for: none of the options may be there."""
+
+    schedule: Text
+    file: Text
+    workers: int | None
+    microbatches: int | None
+    options: TableOptions
+
+    @property
+    def is_given(self) -> bool:
+        """Whether an option names a table."""
+        return self.schedule is not None or self.file is not None
+
+    def build(self) -> ScheduleTable:
+        """Build or read the table.
+
+        Raises:
+          ValueError: if the options do not name one table.
+        """
+        if (self.schedule is None) == (self.file is None):
+            raise ValueError(
+                "give either --schedule with --workers and --microbatches, or --table FILE"
+            )
+        given = {"--workers": self.workers, "--microbatches": self.microbatches}
+        if self.file is not None:
+            extra = [name for name, value in given.items() if value is not None]
+            extra += [f"--{name.replace('_', '-')}" for name in self.options.options]
+            if extra:
+                raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
+            return read_table(self.file)
+        missing = [name for name, value in given.items() if value is None]
+        if self.workers is None or self.microbatches is None or self.schedule is None:
+            raise ValueError(f"--schedule needs {missing[0]}")
+        return self.options.build(self.schedule, self.workers, self.microbatches)
+
+
+def choose_choice(
     *,
     schedule: Annotated[
         Text, typer.Option(help="Schedule to build, see `pipejax schedules`.")
@@ -119,23 +157,15 @@ def choose_table(
     workers: Annotated[int | None, typer.Option(help="Workers P.", min=1)] = None,
     microbatches: Annotated[int | None, typer.Option(help="Microbatches M.", min=1)] = None,
     options: TableOptions,
-) -> ScheduleTable:
+) -> TableChoice:
+    """Read which table is meant, for commands that may do without."""
+    return TableChoice(schedule, table, workers, microbatches, options)
+
+
+@functools.wraps(choose_choice)
+def choose_table(**given: Any) -> ScheduleTable:
     """Build or read the table."""
-    if (schedule is None) == (table is None):
-        raise ValueError(
-            "give either --schedule with --workers and --microbatches, or --table FILE"
-        )
-    given = {"--workers": workers, "--microbatches": microbatches}
-    if table is not None:
-        extra = [name for name, value in given.items() if value is not None]
-        extra += [f"--{name.replace('_', '-')}" for name in options.options]
-        if extra:
-            raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
-        return read_table(table)
-    missing = [name for name, value in given.items() if value is None]
-    if missing or workers is None or microbatches is None or schedule is None:
-        raise ValueError(f"--schedule needs {missing[0]}")
-    return options.build(schedule, workers, microbatches)
+    return choose_choice(**given).build()
 
 
 def choose_costs(
@@ -271,16 +301,19 @@ def known_queues(queues: str) -> str:
 _GROUPS: dict[str, Callable[..., Any]] = {
     "options": choose_options,
     "table": choose_table,
+    "choice": choose_choice,
+    "objectives": choose_objective,
     "pricing": choose_costs,
     "links": choose_links,
 }
+_TABLES = ("table", "choice")  # groups of which `table` is an option
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of every group that it takes as an argument.
 
-    A command declares `table`, `options`, `pricing` or `links` as arguments and receives what
-    the group's options choose; every other argument is an option of its own.
+    A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
+    receives what the group's options choose; every other argument is an option of its own.
 
     Args:
       command: function of the command.
@@ -289,14 +322,16 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
       The function that typer sees, with all options in its signature.
     """
     wanted = inspect.signature(command).parameters
-    groups = [name for name in _GROUPS if name in wanted or (name == "options"
-                                                             and "table" in wanted)]  # fmt: skip
+    groups = [
+        name for name in _GROUPS
+        if name in wanted or (name == "options" and any(group in wanted for group in _TABLES))
+    ]  # fmt: skip
     shared: dict[str, inspect.Parameter] = {}
     for group in sorted(groups, key=lambda name: name == "options"):  # --schedule comes first
         shared |= {
             name: parameter
             for name, parameter in inspect.signature(_GROUPS[group]).parameters.items()
-            if name not in _GROUPS or (name == "table" and group == "table")
+            if name not in _GROUPS or (name == "table" and group in _TABLES)
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in _GROUPS}
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options import JsonFlag, Links, Pricing
+from pipejax.cli.outputs import check_drawing
 from pipejax.cli.report import console, gigabytes, percent, print_json
 from pipejax.shapes import Float, NumpyArray
 from pipejax.staleness import Staleness
@@ -16,7 +17,6 @@ from pipejax.staleness import staleness as find
 from pipejax.table import ScheduleTable
 from pipejax.workload import stage_bytes
 
-FORMATS = (".png", ".pdf", ".svg")
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
 
 
@@ -30,8 +30,7 @@ def staleness(
     json: JsonFlag = False,
 ) -> None:
     """Show weight versions and delays of an asynchronous table; in unit slots without times."""
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    check_drawing(out)
     costs = None if pricing is None else pricing.of(table)
     found = find(table, costs, link=links.link, queues=links.queues)
     result: dict[str, Any] = {
@@ -90,15 +89,11 @@ def _histogram(found: Staleness) -> Table:
 
 
 def _draw(out: Path, found: Staleness) -> None:
-    try:
-        import matplotlib.pyplot as plt  # an extra, slow to import
+    import matplotlib.pyplot as plt  # an extra, slow to import
 
-        from pipejax import style
-        from pipejax.delay_chart import draw_delays
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
-        ) from None
+    from pipejax import style
+    from pipejax.delay_chart import draw_delays
+
     style.use()
     figure, axes = plt.subplots(figsize=(style.PAGE / 2, 2.4))
     draw_delays(axes, found.histogram(), found.mean_delay)

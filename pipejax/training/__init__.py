@@ -14,6 +14,7 @@ from pipejax.training.replay import batch_order, replay, sweep_replay
 from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
 from pipejax.training.run import Run
 from pipejax.training.smoothness import smoothness
+from pipejax.training.summary import Summary, summarise
 from pipejax.training.text import random_text
 from pipejax.training.theory import (
     ConvergenceBound,
@@ -31,6 +32,7 @@ __all__ = [
     "Objective",
     "Quadratic",
     "Run",
+    "Summary",
     "batch_gradient",
     "batch_order",
     "best_step_size",
@@ -48,6 +50,7 @@ __all__ = [
     "replay",
     "smoothness",
     "spectral_quadratic",
+    "summarise",
     "sweep_randomized_pipedream",
     "sweep_replay",
 ]

@@ -124,7 +124,7 @@ def best_step_size(
     for _ in range(NEWTON_STEPS):
         excess = 2 * c * gamma**3 + b * gamma**2 - a
         gamma = gamma - excess / (6 * c * gamma**2 + 2 * b * gamma)
-    return gamma
+    return np.asarray(gamma)
 
 
 def pipedream_delay(stages: int) -> int:

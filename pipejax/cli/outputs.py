@@ -1,0 +1,52 @@
+"""Files that commands write: what is wrong with them is said before the work."""
+
+import importlib
+from pathlib import Path
+
+DRAWINGS = (".png", ".pdf", ".svg")
+
+
+def check_drawing(out: Path | None) -> None:
+    """Check the file of `--out`, where one is given.
+
+    Raises:
+      ValueError: if it is no drawing, its folder is missing, or nothing here can draw.
+    """
+    if out is None:
+        return
+    if out.suffix not in DRAWINGS:
+        raise ValueError(f"--out must end in one of {', '.join(DRAWINGS)}, got {str(out)!r}")
+    _check_folder(out, "--out")
+    _check_modules(out, "--out", ("matplotlib",), "drawing", "figures")
+
+
+def check_store(out: Path | None, option: str) -> None:
+    """Check the store of an option, where one is given.
+
+    Raises:
+      ValueError: if it is no Zarr store, exists, its folder is missing, or nothing can write it.
+    """
+    if out is None:
+        return
+    if out.suffix != ".zarr":
+        raise ValueError(f"{option} must end in .zarr, got {str(out)!r}")
+    if out.exists():
+        raise ValueError(f"{option} {out} exists: give another, nothing is written over")
+    _check_folder(out, option)
+    _check_modules(out, option, ("xarray", "zarr"), "datasets", "sweeps")
+
+
+def _check_folder(out: Path, option: str) -> None:
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{option} {out}: there is no folder {out.parent}")
+
+
+def _check_modules(out: Path, option: str, modules: tuple[str, ...], what: str, extra: str) -> None:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            need = "needs" if what == "drawing" else "need"
+            raise ValueError(
+                f"{option} {out}: {what} {need} {name}: pip install 'pipejax[{extra}]'"
+            ) from None
