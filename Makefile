@@ -9,7 +9,7 @@ FIGURES := figures/out
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help paper sweeps figures test lint types tests bench format lock clean
+.PHONY: help paper pipedream sweeps figures test lint types tests bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,13 +25,18 @@ paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table o
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
 
-sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines, training
+pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experiments, figures, claims
+	$(BIN)/python -m sweeps.staleness --out $(RESULTS)/staleness.zarr
+	$(BIN)/python -m sweeps.convergence_bound --out $(RESULTS)/convergence_bound.zarr
+	$(BIN)/python -m sweeps.pipedream --out $(RESULTS)
+	$(MAKE) figures
+	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)
+
+sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
 	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
 	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
-	$(BIN)/python -m sweeps.staleness --out $(RESULTS)/staleness.zarr
-	$(BIN)/python -m sweeps.convergence_bound --out $(RESULTS)/convergence_bound.zarr
 
 figures: $(READY)  ## draw the figures of all datasets that are there
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)

@@ -7,6 +7,7 @@ takes the times of a transformer on nine machines instead.
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def _compare(
     return curves(runs, step_sizes)
 
 
+def _quadratic_128(stages: int, seed: int) -> Objective:
+    return random_quadratic(stages, dimension=128, seed=seed)
+
+
+def _logistic_512(stages: int, seed: int) -> Objective:
+    return random_logistic(stages, dimension=512, seed=seed)
+
+
 def quadratic(stages: int = 8, microbatches: int = 400) -> xr.Dataset:
     """PipeDream against RPD with several deltas on a random quadratic: S = 8, 3,200 updates.
 
@@ -65,7 +74,7 @@ def quadratic(stages: int = 8, microbatches: int = 400) -> xr.Dataset:
     Returns:
       Curves of all schemes.
     """
-    objective = stacked(lambda seed: random_quadratic(stages, dimension=128, seed=seed), range(10))
+    objective = stacked(functools.partial(_quadratic_128, stages), range(10))
     until = 2.0 * microbatches
     schemes = [timeline("pipedream", "pipedream", stages, until, batches="drawn"),
                timeline("pipedream, epochs", "pipedream", stages, until),
@@ -85,9 +94,7 @@ def match(depths: Sequence[int] = (4, 8, 16), microbatches: int = 400) -> xr.Dat
     """
     parts = []
     for stages in depths:
-        objective = stacked(
-            lambda seed, s=stages: random_quadratic(s, dimension=128, seed=seed), range(10)
-        )
+        objective = stacked(functools.partial(_quadratic_128, stages), range(10))
         schemes = [timeline("pipedream", "pipedream", stages, 2.0 * microbatches, batches="drawn"),
                    randomized(stages, stages * microbatches)._replace(label="rpd")]  # fmt: skip
         parts.append(_compare(f"match, S={stages}", objective, schemes, powers(3, 8), range(10)))
@@ -168,8 +175,7 @@ def scaling(depths: Sequence[int] = DEPTHS, until: float = 630.0) -> xr.Dataset:
     """
     parts = []
     for stages in depths:
-        objective = stacked(lambda seed, s=stages: random_logistic(s, dimension=512, seed=seed),
-                            range(3))  # fmt: skip
+        objective = stacked(functools.partial(_logistic_512, stages), range(3))
         schemes = [*_against_local_sgd(stages, until, (5,))]
         if stages <= LARGEST_RPD:
             schemes.append(randomized(stages, int(until) * stages // 2)._replace(label="rpd"))

@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 
 import pipejax as pj
-from pipejax.shapes import Float, NumpyArray
 from pipejax.staleness import op_times
 from pipejax.training import (
     Objective,
@@ -145,7 +144,7 @@ def curves(runs: Mapping[str, Run], step_sizes: Sequence[float]) -> xr.Dataset:
                 {"long_name": "f - f*, missing where a run diverged"}),
         "diverged": (("scheme", "step_size", "seed"),
                      np.stack([np.asarray(run.diverged) for run in runs.values()])),
-        "time": (("scheme", "sample"), np.stack([run.time for run in runs.values()]),
+        "time": (("scheme", "sample"), np.stack([np.asarray(run.time) for run in runs.values()]),
                  {"units": "slots of one forward or backward"}),
         "updates": (("scheme", "sample"), np.stack([run.update for run in runs.values()])),
     }  # fmt: skip
@@ -179,9 +178,10 @@ def mean_gap(data: xr.Dataset) -> xr.DataArray:
     Returns:
       Gap without the axis of the seeds; missing where a seed diverged.
     """
-    return np.exp(np.log(data.gap).mean("seed", skipna=False))
+    mean: xr.DataArray = np.exp(np.log(data.gap).mean("seed", skipna=False))
+    return mean
 
 
-def powers(first: int, last: int) -> Float[NumpyArray, " step_sizes"]:
+def powers(first: int, last: int) -> list[float]:
     """Return step sizes 2^-first, ..., 2^-last."""
-    return 2.0 ** -np.arange(first, last + 1)
+    return [2.0**-k for k in range(first, last + 1)]
