@@ -112,7 +112,7 @@ def quadratic_order(data: Data) -> Verdict:
 def match(data: Data) -> Verdict:
     """Curves within one order of magnitude over the whole run at every S."""
     chosen = best(data["pipedream_match"])
-    log: xr.DataArray = np.log10(mean_gap(chosen))
+    log = xr.apply_ufunc(np.log10, mean_gap(chosen))
     apart = abs(log.sel(scheme="pipedream") - log.sel(scheme="rpd")).max("sample")
     worst = {int(s): float(apart.sel(stages=s)) for s in apart.stages}
     return Verdict("largest ratio " + ", ".join(f"{10**v:.1f} at S={s}" for s, v in worst.items()),
