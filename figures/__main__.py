@@ -22,6 +22,10 @@ from figures import (
     jitter,
     memory,
     pareto,
+    pipedream_curves,
+    pipedream_machines,
+    pipedream_match,
+    pipedream_scaling,
     ranking,
     run_time,
     staleness,
@@ -35,12 +39,21 @@ class Source(NamedTuple):
     """Where figures come from.
 
     Attributes:
-      command: writes the store, whose path comes behind it.
+      command: writes the store; a path comes behind it.
       scripts: draw from it.
+      to_folder: whether that path is the store's folder, not the store itself.
     """
 
     command: str
     scripts: tuple[ModuleType, ...]
+    to_folder: bool = False
+
+
+PIPEDREAM: Mapping[str, ModuleType] = {
+    "quadratic": pipedream_curves, "match": pipedream_match, "nesterov": pipedream_curves,
+    "logistic": pipedream_curves, "language": pipedream_curves, "scaling": pipedream_scaling,
+    "machines": pipedream_machines,
+}  # fmt: skip
 
 
 STORES: Mapping[str, Source] = {
@@ -58,6 +71,12 @@ STORES: Mapping[str, Source] = {
     "convergence_bound.zarr": Source(
         "python -m sweeps.convergence_bound --out", (convergence_bound,)
     ),
+    **{
+        f"pipedream_{name}.zarr": Source(
+            f"python -m sweeps.pipedream --only {name} --out", (script,), to_folder=True
+        )
+        for name, script in PIPEDREAM.items()
+    },
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
 
@@ -84,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shown = Console()
     shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
     for name in (name for name in STORES if name not in there):
-        shown.print(f"no {options.data / name}: `{STORES[name].command} {options.data / name}` "
+        target = options.data if STORES[name].to_folder else options.data / name
+        shown.print(f"no {options.data / name}: `{STORES[name].command} {target}` "
                     "writes it", soft_wrap=True)  # fmt: skip
     return 0
 
@@ -99,7 +119,7 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
     for name, script in track(work, "figures", console=Console(stderr=True)):
         if name not in loaded:
             with xr.open_zarr(data / name) as store:
-                loaded[name] = store.load()
+                loaded[name] = store.load().assign_attrs(store=Path(name).stem)
         for label, figure in script.draw(loaded[name]).items():
             for suffix, metadata in SUFFIXES.items():
                 figure.savefig(out / f"{label}.{suffix}", metadata=dict(metadata))
