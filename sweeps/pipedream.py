@@ -153,7 +153,7 @@ def language(stages: int = 16, until: float = 2000.0) -> xr.Dataset:
     """
     with jax.enable_x64(False):
         return _compare("language", language_model(stages, seed=0),
-                        _against_local_sgd(stages, until, (1, 4, 8)), powers(0, 3),
+                        _against_local_sgd(stages, until, (1, 4, 8)), powers(-2, 1),
                         range(2))  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _against_local_sgd(stages: int, until: float, local_steps: Sequence[int]) ->
               for h in local_steps)]  # fmt: skip
 
 
-def scaling(depths: Sequence[int] = DEPTHS, until: float = 630.0) -> xr.Dataset:
+def scaling(depths: Sequence[int] = DEPTHS, until: float = 660.0) -> xr.Dataset:
     """Gap at a fixed time against the number of stages, logistic regression with d = 512.
 
     Args:
@@ -179,7 +179,7 @@ def scaling(depths: Sequence[int] = DEPTHS, until: float = 630.0) -> xr.Dataset:
         schemes = [*_against_local_sgd(stages, until, (5,))]
         if stages <= LARGEST_RPD:
             schemes.append(randomized(stages, int(until) * stages // 2)._replace(label="rpd"))
-        found = _compare(f"scaling, S={stages}", objective, schemes, powers(-1, 9), range(3))
+        found = _compare(f"scaling, S={stages}", objective, schemes, powers(-3, 7), range(3))
         parts.append(found.isel(sample=-1))
     return xr.concat(parts, xr.Variable("stages", list(depths)), join="outer",
                      fill_value={"diverged": False})  # fmt: skip
