@@ -2,6 +2,10 @@
 
 import os
 
+# most of the tests' time is compilation of programs that run once: machine code is not optimised
+# here. XLA_FLAGS= in the environment runs the tests with what users compile.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import jax
 from hypothesis import HealthCheck, settings
 

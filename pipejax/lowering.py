@@ -158,8 +158,9 @@ def _add_reductions(
     np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
     stage, nodes = table.stage.ravel()[update], node_of_cell.ravel()
     reductions = draft.add_nodes(
-        duration=layout.op(Phase.A, stage), phase=np.full_like(stage, Phase.A), stage=stage
-    )
+        duration=layout.op(Phase.A, stage), phase=np.full_like(stage, Phase.A), stage=stage,
+        microbatch=table.microbatch.ravel()[update],
+    )  # fmt: skip
     draft.add_edges(nodes[last], reductions, ZERO)
     draft.add_edges(reductions, nodes[update], ZERO)
 

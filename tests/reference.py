@@ -78,7 +78,7 @@ class Run:
     def reduce_at_end(self):
         """One all-reduce per stage, then an update of every copy."""
         for (stage, w), gradient in self.gradients.items():
-            update = (("U", stage, None),)
+            update = (("U", stage, -1 - w),)  # of no microbatch
             self.ops[w].append(update)
             self.joined.setdefault(("A", stage, None), []).append(gradient)
             self.reduction_of[w, update] = ("A", stage, None)
@@ -95,6 +95,9 @@ class Run:
     def place(self, message):
         (_, _, p, op) = message
         return int(op[1] < p[1]), self.pipe_of[p[2]], min(p[1], op[1])
+
+    def reduction_time(self, reduction):
+        return self.costs.op.get(("A", reduction[1]), 0.0)
 
     def duration(self, cell):
         if len(cell) == 2 and cell[0][1] in self.costs.pair:
@@ -123,7 +126,8 @@ class Run:
             slot = {c[0]: t for row in self.rows for t, c in enumerate(row)}
         else:
             free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
-            ends = Run([[cell_text(c) for c in row] for row in self.ops], self.pipe_of, free).end
+            rows = [[cell_text(c) for c in row if c[0][2] >= 0] for row in self.ops]
+            ends = Run(rows, self.pipe_of, free).end
             slot = {}
             for k, message in enumerate(sorted(
                 self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2])
@@ -184,7 +188,7 @@ class Run:
             lag, transmit = self.lags(user)
             lasts = lag + transmit if self.link == "rendezvous" else transmit
         elif user[0] == "A":
-            lasts = self.costs.op.get(("A", user[1]), 0.0)
+            lasts = self.reduction_time(user)
         else:
             lasts = self.duration(user[1])
         self.start[user] = max([0.0] + [self.end[other] + lag for other, lag in waits])

@@ -198,7 +198,7 @@ def test_memory():
     model = pj.load_model("gpt-22b")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     workload = pj.Workload(model, minibatch=8, tensor_parallel=8)
-    persistent, activations, _ = stage_bytes(workload, table)
+    persistent, activations, *_ = stage_bytes(workload, table)
     # two bytes of parameter and gradient, twelve of optimizer; the head counts on the last stage
     total = model.parameters + model.head_parameters
     assert persistent.sum() == pytest.approx(16 * total / 8)
