@@ -16,6 +16,8 @@ from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
 from pipejax.schedules.local_sgd import local_sgd
 from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from pipejax.schedules.pipedream import pipedream, pipedream_2bw
+from pipejax.schedules.zb_h import zb_h1, zb_h2
+from pipejax.schedules.zero_bubble import zb_1p, zb_2p, zero_bubble
 from pipejax.slots import check_shares, check_slots
 from pipejax.table import ScheduleTable
 
@@ -31,6 +33,8 @@ class Builder(NamedTuple):
     Attributes:
       function: makes the table.
       source: where the schedule was published.
+      planned: whether its order follows from times, so that it should be built from those of
+        the run where they are known.
 
     Example:
       >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
@@ -39,6 +43,7 @@ class Builder(NamedTuple):
 
     function: Callable[..., ScheduleTable]
     source: str
+    planned: bool = False
 
     @property
     def summary(self) -> str:
@@ -61,6 +66,11 @@ REGISTRY: Mapping[str, Builder] = {
     "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)"),
     "chimera-asymmetric": Builder(chimera_asymmetric, "Barley et al. (arXiv:2605.24006)"),
     "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)"),
+    "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
+    "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
+    "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
+    "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
+    "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
     "pipedream": Builder(pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)"),
     "pipedream-2bw": Builder(pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)"),
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
@@ -88,7 +98,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       num_workers: P, at least 1.
       num_microbatches: M, at least 1.
       **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
-        local_steps, stage_shares, slots.
+        local_steps, stage_shares, memory_limit, weight_share, transfer, slots.
 
     Returns:
       The table.

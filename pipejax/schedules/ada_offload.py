@@ -1,0 +1,70 @@
+"""AdaOffload: a greedy schedule that offloads only when a memory limit asks for it."""
+
+from collections.abc import Mapping
+
+from pipejax.checks import number
+from pipejax.idealised import spread
+from pipejax.placement import looped
+from pipejax.schedules.from_starts import rows_from_starts
+from pipejax.schedules.limited import LimitedPipe
+from pipejax.schedules.offload_search import ada_offload_starts
+from pipejax.slots import UNIT_SLOTS
+from pipejax.table import ScheduleTable
+
+
+def ada_offload(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    memory_limit: float | None = None,
+    weight_share: float = 1 / 3,
+    transfer: float = 0.0,
+    offload: float | None = 1.0,
+    load: float | None = None,
+    slots: Mapping[str, float] = UNIT_SLOTS,
+) -> ScheduleTable:
+    """Greedy schedule with split backwards that offloads activations when memory is short.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      memory_limit: activations that a worker may hold, at least 1; no limit if None.
+      weight_share: share of an activation that only W frees; I frees the rest.
+      transfer: time of a message, in slots.
+      offload: time of O, in slots; nothing is offloaded if None.
+      load: time of L, in slots; that of O if None.
+      slots: durations of F, I and W that the schedule is planned for.
+
+    Returns:
+      The table.
+
+    Raises:
+      ValueError: if the limit is below 1, or a share or time is out of range.
+
+    Example:
+      >>> tables = [ada_offload(4, 8, memory_limit=2, offload=t) for t in (None, 0.5)]
+      >>> [int((table.phase == Phase.O).sum()) for table in tables]
+      [0, 14]
+    """
+    limit = num_microbatches if memory_limit is None else number(memory_limit, "memory_limit")
+    pipe = LimitedPipe.of(
+        num_workers,
+        num_microbatches,
+        forward=slots["F"],
+        input_grad=slots["I"],
+        weight_grad=slots["W"],
+        limits=limit,
+        there=number(transfer, "transfer"),
+        weight_share=weight_share,
+    )
+    starts = ada_offload_starts(
+        pipe,
+        offload=None if offload is None else number(offload, "offload"),
+        load=None if load is None else number(load, "load"),
+    )
+    rows = rows_from_starts(starts, sizes=pipe.sizes, limits=pipe.limits, weight_share=weight_share)
+    return spread(
+        ScheduleTable.from_rows(
+            rows, placement=looped(num_workers), name="ada-offload", slots=slots
+        )
+    )

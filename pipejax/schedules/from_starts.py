@@ -1,0 +1,208 @@
+"""Rows from start times: where offloads are issued, and what has to wait for them.
+
+An offload or a load starts no earlier than the executed op before it in its row has ended, so it
+stands right after the last one that ended by its start. A forward takes memory, and only what
+is certain to be free then may count, whatever the times turn out to be: gradients before it in
+its row, offloads whose end a WAIT_O awaits, and those that the host link finished before a
+reload whose backward stands before it. A load follows all earlier offloads on its link.
+
+Take any order of what takes memory. If the level after each, less only what is certain then,
+keeps the limit, then no times exceed it: of all that has started at some moment, look at the
+last in that order; everything that counted as free for it is free, so what is held is at most
+the level after it. The order here is that of the starts.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.ops import HOST, Cell, Op, Phase
+from pipejax.schedules.limited import ROUNDING
+from pipejax.shapes import Float, Int, NumpyArray
+
+KNOWN = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
+
+
+class TimedOps(NamedTuple):
+    """Ops with the times at which they run.
+
+    Attributes:
+      phase: (ops) phase code.
+      stage: (ops) stage.
+      microbatch: (ops) microbatch.
+      worker: (ops) worker of the stage.
+      start: (ops) start, in any unit of time.
+      end: (ops) end.
+
+    Example:
+      >>> TimedOps.of([(Phase.F, 0, 0, 0, 0.0, 1.0), (Phase.B, 0, 0, 0, 1.0, 3.0)]).end
+      array([1., 3.])
+    """
+
+    phase: Int[NumpyArray, " ops"]
+    stage: Int[NumpyArray, " ops"]
+    microbatch: Int[NumpyArray, " ops"]
+    worker: Int[NumpyArray, " ops"]
+    start: Float[NumpyArray, " ops"]
+    end: Float[NumpyArray, " ops"]
+
+    @classmethod
+    def of(cls, ops: Sequence[tuple[Phase, int, int, int, float, float]]) -> "TimedOps":
+        """Make the arrays from one tuple per op.
+
+        Args:
+          ops: phase, stage, microbatch, worker, start and end of each.
+
+        Returns:
+          The arrays.
+
+        Example:
+          >>> len(TimedOps.of([]).phase)
+          0
+        """
+        columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
+        return cls(*columns[:4].astype(np.int64), *columns[4:])
+
+
+def rows_from_starts(
+    ops: TimedOps,
+    *,
+    sizes: Sequence[float] | Float[NumpyArray, " stages"],
+    limits: Sequence[float] | Float[NumpyArray, " workers"],
+    weight_share: float = 1 / 3,
+    host_links: Sequence[Sequence[int]] = (),
+) -> list[list[Cell]]:
+    """Put ops with start times into rows that keep a memory limit at all times.
+
+    There is a WAIT_O only where the level that is certain would exceed the limit, for as few of
+    the oldest offloads as it takes.
+
+    Args:
+      ops: forwards, backwards (B, or I and W), offloads and loads; executed ops of a worker do
+        not overlap, and neither do the transfers of its host link.
+      sizes: (stages) memory that an activation takes from its forward to its backward.
+      limits: (workers) memory for activations, in the unit of sizes.
+      weight_share: share of an activation that only W frees; I frees the rest.
+      host_links: groups of workers that share a host link, whose ops go in the order of the
+        columns; these follow the starts.
+
+    Returns:
+      Cells of each worker in order, with idle ones only where host links are shared.
+
+    Raises:
+      ValueError: if a phase is none of these, or the ops do not keep the limits.
+
+    Example:
+      >>> rows = rows_from_starts(TimedOps.of([
+      ...     (Phase.F, 0, 0, 0, 0.0, 1.0), (Phase.O, 0, 0, 0, 1.0, 2.0),
+      ...     (Phase.F, 0, 1, 0, 2.0, 3.0), (Phase.B, 0, 1, 0, 3.0, 4.0),
+      ...     (Phase.L, 0, 0, 0, 4.0, 5.0), (Phase.B, 0, 0, 0, 5.0, 6.0),
+      ... ]), sizes=[1.0], limits=[1.0])
+      >>> " ".join(str(op) for cell in rows[0] for op in cell)
+      '0F0 0O0 0WAIT_O0 0F1 0B1 0L0 0B0'
+    """
+    for code in np.unique(ops.phase).tolist():
+        if code not in KNOWN:
+            known = ", ".join(phase.name for phase in KNOWN)
+            raise ValueError(f"no rows are made from starts of {Phase(code).name}: only of {known}")
+    freed = {Phase.B: 1.0, Phase.I: 1.0 - weight_share, Phase.W: weight_share}
+    rows = []
+    for worker, limit in enumerate(limits):
+        mine = TimedOps(*(field[ops.worker == worker] for field in ops))
+        row = TimedOps(*(field[_row_order(mine)] for field in mine))
+        rows.append(_with_waits(row, np.asarray(sizes, float), float(limit), freed))
+    start = {Op(Phase(code), stage, microbatch): time for code, stage, microbatch, time
+             in zip(*(c.tolist() for c in (*ops[:3], ops.start)), strict=True)}  # fmt: skip
+    for group in host_links:
+        _align(rows, start, group)
+    return rows
+
+
+def _align(rows: list[list[Cell]], start: dict[Op, float], group: Sequence[int]) -> None:
+    """Put idle cells into rows until what shares a host link stands in the order of its starts."""
+    queue = sorted(
+        (start[cell[0]], worker, place)
+        for worker in group
+        for place, cell in enumerate(rows[worker])
+        if cell[0].phase in HOST
+    )
+    aligned: dict[int, list[Cell]] = {worker: [] for worker in group}
+    placed = dict.fromkeys(group, 0)
+    column = 0
+    for _, worker, place in queue:
+        row = aligned[worker]
+        row += rows[worker][placed[worker] : place]
+        row += [()] * (column - len(row))
+        row.append(rows[worker][place])
+        column, placed[worker] = len(row), place + 1
+    for worker in group:
+        rows[worker] = aligned[worker] + rows[worker][placed[worker] :]
+
+
+def _tolerance(ops: TimedOps) -> float:
+    return ROUNDING * float(np.max(ops.end, initial=0.0))
+
+
+def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
+    """Order the ops of a worker: as they start, transfers after the last op that has ended."""
+    on_link = np.isin(ops.phase, HOST)
+    executed = np.flatnonzero(~on_link)
+    executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
+    place = np.empty(len(ops.phase), np.int64)
+    place[executed] = np.arange(1, len(executed) + 1)
+    place[on_link] = np.searchsorted(
+        ops.end[executed], ops.start[on_link] + _tolerance(ops), side="right"
+    )
+    return np.lexsort((ops.start, on_link, place))
+
+
+def _levels(row: TimedOps, taken: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
+    """Sum of what ops that start no later take; of two at once, the load is the later one."""
+    start = row.start + _tolerance(row) * (row.phase == Phase.L)
+    order = np.argsort(start, kind="stable")
+    levels = np.empty_like(taken)
+    levels[order] = np.cumsum(taken[order])
+    return levels
+
+
+def _with_waits(
+    row: TimedOps, sizes: Float[NumpyArray, " stages"], limit: float, freed: dict[Phase, float]
+) -> list[Cell]:
+    """Cells of a row, with a WAIT_O wherever only an offload makes room."""
+    size = sizes[row.stage]
+    level = _levels(row, np.where(np.isin(row.phase, (Phase.F, Phase.L)), size, 0.0))
+    most = limit * (1 + ROUNDING)
+    free = 0.0  # by the gradients so far
+    offloads: list[Op] = []
+    offloaded = [0.0]  # by the first k offloads
+    certain = 0  # offloads that have surely ended
+    before_load: dict[tuple[int, int], int] = {}
+    cells: list[Cell] = []
+    columns = (row.phase, row.stage, row.microbatch, size, level)
+    for code, stage, microbatch, takes, held in zip(*(c.tolist() for c in columns), strict=True):
+        op = Op(Phase(code), stage, microbatch)
+        if op.phase is Phase.F:
+            needed = next((k for k in range(certain, len(offloaded))
+                           if held - free - offloaded[k] <= most), None)  # fmt: skip
+            _check_room(needed is not None, op, limit)
+            if needed is not None and needed > certain:
+                certain = needed
+                cells.append((offloads[certain - 1]._replace(phase=Phase.WAIT_O),))
+        elif op.phase is Phase.O:
+            offloads.append(op)
+            offloaded.append(offloaded[-1] + takes)
+        elif op.phase is Phase.L:
+            _check_room(held - free - offloaded[-1] <= most, op, limit)
+            before_load[stage, microbatch] = len(offloads)
+        else:
+            free += freed[op.phase] * takes
+            if op.phase in (Phase.B, Phase.I):
+                certain = max(certain, before_load.get((stage, microbatch), 0))
+        cells.append((op,))
+    return cells
+
+
+def _check_room(fits: bool, op: Op, limit: float) -> None:
+    if not fits:
+        raise ValueError(f"{op} finds no room: activations exceed the limit of {limit:g}")

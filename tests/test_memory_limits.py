@@ -1,0 +1,259 @@
+"""Schedules under a memory limit: planned for some times, safe for all."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipejax as pj
+from pipejax.placement import looped
+from pipejax.schedules.from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.limited import LimitedPipe
+from pipejax.schedules.offload_search import ada_offload_starts
+from pipejax.schedules.zero_bubble_search import zero_bubble_starts
+from pipejax.table import ScheduleTable
+
+F, B, I, W, O, L = (pj.Phase[letter] for letter in "FBIWOL")  # noqa: E741
+TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.1])
+
+
+def peak_over_time(table, run, sizes, weight_share):
+    """Most that each worker holds at any time of a run: taken at starts, freed at ends."""
+    frees = {B: 1.0, I: 1.0 - weight_share, W: weight_share, O: 1.0}
+    peaks = []
+    for worker, row in enumerate(table.rows()):
+        changes = []
+        for slot, cell in enumerate(row):
+            for op in cell:
+                if op.phase in (F, L):
+                    changes.append((run.start[worker, slot] + 1e-9, sizes[op.stage]))
+                elif op.phase in frees:
+                    freed = frees[op.phase] * sizes[op.stage]
+                    changes.append((run.finish[worker, slot], -freed))
+        levels = itertools.accumulate(change for _, change in sorted(changes))
+        peaks.append(max(levels, default=0.0))
+    return np.array(peaks)
+
+
+@st.composite
+def pipes(draw):
+    stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+
+    def per(count, values):
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    sizes = per(stages, st.sampled_from([0.5, 1.0, 1.7]))
+    room = per(stages, st.sampled_from([1.0, 1.5, 2.0, 2.5, 4.0]))
+    return LimitedPipe.of(
+        stages, microbatches, forward=per(stages, TIMES), input_grad=per(stages, TIMES),
+        weight_grad=per(stages, TIMES), there=per(stages - 1, TIMES), back=per(stages - 1, TIMES),
+        sizes=sizes, limits=np.multiply(sizes, room),
+        weight_share=draw(st.sampled_from([0.0, 1 / 3, 0.4, 1.0])),
+    )  # fmt: skip
+
+
+def table_of(pipe, ops, host_links=()):
+    rows = rows_from_starts(ops, sizes=pipe.sizes, limits=pipe.limits,
+                            weight_share=pipe.weight_share, host_links=host_links)  # fmt: skip
+    return ScheduleTable.from_rows(rows, placement=looped(pipe.num_stages))
+
+
+def costs_of(pipe, table, offload=0.0, load=0.0):
+    return pj.Costs.per_stage(
+        table, forward=pipe.forward, input_grad=pipe.input_grad, weight_grad=pipe.weight_grad,
+        transmit=np.stack([pipe.there, pipe.back])[:, None, :], offload=offload, load=load,
+    )  # fmt: skip
+
+
+def random_costs(table, seed):
+    """Costs in which everything can happen: ops of very different length."""
+    rng = np.random.default_rng(seed)
+
+    def times(*shape):
+        return np.exp(rng.normal(0, 1.5, shape))
+
+    stages = table.num_stages
+    return pj.Costs.per_stage(
+        table, offload=times(stages), load=times(stages), transmit=times(2, 1, stages - 1),
+        **{name: times(stages) for name in ("forward", "backward", "input_grad", "weight_grad")},
+    )  # fmt: skip
+
+
+def lower_bound(pipe):
+    """No stage ends before its first input came, its work is done and the rest went back."""
+    work = pipe.num_microbatches * (pipe.forward + pipe.input_grad + pipe.weight_grad)
+    first = np.append(0.0, np.cumsum(pipe.forward[:-1] + pipe.there))
+    return float((first + work).max())
+
+
+@given(pipe=pipes(), seed=st.integers(0, 99))
+def test_zero_bubble_keeps_its_limits_and_is_what_it_plans(pipe, seed):
+    ops = zero_bubble_starts(pipe, by_span=False)
+    table = table_of(pipe, ops)
+    run = pj.evaluate(table, costs_of(pipe, table))
+    assert run.makespan <= ops.end.max() * (1 + 1e-9)
+    assert run.makespan >= lower_bound(pipe) * (1 - 1e-9)
+    for costs in (costs_of(pipe, table), random_costs(table, seed)):
+        held = peak_over_time(table, pj.evaluate(table, costs), pipe.sizes, pipe.weight_share)
+        assert np.all(held <= pipe.limits * (1 + 1e-6))
+
+
+@given(pipe=pipes(), offload=TIMES, load=TIMES, seed=st.integers(0, 99),
+       host_links=st.sampled_from([[], [[0, 1]], [[3, 1, 2]]]))  # fmt: skip
+def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, host_links):
+    host_links = [[w for w in group if w < pipe.num_stages] for group in host_links]
+    host_links = [group for group in host_links if group]
+    ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
+    table = table_of(pipe, ops, host_links)
+    own = costs_of(pipe, table, offload, load)
+    run = pj.evaluate(table, own, host_links=host_links)
+    assert run.makespan <= ops.end.max() * (1 + 1e-9)
+    for costs in (own, random_costs(table, seed)):
+        run = pj.evaluate(table, costs, host_links=host_links)
+        held = peak_over_time(table, run, pipe.sizes, pipe.weight_share)
+        assert np.all(held <= pipe.limits * (1 + 1e-6))
+
+
+@given(pipe=pipes(), offload=TIMES)
+def test_without_offloads_the_greedy_schedule_is_plain(pipe, offload):
+    plain = ada_offload_starts(pipe)
+    assert not np.isin(plain.phase, (O, L)).any()
+    ample = pipe._replace(limits=pipe.sizes * pipe.num_microbatches)
+    same, other = (ada_offload_starts(ample, offload=t) for t in (None, offload))
+    assert not np.isin(other.phase, (O, L)).any()  # nothing asks for an offload
+    assert same.end.max() == other.end.max()
+
+
+def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
+    given = {"forward": 1, "input_grad": 1, "weight_grad": 1}
+    plain, offloading, ample = (
+        ada_offload_starts(LimitedPipe.of(8, 32, limits=limit, **given), offload=offload)
+        for limit, offload in ((4, None), (4, 0.5), (32, None))
+    )
+    assert (plain.end.max(), ample.end.max()) == (pytest.approx(160, abs=20), 103)
+    assert offloading.end.max() <= 1.05 * ample.end.max()
+
+
+ROW = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 1.8), (F, 1, 2.0, 3.0), (I, 1, 3.0, 4.0), (W, 1, 4.0, 5.0),
+       (L, 0, 5.0, 6.0), (I, 0, 6.0, 7.0), (W, 0, 7.0, 8.0)]  # fmt: skip
+
+
+def row_text(ops, limit, weight_share=1 / 3):
+    timed = TimedOps.of([(phase, 0, m, 0, start, end) for phase, m, start, end in ops])
+    (row,) = rows_from_starts(timed, sizes=[1.0], limits=[limit], weight_share=weight_share)
+    return " ".join(str(op)[1:] for cell in row for op in cell)
+
+
+def test_a_wait_stands_only_where_memory_needs_it():
+    assert row_text(ROW, 1.0) == "F0 O0 WAIT_O0 F1 I1 W1 L0 I0 W0"
+    assert row_text(ROW, 2.0) == "F0 O0 F1 I1 W1 L0 I0 W0"
+    again = [*ROW, (F, 2, 8.0, 9.0)]  # the load of microbatch 0 has waited for its offload
+    assert row_text(again, 1.0).count("WAIT_O") == 1
+
+
+def test_a_load_within_an_op_is_issued_before_it():
+    ops = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 2.0), (F, 1, 2.0, 12.0), (L, 0, 3.0, 4.0),
+           (I, 0, 12.0, 13.0), (I, 1, 13.0, 14.0), (W, 0, 14.0, 15.0), (W, 1, 15.0, 16.0)]  # fmt: skip
+    assert row_text(ops, 2.0) == "F0 O0 L0 F1 I0 I1 W0 W1"
+
+
+def test_of_two_takes_at_once_the_load_knows_of_all_offloads():
+    ops = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 2.0), (F, 1, 1.0, 2.0), (O, 1, 2.0, 3.0),
+           (F, 2, 3.0, 4.0), (L, 0, 3.0, 4.0), (I, 0, 4.0, 5.0), (W, 0, 5.0, 6.0),
+           (L, 1, 5.0, 6.0)]  # fmt: skip
+    assert row_text(ops, 2.0) == "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 L1 W0"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({1: (O, 0, 2.5, 3.0)}, "0F1 finds no room: activations exceed the limit of 1"),
+        ({5: (L, 0, 4.0, 5.0)}, "0L0 finds no room"),
+        ({0: (pj.Phase.R, 0, 0.0, 1.0)}, "no rows are made from starts of R: only of F, B, I, W"),
+    ],
+)
+def test_starts_that_break_the_limit_are_refused(change, message):
+    ops = [change.get(k, op) for k, op in enumerate(ROW)]
+    with pytest.raises(ValueError, match=message):
+        row_text(ops, 1.0)
+
+
+def test_columns_follow_the_starts_on_a_shared_link():
+    timed = TimedOps.of([(F, 0, 0, 0, 0.0, 1.0), (O, 0, 0, 0, 2.0, 3.0), (L, 0, 0, 0, 4.0, 5.0),
+                         (B, 0, 0, 0, 5.0, 6.0), (F, 1, 0, 1, 0.5, 1.5), (O, 1, 0, 1, 1.5, 2.0),
+                         (L, 1, 0, 1, 3.0, 4.0), (B, 1, 0, 1, 4.0, 5.0)])  # fmt: skip
+    rows = rows_from_starts(timed, sizes=[1, 1], limits=[1, 1], host_links=[[1, 0]])
+    column = {str(op): k for row in rows for k, cell in enumerate(row) for op in cell}
+    assert column["1O0"] < column["0O0"] < column["1L0"] < column["0L0"]
+    alone = rows_from_starts(timed, sizes=[1, 1], limits=[1, 1])
+    assert [[cell for cell in row if cell] for row in rows] == alone
+
+
+@pytest.mark.parametrize(("name", "limit"), [("zb-1p", 4), ("zb-2p", 8), ("zero-bubble", 2.5)])
+def test_builders_keep_their_limit_whatever_the_times(name, limit):
+    options = {"memory_limit": limit} if name == "zero-bubble" else {}
+    for share in (0.0, 0.2, 0.5):
+        table = pj.schedules.build(name, num_workers=4, num_microbatches=12, weight_share=share,
+                                   transfer=0.3, **options)  # fmt: skip
+        run = pj.evaluate(table, random_costs(table, 3))
+        assert peak_over_time(table, run, [1] * 4, share).max() <= limit + 1e-9
+
+
+def test_zb_h_holds_what_is_published():  # Table 2 and section 2.3, 0-based
+    p, share = 4, 0.3
+    for name, whole, parts in (("zb-h1", lambda r: p - r, lambda r: r),
+                               ("zb-h2", lambda r: 2 * (p - r) - 1, lambda r: 2 * r)):  # fmt: skip
+        table = pj.schedules.build(name, num_workers=p, num_microbatches=16)
+        run = pj.evaluate(
+            table, pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+        )
+        held = peak_over_time(table, run, [1] * p, share)
+        assert held == pytest.approx([whole(r) + parts(r) * share for r in range(p)])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_pipe_offload_holds_less_whatever_the_times(share):
+    p, m = 10, 24
+    table = pj.schedules.build("pipe-offload", num_workers=p, num_microbatches=m,
+                               offload_share=share)  # fmt: skip
+    away = (table.phase == O).sum(axis=1)
+    assert away.tolist()[6:] == [0] * 4  # too few in flight to be worth it
+    most = [np.ceil((1 - share) * (p - r)) + 4 if away[r] else p - r for r in range(p)]
+    for seed in range(20):
+        run = pj.evaluate(table, random_costs(table, seed))
+        assert np.all(peak_over_time(table, run, [1] * p, 1 / 3) <= most)
+    free = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    plain = pj.schedules.build("1f1b", num_workers=p, num_microbatches=m)
+    assert free.makespan == pj.evaluate(plain, pj.Costs(forward=1.0, backward=2.0)).makespan
+
+
+MISTAKES = {
+    "no limit of 0.5": ({"memory_limit": 0.5}, "limit of worker 0 is 0.5: one activation .* takes 1"),
+    "negative limit": ({"memory_limit": -1}, "memory_limit must be a number of at least 0, got -1"),
+    "limit as text": ({"memory_limit": "2"}, "memory_limit must be a number"),
+    "share above 1": ({"weight_share": 1.5}, "weight_share must be a number from 0 to 1, got 1.5"),
+    "negative message": ({"transfer": -1}, "transfer must be a number of at least 0, got -1"),
+    "unknown option": ({"limit": 2}, "takes no limit: its options are memory_limit, weight_share"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+@pytest.mark.parametrize("name", ["zero-bubble", "ada-offload"])
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_are_named(name, what):
+    options, message = MISTAKES[what]
+    with pytest.raises(ValueError, match=message):
+        pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_of_offloads_are_named():
+    for options, message in (({"offload": -1}, "offload must be"), ({"load": "1"}, "load must be")):
+        with pytest.raises(ValueError, match=message):
+            pj.schedules.build("ada-offload", num_workers=4, num_microbatches=8, **options)
+    with pytest.raises(ValueError, match="offload_share must be a number from 0 to 1, got 2"):
+        pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, offload_share=2)
+    with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
+        LimitedPipe.of(2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=[1, -1])
