@@ -37,16 +37,20 @@ class Phase(enum.IntEnum):
     RECV_B = 13  # receive it
     A = 14  # gradient all-reduce of a replicated or data-parallel stage
     U = 15  # optimizer update of a stage; in a cell, right after the gradients that it applies
+    O = 16  # offload an activation to the host  # noqa: E741
+    L = 17  # load it back
+    WAIT_O = 18  # wait for that offload
 
 
 COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
 SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
 COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
-TIMED = COMPUTE + SHARDING + STEP_END  # phases with a duration
-EXECUTED = COMPUTE + SHARDING + (Phase.U,)  # phases that a worker executes in row order
-CELL_PHASES = EXECUTED + COMMUNICATION
-NUMBERED = (*COMPUTE, *COMMUNICATION, Phase.U)  # phases of ops that carry a microbatch
+HOST = (Phase.O, Phase.L)  # run on the worker's host link, beside its compute
+TIMED = COMPUTE + SHARDING + STEP_END + HOST  # phases with a duration
+EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
+CELL_PHASES = EXECUTED + COMMUNICATION + HOST
+NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
 
 
 class Op(NamedTuple):
