@@ -7,9 +7,10 @@ import numpy as np
 from pipejax.costs import Costs
 from pipejax.evaluate import Evaluation, evaluate
 from pipejax.formulas import closed_form
+from pipejax.host_links import HostLinks
 from pipejax.idealised import slot_times
 from pipejax.memory import peak_in_flight
-from pipejax.ops import Phase
+from pipejax.ops import HOST, Phase
 from pipejax.shapes import NumpyArray
 from pipejax.table import ScheduleTable
 
@@ -80,7 +81,12 @@ def table_bubble_ratio(table: ScheduleTable) -> float:
 
 
 def levels(
-    table: ScheduleTable, costs: Costs, *, link: str = "delay", queues: str = "worker"
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> Levels:
     """Put the three levels of one schedule together.
 
@@ -89,6 +95,7 @@ def levels(
       costs: costs of the run [s].
       link: link model of the run.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       The three levels and an explanation of where they disagree.
@@ -103,7 +110,7 @@ def levels(
       'run above table: messages take 8.3 % of the critical path'
     """
     form, shape = closed_form(table)
-    run = evaluate(table, costs, link=link, queues=queues)
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
     held = (
         max(form.in_flight[1](shape, r) for r in range(table.num_workers))
@@ -155,9 +162,12 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str
     times = {letter: np.asarray(cost, float) for letter, cost in (
         ("F", costs.forward), ("B", costs.backward), ("I", costs.input_grad),
         ("W", costs.weight_grad)) if np.any(table.phase == Phase[letter])}  # fmt: skip
+    host = sum(run.path_share.get(phase.name, 0.0) for phase in HOST)
     reasons = []
     if messages > 0:
         reasons.append(f"messages take {100 * messages:.2g} % of the critical path")
+    if host > 0:
+        reasons.append(f"offloads and loads take {100 * host:.2g} % of it")
     if end > 0:
         reasons.append(f"all-reduce and update take {100 * end:.2g} % of it")
     if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.costs import PHASE_FIELDS, Costs
+from pipejax.costs import Costs
 from pipejax.layout import CostLayout
 from pipejax.ops import TIMED
 from pipejax.program import Program
@@ -158,7 +158,7 @@ def _source(
         return ()
     if position < first_pair:
         phase, stage = divmod(position - 1, layout.num_stages)
-        name = PHASE_FIELDS[TIMED[phase].name]
+        name = costs.field_of(TIMED[phase])
         return ((name, int(entries[name][stage])),)
     if position < first_link:
         pair = position - first_pair

@@ -6,20 +6,20 @@ cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `hard
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.ops import TIMED
+from pipejax.ops import TIMED, Phase
 from pipejax.program import Program
+from pipejax.seconds import Number, checked_seconds
 from pipejax.shapes import Array, Float, NumpyArray
 from pipejax.table import ScheduleTable
 
 Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
-Number = float | Array | NumpyArray | Sequence[float]
 
 PHASE_FIELDS: Mapping[str, str] = {
     "F": "forward",
@@ -33,6 +33,8 @@ PHASE_FIELDS: Mapping[str, str] = {
     "WAIT_REDUCE_GRAD": "wait_reduce_grad",
     "A": "all_reduce",
     "U": "update",
+    "O": "offload",
+    "L": "load",
 }
 
 
@@ -76,6 +78,8 @@ class Costs:
       wait_reduce_grad: WAIT_REDUCE_GRAD [s].
       latency: L of a message [s].
       transmit: X of a message, bytes / bandwidth [s].
+      offload: O, an activation to the host [s].
+      load: L, back from the host; as offload if None [s].
       pair: duration of a fused pair, by the stage of its forward; the sum of both if None [s].
 
     Example:
@@ -99,6 +103,8 @@ class Costs:
     wait_reduce_grad: Number = 0.0
     latency: Number = 0.0
     transmit: Number = 0.0
+    offload: Number = 0.0
+    load: Number | None = None
     pair: Number | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +112,7 @@ class Costs:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, list | tuple):
-                object.__setattr__(self, field.name, _checked(field.name, value))
+                object.__setattr__(self, field.name, checked_seconds(field.name, value))
 
     @classmethod
     def uniform(
@@ -238,7 +244,7 @@ class Costs:
         given = {"forward": forward, "backward": backward, "input_grad": input_grad,
                  "weight_grad": weight_grad, **others}  # fmt: skip
         checked = {
-            name: _checked(name, value) for name, value in given.items() if value is not None
+            name: checked_seconds(name, value) for name, value in given.items() if value is not None
         }
         b, i, w = (checked.get(name) for name in ("backward", "input_grad", "weight_grad"))
         if b is None:
@@ -249,11 +255,27 @@ class Costs:
                 )
             b = i + w
         if i is None:
-            i = b / 2 if w is None else _checked("I = B - W (input_grad)", b - w)
+            i = b / 2 if w is None else checked_seconds("I = B - W (input_grad)", b - w)
         if w is None:
-            w = _checked("W = B - I (weight_grad)", b - i)
+            w = checked_seconds("W = B - I (weight_grad)", b - i)
         checked |= {"backward": b, "input_grad": i, "weight_grad": w}
         return cls(**checked)
+
+    def field_of(self, phase: Phase) -> str:
+        """Return the field that prices a phase: that of O for L, where L is not given.
+
+        Args:
+          phase: a phase with a duration.
+
+        Returns:
+          Name of the field.
+
+        Example:
+          >>> Costs(offload=2.0).field_of(Phase.L)
+          'offload'
+        """
+        as_offload = phase is Phase.L and self.load is None
+        return "offload" if as_offload else PHASE_FIELDS[phase.name]
 
     def check_values(self) -> None:
         """Check that every cost is finite and at least 0.
@@ -269,7 +291,7 @@ class Costs:
         """
         for field in dataclasses.fields(self):
             if getattr(self, field.name) is not None:
-                _checked(field.name, getattr(self, field.name))
+                checked_seconds(field.name, getattr(self, field.name))
 
     def check_shapes(self, num_stages: int, num_pipes: int) -> None:
         """Check that every cost has one entry, or one per stage or boundary.
@@ -305,32 +327,6 @@ class Costs:
 
 jax.tree_util.register_dataclass(Costs)
 _FIELD_NAMES = ", ".join(field.name for field in dataclasses.fields(Costs))
-
-
-def _here(value: Any) -> NumpyArray:
-    """Numbers of a cost; of an array over several processes, those that this one holds."""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return np.concatenate(
-            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
-        )
-    return np.asarray(value, dtype=getattr(value, "dtype", float))
-
-
-def _checked(name: str, value: Number) -> Any:
-    """Return a cost as a float or array; refuse a negative, NaN or infinite one."""
-    if isinstance(value, jax.core.Tracer):
-        return value
-    try:
-        numbers = _here(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number or an array, got {value!r}") from None
-    # a NaN is neither: the smallest and the largest tell of it at less than a test of each
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < np.inf):
-        wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))].ravel()[0]
-        raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
-    if hasattr(value, "dtype"):
-        return value
-    return float(numbers) if numbers.ndim == 0 else numbers
 
 
 def price(program: Program, costs: Costs) -> NodeCosts:
@@ -389,7 +385,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     def fill(value: Number, shape: tuple[int, ...]) -> Any:
         return xp.broadcast_to(xp.asarray(value, dtype), shape)
 
-    ops = xp.stack([fill(getattr(costs, PHASE_FIELDS[phase.name]), stages) for phase in TIMED])
+    ops = xp.stack([fill(getattr(costs, costs.field_of(phase)), stages) for phase in TIMED])
     head = xp.concatenate([xp.zeros(1, dtype), ops.ravel()])
     pairs = (
         head[program.pair_index].sum(axis=1)

@@ -42,6 +42,12 @@ RULES = (
     Rule(Phase.I, (Phase.I, Phase.B), 1),
     Rule(Phase.W, (Phase.I,), 0),
     Rule(Phase.U, (Phase.W, Phase.B), 0),
+    Rule(Phase.O, (Phase.F,), 0),
+    Rule(Phase.L, (Phase.O,), 0),
+    Rule(Phase.WAIT_O, (Phase.O,), 0),
+    Rule(Phase.R, (Phase.L,), 0),
+    Rule(Phase.B, (Phase.L,), 0),
+    Rule(Phase.I, (Phase.L,), 0),
 )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from pipejax.graph import CycleError, topological_order
 from pipejax.layout import ZERO, CostLayout
-from pipejax.ops import SHARDING, Phase
+from pipejax.ops import HOST, SHARDING, Phase
 from pipejax.program import NO_WORKER, SOURCE, MessageTable, Program
 from pipejax.shapes import Int, NumpyArray
 from pipejax.table import ScheduleError, ScheduleTable
@@ -187,7 +187,7 @@ class Draft:
             name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)
             for name in _FIELDS
         }
-        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], (*SHARDING, Phase.WAIT_O))
         on_worker = np.flatnonzero(is_op)
         first_node, last_node = np.zeros((2, self._table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker
@@ -218,13 +218,20 @@ class Draft:
         """Name the cycle, op by op and transfer by transfer."""
         nodes = {name: np.concatenate([c[name] for c in self._nodes]) for name in _FIELDS}
 
+        def worker_of(node: int) -> int:
+            """Worker of an op; one on a host link stands in the row of its stage's worker."""
+            pipe, stage = nodes["pipe"][node], nodes["stage"][node]
+            on_host = nodes["phase"][node] in HOST
+            return int(self._table.placement[pipe, stage] if on_host else nodes["worker"][node])
+
         def name(node: int) -> str:
             phase, stage, microbatch = (
                 int(nodes[field][node]) for field in ("phase", "stage", "microbatch")
             )
             sender, receiver = nodes["sender"][node], nodes["receiver"][node]
             if sender == NO_WORKER:
-                return f"{stage}{Phase(phase).name}{microbatch} (worker {nodes['worker'][node]})"
+                on = "host link of " * (phase in HOST)
+                return f"{stage}{Phase(phase).name}{microbatch} ({on}worker {worker_of(node)})"
             next_stage = stage + (1 if phase == Phase.SEND_F else -1)
             received = Phase.RECV_F if phase == Phase.SEND_F else Phase.RECV_B
             return (
@@ -234,12 +241,12 @@ class Draft:
 
         scope = f" with one queue per {queues}" if link == "rendezvous" else ""
         names = [name(node) for node in cycle]
-        workers = [nodes[field][cycle[0]] for field in ("sender", "worker")]
+        first = max(int(nodes["sender"][cycle[0]]), worker_of(cycle[0]))
         slot = self._slot_of(nodes, cycle[0])
         return self._table.error(
             f"deadlock under {link}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
-            int(max(workers)),
+            first,
             slot,
         )
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from pipejax.costs import Costs, NodeCosts, cost_vector
+from pipejax.host_links import HostLinks
 from pipejax.lowering import lower
 from pipejax.memory import peak_in_flight
 from pipejax.metrics import bubble_overhead, bubble_ratio, busy_times, spans
@@ -93,7 +94,12 @@ class Evaluation:
 
 
 def evaluate(
-    table: ScheduleTable, costs: Costs, *, link: str = "delay", queues: str = "worker"
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> Evaluation:
     """Evaluate a schedule once, in float64.
 
@@ -104,14 +110,17 @@ def evaluate(
       costs: unbatched costs [s].
       link: link model: "delay", "queued", "blocking" or "rendezvous".
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link; a worker in none has its own.
 
     Returns:
       Times, ratios, memory counts and the critical path.
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        times overflow, or link or queues is unknown.
-      ScheduleError: if the transfers of the table deadlock under rendezvous.
+        times overflow, link or queues is unknown, or host_links names a worker that does not
+        exist or one twice.
+      ScheduleError: if the transfers of the table deadlock under rendezvous, or its offloads and
+        loads on a shared host link.
 
     Example:
       >>> import pipejax as pj
@@ -122,7 +131,9 @@ def evaluate(
     """
     costs.check_values()
     with np.errstate(over="ignore"):  # an infinite makespan is refused below
-        program, vector = lower_and_price(table, costs, link=link, queues=queues)
+        program, vector = lower_and_price(
+            table, costs, link=link, queues=queues, host_links=host_links
+        )
     priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
     finish, critical, edges = _run(program, vector)
     total = float(finish.max())
@@ -165,7 +176,7 @@ def evaluate(
 
 
 def lower_and_price(
-    table: ScheduleTable, costs: Costs, *, link: str, queues: str
+    table: ScheduleTable, costs: Costs, *, link: str, queues: str, host_links: HostLinks = ()
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
 
@@ -174,13 +185,15 @@ def lower_and_price(
       costs: unbatched costs [s].
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       The program and its cost vector [s].
 
     Raises:
-      ValueError: if a cost has the wrong number of entries, or link or queues is unknown.
-      ScheduleError: if the transfers of the table deadlock under rendezvous.
+      ValueError: if a cost has the wrong number of entries, link or queues is unknown, or
+        host_links names a worker that does not exist or one twice.
+      ScheduleError: if the transfers or the host ops of the table deadlock.
 
     Example:
       >>> table = ScheduleTable.from_rows([["0F0", "0B0"]])
@@ -189,7 +202,7 @@ def lower_and_price(
       5
     """
     step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
-    program = lower(table, link=link, queues=queues, step_end=step_end)
+    program = lower(table, link=link, queues=queues, step_end=step_end, host_links=host_links)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from pipejax.cells import Cells
 from pipejax.graph import topological_order
-from pipejax.ops import EXECUTED, Phase
+from pipejax.host_links import HostLinks, check_host_links, waiting_cells
+from pipejax.ops import Phase
 from pipejax.placement import looped
 from pipejax.shapes import Bool, Float, Int, NumpyArray
-from pipejax.table import ScheduleTable, dependencies_of, row_order
+from pipejax.table import ScheduleTable
 from pipejax.weights import WeightRule
 
 WIDE = 16  # workers from which a run column by column is faster than one op by op
@@ -22,7 +23,11 @@ MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn witho
 
 
 def slot_times(
-    table: ScheduleTable, slots: Mapping[str, float] | None = None, *, shares: bool = True
+    table: ScheduleTable,
+    slots: Mapping[str, float] | None = None,
+    *,
+    shares: bool = True,
+    host_links: HostLinks = (),
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run a table without messages, each op as early as it can.
 
@@ -31,9 +36,14 @@ def slot_times(
       slots: duration of each phase letter in slots; those of the table if None. A fused pair
         takes the sum.
       shares: whether a stage with more layers takes more, by the table's stage shares.
+      host_links: groups of workers that share a host link; its ops take no slots.
 
     Returns:
       (workers, slots) start and finish of each cell [slots]; 0 where a cell is idle.
+
+    Raises:
+      ValueError: if host_links names a worker that does not exist, or one twice.
+      ScheduleError: if the order of the columns on a shared host link is a deadlock.
 
     Example:
       >>> from pipejax import schedules
@@ -43,11 +53,8 @@ def slot_times(
       6.0
     """
     duration = _durations(table, table.slots if slots is None else slots, shares)
-    cells = row_order(table, EXECUTED)
-    edges = dependencies_of(table)
-    same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
-    tail = np.concatenate([cells[:-1][same_row], edges.producer])
-    head = np.concatenate([cells[1:][same_row], edges.consumer])
+    check_host_links(table, host_links)
+    tail, head = waiting_cells(table, host_links)
     if table.num_workers >= WIDE and np.all(tail % table.num_slots < head % table.num_slots):
         return _by_columns(duration, tail, head)
     waits_for: dict[int, list[int]] = {}
@@ -105,6 +112,9 @@ def _durations(
 
 def spread(table: ScheduleTable) -> ScheduleTable:
     """Draw a table with its idle slots: every op in the column of its start.
+
+    Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
+    follow those ends, an order in which workers can share any host link without a deadlock.
 
     Args:
       table: the schedule; only the order of its rows matters.

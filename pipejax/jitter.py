@@ -13,6 +13,7 @@ from pipejax.checks import whole_number
 from pipejax.costs import Costs, NodeCosts, price
 from pipejax.evaluate import Evaluation, evaluate
 from pipejax.factors import LARGEST_SCORE, Jitter, factor_table
+from pipejax.host_links import HostLinks
 from pipejax.own_costs import OwnCosts, own_costs
 from pipejax.program import NO_WORKER
 from pipejax.shapes import Array, Float, Int, NumpyArray
@@ -96,6 +97,7 @@ def jitter(
     seed: int = 0,
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
     max_bytes: int = MAX_BYTES,
     on_part: Callable[[int], object] | None = None,
 ) -> Jittered:
@@ -113,6 +115,7 @@ def jitter(
       seed: of the random numbers, which do not depend on the machine.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
       max_bytes: durations at once, about; more samples go through in parts, which changes no
         result.
       on_part: called with the number of samples of each part that is done.
@@ -141,7 +144,7 @@ def jitter(
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
-    run = evaluate(table, costs, link=link, queues=queues)
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
     own = own_costs(run.program, _price(run, costs))
     makespans, counts = np.empty(samples), np.zeros(0)
     with _settings():

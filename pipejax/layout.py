@@ -60,18 +60,19 @@ class CostLayout:
         """Position of the time of a phase on a stage.
 
         Args:
-          phase: code of a phase with a duration.
+          phase: code of a phase.
           stage: stage.
 
         Returns:
-          Position, in the shape of the arguments.
+          Position, in the shape of the arguments; that of 0 for a phase that takes no time.
 
         Example:
           >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
           >>> layout.op(Phase.B, np.arange(3)).tolist()
           [4, 5, 6]
         """
-        return np.asarray(1 + _ROW[phase] * self.num_stages + stage)
+        row = _ROW[phase]
+        return np.where(row < 0, ZERO, 1 + row * self.num_stages + stage)
 
     def pair(self, pair: Index) -> Int[NumpyArray, "..."]:
         """Position of the time of a fused pair.
@@ -102,8 +103,8 @@ class CostLayout:
 
         Example:
           >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
-          >>> layout.latency(1, 0, np.arange(2)).tolist(), layout.groups[37]
-          ([36, 37], 'latency')
+          >>> layout.latency(1, 0, np.arange(2)).tolist(), layout.groups[43]
+          ([42, 43], 'latency')
         """
         first = 1 + len(TIMED) * self.num_stages + self.num_pairs
         link = (direction * self.num_pipes + pipe) * (self.num_stages - 1) + boundary
@@ -122,8 +123,8 @@ class CostLayout:
 
         Example:
           >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
-          >>> layout.transmit(1, 0, np.arange(2)).tolist(), layout.groups[41]
-          ([40, 41], 'transmit')
+          >>> layout.transmit(1, 0, np.arange(2)).tolist(), layout.groups[47]
+          ([46, 47], 'transmit')
         """
         return self.latency(direction, pipe, boundary) + self.num_boundaries
 
@@ -140,7 +141,7 @@ class CostLayout:
 
         Example:
           >>> layout = CostLayout(num_stages=3, num_pipes=1, num_pairs=0)
-          >>> layout.message(1, 0, np.arange(2)).tolist(), layout.groups[45]
-          ([44, 45], 'message')
+          >>> layout.message(1, 0, np.arange(2)).tolist(), layout.groups[51]
+          ([50, 51], 'message')
         """
         return self.latency(direction, pipe, boundary) + 2 * self.num_boundaries

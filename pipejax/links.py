@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.drafting import Draft
+from pipejax.host_links import HostLinks
 from pipejax.idealised import slot_times
 from pipejax.layout import ZERO, CostLayout
 from pipejax.ops import Phase
@@ -19,6 +20,22 @@ from pipejax.slots import UNIT_SLOTS
 from pipejax.table import ScheduleTable
 
 QUEUES = ("worker", "pair", "direction")
+
+
+class Machine(NamedTuple):
+    """What workers share, as far as the order of transfers depends on it.
+
+    Attributes:
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
+
+    Example:
+      >>> Machine("pair", [[0, 1]]).queues
+      'pair'
+    """
+
+    queues: str
+    host_links: HostLinks
 
 
 class Messages(NamedTuple):
@@ -89,20 +106,20 @@ def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyA
 
 
 def _delay(
-    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
 ) -> Carried:
     """The consumer starts latency + transmit later; the message occupies nobody."""
-    del queues, table
+    del table, machine
     lag = layout.message(messages.direction, messages.pipe, messages.boundary)
     draft.add_edges(messages.producer, messages.consumer, lag)
     return Carried(np.full_like(messages.producer, SOURCE), lag)
 
 
 def _queued(
-    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
 ) -> Carried:
     """A directed pair of workers transmits one message at a time."""
-    del queues
+    del machine
     where = messages.direction, messages.pipe, messages.boundary
     nodes = _add_nodes(draft, messages, layout.transmit(*where))
     draft.add_edges(messages.producer, nodes, ZERO)
@@ -112,10 +129,10 @@ def _queued(
 
 
 def _blocking(
-    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
 ) -> Carried:
     """As queued, and the sender's next op waits until its messages are transmitted."""
-    carried = _queued(draft, messages, layout, queues, table)
+    carried = _queued(draft, messages, layout, table, machine)
     next_op = draft.next_in_row(messages.producer)
     followed = next_op >= 0
     draft.add_edges(carried.node[followed], next_op[followed], ZERO)
@@ -123,7 +140,7 @@ def _blocking(
 
 
 def _rendezvous(
-    draft: Draft, messages: Messages, layout: CostLayout, queues: str, table: ScheduleTable
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
 ) -> Carried:
     """A SEND and its RECV are one transfer, in order in the queues of both workers."""
     where = messages.direction, messages.pipe, messages.boundary
@@ -132,9 +149,9 @@ def _rendezvous(
     send_rank, receive_rank = (
         _ranks_by_cells(messages, table)
         if table.has_communication
-        else _ranks_by_end(messages, table)
+        else _ranks_by_end(messages, table, machine.host_links)
     )
-    key = queue_keys(queues, messages.sender, messages.receiver, messages.direction).ravel()
+    key = queue_keys(machine.queues, messages.sender, messages.receiver, messages.direction).ravel()
     order = np.argsort(np.concatenate([send_rank, receive_rank]), kind="stable")
     draft.add_chains(np.tile(nodes, 2)[order], key[order])
     draft.add_edges(nodes, messages.consumer, ZERO)
@@ -184,9 +201,11 @@ def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArra
     return slots["SEND"], slots["RECV"]
 
 
-def _ranks_by_end(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray, NumpyArray]:
+def _ranks_by_end(
+    messages: Messages, table: ScheduleTable, host_links: HostLinks
+) -> tuple[NumpyArray, NumpyArray]:
     """Order in which producers end in the message-free run with unit slots."""
-    _, finish = slot_times(table, UNIT_SLOTS, shares=False)
+    _, finish = slot_times(table, UNIT_SLOTS, shares=False, host_links=host_links)
     end = finish.ravel()[messages.producer_cell]
     order = np.lexsort((messages.microbatch, messages.stage, messages.sender, end))
     rank = np.empty_like(order)
@@ -194,7 +213,7 @@ def _ranks_by_end(messages: Messages, table: ScheduleTable) -> tuple[NumpyArray,
     return rank, rank
 
 
-LINKS: Mapping[str, Callable[[Draft, Messages, CostLayout, str, ScheduleTable], Carried]] = {
+LINKS: Mapping[str, Callable[[Draft, Messages, CostLayout, ScheduleTable, Machine], Carried]] = {
     "delay": _delay,
     "queued": _queued,
     "blocking": _blocking,

@@ -1,19 +1,20 @@
 """Lowering: from a table to a program.
 
-Ops become nodes, rows become chains of nodes, and a link model turns every message between
-workers into an edge with a lag or into a node of its own. At the end come the all-reduce of each
-stage and the optimizer update of each stage copy; where cells of the table update, an all-reduce
-comes before each of them instead.
+Ops become nodes, rows become chains of nodes, host links chains beside them, and a link model
+turns every message between workers into an edge with a lag or into a node of its own. At the end
+come the all-reduce of each stage and the optimizer update of each stage copy; where cells of the
+table update, an all-reduce comes before each of them instead.
 """
 
 import numpy as np
 
 from pipejax.cells import NOWHERE
-from pipejax.dependencies import BACKWARD
+from pipejax.dependencies import BACKWARD, Dependencies
 from pipejax.drafting import Draft
+from pipejax.host_links import HostLinks, check_host_links, host_edges
 from pipejax.layout import ZERO, CostLayout
-from pipejax.links import LINKS, QUEUES, Messages
-from pipejax.ops import EXECUTED, Phase
+from pipejax.links import LINKS, QUEUES, Machine, Messages
+from pipejax.ops import EXECUTED, HOST, Phase
 from pipejax.program import SOURCE, MessageTable, Program
 from pipejax.shapes import Int, NumpyArray
 from pipejax.table import ScheduleTable, dependencies_of, row_order
@@ -21,7 +22,12 @@ from pipejax.versions import find_versions
 
 
 def lower(
-    table: ScheduleTable, *, link: str = "delay", queues: str = "worker", step_end: bool = True
+    table: ScheduleTable,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    step_end: bool = True,
+    host_links: HostLinks = (),
 ) -> Program:
     """Lower a table to a program.
 
@@ -34,13 +40,17 @@ def lower(
         optimizer update of every stage copy (on its worker, after the all-reduce). Where both
         cost nothing they change no makespan; without them their costs play no part. Where cells
         of the table update, only an all-reduce before each of them is added.
+      host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
+        has its own.
 
     Returns:
       The program; it holds no costs.
 
     Raises:
-      ValueError: if link or queues is unknown.
-      ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous).
+      ValueError: if link or queues is unknown, or host_links names a worker that does not exist
+        or one twice.
+      ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous), or the
+        order of columns on a shared host link is a deadlock.
 
     Cost:
       Linear in the ops of the table.
@@ -55,15 +65,19 @@ def lower(
         raise ValueError(f"unknown link model {link!r}: known are {', '.join(LINKS)}")
     if queues not in QUEUES:
         raise ValueError(f"unknown queue scope {queues!r}: known are {', '.join(QUEUES)}")
+    check_host_links(table, host_links)
     pairs, pair_of_cell = _distinct_pairs(table)
     layout = CostLayout(table.num_stages, table.num_pipes, len(pairs))
     draft = Draft(table)
+    found = dependencies_of(table)
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
+    if table.offloads:
+        _add_host_ops(draft, table, layout, node_of_cell, found, host_links)
     if step_end:
         add = _add_reductions if table.updates_within else _add_step_end
         add(draft, table, layout, node_of_cell)
-    messages = _messages(table, node_of_cell)
-    carried = LINKS[link](draft, messages, layout, queues, table)
+    messages = _messages(table, node_of_cell, found.messages())
+    carried = LINKS[link](draft, messages, layout, table, Machine(queues, host_links))
     pair_index = np.stack(
         [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
     )
@@ -127,9 +141,29 @@ def _add_rows(
     return node_of_cell.reshape(table.cells.phase.shape)
 
 
-def _messages(table: ScheduleTable, node_of_cell: NumpyArray) -> Messages:
+def _add_host_ops(
+    draft: Draft,
+    table: ScheduleTable,
+    layout: CostLayout,
+    node_of_cell: NumpyArray,
+    found: Dependencies,
+    host_links: HostLinks,
+) -> None:
+    """Add a node per offload and load, beside compute, and enter it in the nodes of the cells."""
+    cells = row_order(table, HOST)
+    phase, stage, microbatch, pipe = (array.ravel()[cells] for array in table.cells)
+    nodes = node_of_cell.reshape(-1)
+    nodes[cells] = draft.add_nodes(
+        duration=layout.op(phase, stage), phase=phase, stage=stage, microbatch=microbatch, pipe=pipe
+    )
+    tail, head = host_edges(table, host_links)
+    draft.add_edges(nodes[tail], nodes[head], ZERO)
+    waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
+    draft.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
+
+
+def _messages(table: ScheduleTable, node_of_cell: NumpyArray, found: Dependencies) -> Messages:
     """Collect the messages, in the order in which their producers stand in their rows."""
-    found = dependencies_of(table).messages()
     found = found.take(np.lexsort((found.direction, found.producer)))
     return Messages(
         producer=node_of_cell.ravel()[found.producer],

@@ -47,10 +47,10 @@ SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_G
 COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
 HOST = (Phase.O, Phase.L)  # run on the worker's host link, beside its compute
-TIMED = COMPUTE + SHARDING + STEP_END  # phases with a duration
-EXECUTED = COMPUTE + SHARDING + (Phase.U,)  # phases that a worker executes in row order
-CELL_PHASES = EXECUTED + COMMUNICATION
-NUMBERED = (*COMPUTE, *COMMUNICATION, Phase.U)  # phases of ops that carry a microbatch
+TIMED = COMPUTE + SHARDING + STEP_END + HOST  # phases with a duration
+EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
+CELL_PHASES = EXECUTED + COMMUNICATION + HOST
+NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
 
 
 class Op(NamedTuple):

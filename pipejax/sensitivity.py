@@ -18,6 +18,7 @@ from pipejax.batch import makespans, makespans_and_grad
 from pipejax.checks import are_positive
 from pipejax.costs import Costs
 from pipejax.hardware import FIELDS, Number, System
+from pipejax.host_links import HostLinks
 from pipejax.lowering import lower
 from pipejax.shapes import Array, Float
 from pipejax.table import ScheduleTable
@@ -77,6 +78,7 @@ def elasticities(
     *,
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> Elasticities:
     """Find the elasticity of the step time to every parameter of model and system.
 
@@ -89,6 +91,7 @@ def elasticities(
       system: the machine.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       Elasticities by parameter, in float64, and shares of the critical path by resource.
@@ -105,7 +108,7 @@ def elasticities(
       >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
       0.992, all 1.000
     """
-    program = lower(table, link=link, queues=queues)
+    program = lower(table, link=link, queues=queues, host_links=host_links)
     with jax.enable_x64(True):
         price = _pricing(table, workload, system)
         costs, slopes = _with_slopes(price, jnp.zeros(len(PARAMETERS)))
@@ -127,6 +130,7 @@ def swings(
     factors: tuple[float, float] = (0.5, 2.0),
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> dict[str, tuple[float, float]]:
     """Evaluate the step time with one parameter at a time made smaller and larger.
 
@@ -139,6 +143,7 @@ def swings(
       factors: what every parameter is multiplied by.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       By parameter, the step time [s] at each factor, exactly.
@@ -157,7 +162,7 @@ def swings(
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
-    program = lower(table, link=link, queues=queues)
+    program = lower(table, link=link, queues=queues, host_links=host_links)
     with jax.enable_x64(True):
         logs = np.zeros((len(names), 2, len(PARAMETERS)))
         for k, name in enumerate(names):

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.costs import Costs
 from pipejax.evaluate import evaluate
+from pipejax.host_links import HostLinks
 from pipejax.idealised import slot_times
 from pipejax.ops import COMPUTE, Phase
 from pipejax.shapes import Float, Int, NumpyArray
@@ -107,6 +108,7 @@ def staleness(
     *,
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> Staleness:
     """Find the weight versions and delays of a table.
 
@@ -115,6 +117,7 @@ def staleness(
       costs: unbatched costs [s]; every op takes one slot and messages nothing if None.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       Weight versions and delays; where an update applies several gradients, each counts.
@@ -143,11 +146,10 @@ def staleness(
         lag = (found.applied - found.read)[:, steady]
         worker = table.placement[table.pipe_of_microbatch[steady]].T
         np.maximum.at(own_lag, worker, lag)
+        times = op_times(table, costs, link=link, queues=queues, host_links=host_links)
         applied, read = (
             np.where(lag.any(axis=0), numbers[:, steady], 0)
-            for numbers in _block_updates(
-                table, found, *op_times(table, costs, link=link, queues=queues)
-            )
+            for numbers in _block_updates(table, found, *times)
         )
     return Staleness(
         schedule=table.name,
@@ -166,7 +168,12 @@ def _steady(microbatches: int) -> slice:
 
 
 def op_times(
-    table: ScheduleTable, costs: Costs | None = None, *, link: str = "delay", queues: str = "worker"
+    table: ScheduleTable,
+    costs: Costs | None = None,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Return start and finish of each cell.
 
@@ -175,6 +182,7 @@ def op_times(
       costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
 
     Returns:
       (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
@@ -190,8 +198,9 @@ def op_times(
       [6.0, 5.0]
     """
     if costs is None:
-        return slot_times(table, {phase.name: 1 for phase in COMPUTE}, shares=False)
-    run = evaluate(table, costs, link=link, queues=queues)
+        slots = {phase.name: 1 for phase in COMPUTE}
+        return slot_times(table, slots, shares=False, host_links=host_links)
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
     return run.start, run.finish
 
 

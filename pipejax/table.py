@@ -227,6 +227,11 @@ class ScheduleTable:
         return bool(np.isin(self.cells.phase, COMMUNICATION).any())
 
     @property
+    def offloads(self) -> bool:
+        """Whether O cells offload activations to the host."""
+        return bool((self.cells.phase == Phase.O).any())
+
+    @property
     def updates_within(self) -> bool:
         """Whether U cells update weights before the end of the table: it is asynchronous."""
         return bool((self.cells.phase == Phase.U).any())

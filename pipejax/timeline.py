@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.evaluate import Evaluation
-from pipejax.ops import NO_MICROBATCH, Op, Phase, format_cell
+from pipejax.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
+from pipejax.program import Program
 
 
 class Bar(NamedTuple):
@@ -28,6 +29,11 @@ class Bar(NamedTuple):
     finish: float
     ops: tuple[Op, ...]
     is_critical: bool
+
+    @property
+    def on_host_link(self) -> bool:
+        """Whether it is an offload or a load, which runs beside the worker's compute."""
+        return self.ops[0].phase in HOST
 
     @property
     def label(self) -> str:
@@ -80,9 +86,9 @@ def bars(evaluation: Evaluation) -> list[Bar]:
     program = evaluation.program
     start = evaluation.node_finish - evaluation.node_duration
 
-    def bar(node: int, ops: tuple[Op, ...]) -> Bar:
+    def bar(worker: int, node: int, ops: tuple[Op, ...]) -> Bar:
         return Bar(
-            int(program.worker[node]),
+            worker,
             float(start[node]),
             float(evaluation.node_finish[node]),
             ops,
@@ -90,13 +96,21 @@ def bars(evaluation: Evaluation) -> list[Bar]:
         )
 
     in_table = [
-        bar(int(program.node_of_cell[worker, slot]), evaluation.table.cell(worker, slot))
+        bar(
+            int(worker),
+            int(program.node_of_cell[worker, slot]),
+            evaluation.table.cell(worker, slot),
+        )
         for worker, slot in np.argwhere(program.node_of_cell > 0)
     ]
     return in_table + [
-        bar(int(n), (Op(Phase(int(program.phase[n])), int(program.stage[n]), NO_MICROBATCH),))
+        bar(int(program.worker[n]), int(n), (_step_end_op(program, int(n)),))
         for n in program.beside_cells
     ]
+
+
+def _step_end_op(program: Program, node: int) -> Op:
+    return Op(Phase(int(program.phase[node])), int(program.stage[node]), NO_MICROBATCH)
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:

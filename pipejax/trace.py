@@ -1,7 +1,8 @@
 """Export to the Chrome trace format, which Perfetto opens.
 
-One process per worker with a track for compute and two for messages; arrows (flow events) from
-every send to its receive; a counter of activations in flight. Times are microseconds.
+One process per worker with a track for compute, two for messages and one for its host link, where
+it offloads; arrows (flow events) from every send to its receive; a counter of activations in
+flight. Times are microseconds.
 """
 
 import json
@@ -12,8 +13,9 @@ from pipejax.ops import Phase
 from pipejax.program import NO_WORKER
 from pipejax.timeline import arrows, bars
 
-COMPUTE, SEND, RECEIVE, COLLECTIVE = 0, 1, 2, 3
-_TRACKS = {COMPUTE: "compute", SEND: "send", RECEIVE: "receive", COLLECTIVE: "collectives"}
+COMPUTE, SEND, RECEIVE, COLLECTIVE, HOST_LINK = 0, 1, 2, 3, 4
+_TRACKS = {COMPUTE: "compute", SEND: "send", RECEIVE: "receive", COLLECTIVE: "collectives",
+           HOST_LINK: "host link"}  # fmt: skip
 _MICROSECONDS = 1e6
 
 
@@ -33,10 +35,12 @@ def chrome_trace(evaluation: Evaluation) -> str:
       >>> [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "F"]
       ['0F0', '1F0']
     """
-    events = _names(evaluation.workers)
+    tracks = [track for track in _TRACKS if track != HOST_LINK or evaluation.table.offloads]
+    events = _names(evaluation.workers, tracks)
     for bar in bars(evaluation):
         copies = [bar.worker] if bar.worker != NO_WORKER else _participants(evaluation, bar.ops[0])
-        track = COMPUTE if bar.worker != NO_WORKER else COLLECTIVE
+        track = HOST_LINK if bar.on_host_link else COMPUTE
+        track = track if bar.worker != NO_WORKER else COLLECTIVE
         category = "+".join(op.phase.name for op in bar.ops)
         args = {"critical": bar.is_critical, "stage": bar.ops[0].stage,
                 "microbatch": bar.ops[0].microbatch}  # fmt: skip
@@ -61,17 +65,17 @@ def chrome_trace(evaluation: Evaluation) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
 
-def _names(num_workers: int) -> list[dict[str, Any]]:
+def _names(num_workers: int, tracks: list[int]) -> list[dict[str, Any]]:
     events = []
     for worker in range(num_workers):
         name = {"name": f"worker {worker}"}
         events.append({"ph": "M", "name": "process_name", "pid": worker, "args": name})
         order = {"sort_index": worker}
         events.append({"ph": "M", "name": "process_sort_index", "pid": worker, "args": order})
-        for track, text in _TRACKS.items():
+        for track in tracks:
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": worker, "tid": track,
-                 "args": {"name": text}}
+                 "args": {"name": _TRACKS[track]}}
             )  # fmt: skip
     return events
 

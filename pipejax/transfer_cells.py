@@ -151,6 +151,7 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         [(node, cell) for node, cell in zip(nodes, row, strict=True) if node != SOURCE]
         for nodes, row in zip(program.node_of_cell.tolist(), bare.rows(), strict=True)
     ]
+    place = {node: k for row in cells for k, (node, _) in enumerate(row)}
     rows: list[list[Cell]] = [[] for _ in cells]
     next_op = [0] * len(cells)
     waits_for: dict[int, set[int]] = {}
@@ -160,8 +161,8 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         send, receive = send_and_receive(program, transfer)
         worker, producer = int(sent.sender[transfer]), int(sent.producer[transfer])
         ops = cells[worker]
-        # an op is put down only when a transfer behind it asks for it; a row's nodes ascend
-        while next_op[worker] < len(ops) and ops[next_op[worker]][0] <= producer:
+        # an op is put down only when a transfer behind it asks for it
+        while next_op[worker] <= place[producer]:
             node, cell = ops[next_op[worker]]
             if waits_for.get(node):
                 late, _ = send_and_receive(program, min(waits_for[node]))

@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.costs import Costs, NodeCosts
 from pipejax.evaluate import lower_and_price
 from pipejax.links import queue_keys
-from pipejax.ops import Phase
+from pipejax.ops import HOST, Phase
 from pipejax.program import NO_WORKER, SOURCE, Program
 from pipejax.recurrence import critical_path
 from pipejax.shapes import Array, Float, Int, NumpyArray
@@ -102,6 +102,9 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
     latest = np.searchsorted(arrivals, row + np.arange(size), side="right")
     latest[latest == np.searchsorted(arrivals, row)] = 0
     latest[program.worker == NO_WORKER] = 0
+    # an offload or a load is issued in a row, and its host link carries no op of another row
+    for node in np.flatnonzero(np.isin(program.phase, HOST)).tolist():
+        latest[node] = latest[preds[node]].max()
     # an all-reduce within the table belongs to the one row that waits for it
     between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
     latest[between] = latest[preds[between, 0]]

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
-    "F": [("F", -1)], "R": [("F", 0)], "W": [("I", 0)],
-    "B": [("F", 0), ("R", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("IB", 1)], "U": [("WB", 0)],
+    "F": [("F", -1)], "R": [("F", 0), ("L", 0)], "W": [("I", 0)],
+    "B": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
+    "U": [("WB", 0)], "O": [("F", 0)], "L": [("O", 0)], "WAIT_O": [("O", 0)],
 }  # fmt: skip
+HOST = ("O", "L")  # beside compute, on the host link of the worker
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 
 
@@ -38,11 +40,15 @@ def split(text):
 class Run:
     """One execution of a table under one link model."""
 
-    def __init__(self, rows, pipe_of, costs, link="delay", queues="worker"):
+    def __init__(self, rows, pipe_of, costs, link="delay", queues="worker", host_links=()):
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
+        self.texts, self.host_links = rows, host_links
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
-        self.ops = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
-        self.cell_of = {op: (w, c) for w, row in enumerate(self.ops) for c in row for op in c}
+        runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
+        self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
+        self.ops = [[c for c in row if c[0][0] not in HOST] for row in runs]
+        self.issued, self.host = {}, {}  # cell after which a host op may start; ops of each link
+        self.queue_on_host_links()
         self.gradients = {}  # (stage, worker): the cell of its last gradient
         for w, row in enumerate(self.ops):
             for c in row:
@@ -61,6 +67,23 @@ class Run:
         ]  # fmt: skip
         self.start, self.end = {}, {}
         self.run()
+
+    def queue_on_host_links(self):
+        """In the order of columns, ties by worker."""
+        link_of = {w: group[0] for group in self.host_links for w in group}
+        for _, w, c in sorted(
+            (slot, w, tuple(split(text)))
+            for w, row in enumerate(self.texts) for slot, text in enumerate(row)
+            if text.strip() and split(text)[0][0] in HOST
+        ):  # fmt: skip
+            self.host.setdefault(link_of.get(w, w), []).append((w, c))
+        for w, row in enumerate(self.rows):
+            last = None
+            for c in row:
+                if c[0][0] in HOST and last is not None:
+                    self.issued[w, c] = (w, last)
+                elif c[0][0] in WAITS and c[0][0] not in HOST:
+                    last = c
 
     def reduce_within(self):
         """Updates in cells: each has an all-reduce of its own, after the gradient before it."""
@@ -107,6 +130,7 @@ class Run:
     def chains(self):
         """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""
         chain = {("row", w): [(w, c) for c in row] for w, row in enumerate(self.ops)}
+        chain |= {("host", link): users for link, users in self.host.items()}
         chain |= {("reduction", *reduction): [reduction] for reduction in self.joined}
         order = {user: k for users in chain.values() for k, user in enumerate(users)}
         if self.link in ("queued", "blocking"):
@@ -126,8 +150,9 @@ class Run:
             slot = {c[0]: t for row in self.rows for t, c in enumerate(row)}
         else:
             free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
-            rows = [[cell_text(c) for c in row if c[0][2] >= 0] for row in self.ops]
-            ends = Run(rows, self.pipe_of, free).end
+            rows = [[text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
+                    for row in self.texts]  # fmt: skip
+            ends = Run(rows, self.pipe_of, free, host_links=self.host_links).end
             slot = {}
             for k, message in enumerate(sorted(
                 self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2])
@@ -171,6 +196,7 @@ class Run:
             waits.append((user[0], 0.0))
         else:
             waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
+            waits += [(self.issued[user], 0.0)] if user in self.issued else []
             waits += [(self.cell_of[p], 0.0) for op in user[1] for p in self.producers(op)
                       if self.cell_of[p][0] == user[0]]  # fmt: skip
             for message in self.messages:
@@ -179,7 +205,7 @@ class Run:
                     waits.append({
                         "delay": (message[0], lag + transmit), "rendezvous": (message, 0.0),
                     }.get(self.link, (message, lag)))  # fmt: skip
-            if self.link == "blocking":
+            if self.link == "blocking" and user[1][0][0] not in HOST:
                 previous = before.get(user, [])
                 waits += [(m, 0.0) for m in self.messages if m[0] in previous]
         if any(other not in self.end for other, _ in waits):

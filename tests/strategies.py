@@ -11,6 +11,7 @@ import reference
 from hypothesis import strategies as st
 
 import pipejax as pj
+from pipejax.costs import PHASE_FIELDS
 
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 
@@ -22,6 +23,15 @@ class Case(NamedTuple):
     rows: list
     costs: pj.Costs
     theirs: reference.Costs
+
+
+class Choices(NamedTuple):
+    """What the rows of a table hold besides forwards."""
+
+    splits: np.ndarray
+    recomputes: np.ndarray
+    offloads: np.ndarray
+    fuse: bool
 
 
 @st.composite
@@ -43,7 +53,9 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
     pipe_of[0] = 0
     splits = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
     recomputes = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3]))
-    rows = _run(rng, placement, pipe_of, splits, recomputes, draw(st.booleans()), communication)
+    offloads = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    does = Choices(splits, recomputes, offloads, draw(st.booleans()))
+    rows = _run(rng, placement, pipe_of, does, communication)
     if draw(st.integers(0, 3)) == 0:
         rows = [_with_updates(rng, row) for row in rows]
     for row in rows:  # idle cells mean order only
@@ -53,6 +65,16 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
         rows, placement=placement, pipe_of_microbatch=pipe_of, name="random"
     )
     return table, rows
+
+
+@st.composite
+def host_links(draw, workers):
+    """Draw groups of workers that share a host link: often none."""
+    if draw(st.booleans()):
+        return []
+    order = draw(st.permutations(range(workers)))
+    cut = draw(st.integers(1, workers))
+    return [group for group in (order[:cut], order[cut:]) if group]
 
 
 def _with_updates(rng, row):
@@ -74,10 +96,17 @@ def _with_updates(rng, row):
     return updated
 
 
-def _run(rng, placement, pipe_of, splits, recomputes, fuse, communication):
+def _phases(rng, split, recompute, offload):
+    """Ops of a stage and microbatch in an order that they could have; a wait may come at any time."""
+    phases = ["F", *["O", "L"] * bool(offload), *["R"] * bool(recompute)]
+    phases += ["I", "W"] if split else ["B"]
+    return phases + ["WAIT_O"] * bool(offload and rng.random() < 0.4)
+
+
+def _run(rng, placement, pipe_of, does, communication):
     """Append ready ops to rows until none is left."""
-    stages, microbatches = splits.shape
-    phases = {(s, m): ["F", *["R"] * bool(recomputes[s, m]), *(["I", "W"] if splits[s, m] else ["B"])]
+    stages, microbatches = does.splits.shape
+    phases = {(s, m): _phases(rng, does.splits[s, m], does.recomputes[s, m], does.offloads[s, m])
               for s in range(stages) for m in range(microbatches)}  # fmt: skip
     rows = [[] for _ in range(placement.max() + 1)]
     done = set()
@@ -86,8 +115,10 @@ def _run(rng, placement, pipe_of, splits, recomputes, fuse, communication):
     def is_ready(phase, s, m):
         if phase == "F":
             return s == 0 or ("F", s - 1, m) in done
-        if phase in ("W", "R"):
-            return ({"W": "I", "R": "F"}[phase], s, m) in done
+        if phase in ("W", "O", "WAIT_O"):
+            return ({"W": "I", "O": "F", "WAIT_O": "O"}[phase], s, m) in done
+        if phase in ("R", "L"):
+            return (phases[s, m][phases[s, m].index(phase) - 1], s, m) in done
         before = phases[s, m][phases[s, m].index(phase) - 1]
         above = s == stages - 1 or {("I", s + 1, m), ("B", s + 1, m)} & done
         return (before, s, m) in done and bool(above)
@@ -97,7 +128,7 @@ def _run(rng, placement, pipe_of, splits, recomputes, fuse, communication):
         phase, s, m = ready[rng.integers(len(ready))]
         ops = [(phase, s, m)]
         partners = [op for op in ready if op[0] in "BI" and home(*op[1:]) == home(s, m)]
-        if fuse and phase == "F" and partners and rng.random() < 0.6:
+        if does.fuse and phase == "F" and partners and rng.random() < 0.6:
             ops.append(partners[rng.integers(len(partners))])
         rows[home(s, m)].append(reference.cell_text(tuple(ops)))
         done |= set(ops)
@@ -130,13 +161,16 @@ def price(table, rows, rng, pairs=False, step_end=False):
     stages, pipes = table.num_stages, table.num_pipes
     values = lambda *shape: rng.integers(0, 40, shape) / 8  # noqa: E731
     ops = {name: values(stages) for name in ("forward", "backward", "input_grad", "weight_grad",
-                                             "recompute")}  # fmt: skip
+                                             "recompute", "offload")}  # fmt: skip
+    if rng.random() < 0.5:
+        ops["load"] = values(stages)
     if step_end:
         ops |= {"all_reduce": values(stages) * 2, "update": values(stages)}
     latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2
     pair = values(stages) * 2 if pairs else None
     costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair)
-    letters = dict(zip("FBIWRAU", ops.values(), strict=False))
+    ops.setdefault("load", ops["offload"])
+    letters = {letter: ops[name] for letter, name in PHASE_FIELDS.items() if name in ops}
     links = np.ndindex(2, pipes, max(stages - 1, 0))
     where = list(links)
     theirs = reference.Costs(

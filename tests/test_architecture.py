@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
 LINE = [
     "shapes", "checks", "units", "ops", "grid", "graph", "placement", "weights", "cells", "dependencies", "versions", "legality", "slots", "table",
-    "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
-    "hardware", "transformer", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
+    "host_links", "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
+    "hardware", "transformer", "seconds", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
     "evaluate", "sensitivity", "factors", "own_costs", "jitter", "robustness", "provenance", "jitter_data", "formulas", "compare",
     "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "staleness", "training", "training_data", "tuning",

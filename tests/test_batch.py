@@ -21,7 +21,8 @@ from pipejax.one_function import wide_vectors
 from pipejax.step_program import step_program, way_back
 
 FIELDS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update",
-          "latency", "transmit")  # fmt: skip
+          "offload", "load", "latency", "transmit")  # fmt: skip
+OPS = FIELDS[:-2]
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
 
@@ -31,7 +32,7 @@ def batch_of(table, size, seed, dtype=np.float64, *, dyadic=False):
     draw = lambda *shape: (rng.integers(0, 9, shape) / 8 if dyadic  # noqa: E731
                            else rng.random(shape)).astype(dtype)  # fmt: skip
     links = (size, 2, table.num_pipes, table.num_stages - 1)
-    ops = {name: draw(size, table.num_stages) for name in FIELDS[:7]}
+    ops = {name: draw(size, table.num_stages) for name in OPS}
     return pj.Costs(**ops, latency=draw(*links), transmit=draw(*links))
 
 

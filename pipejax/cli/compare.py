@@ -88,7 +88,7 @@ def _row(
     own = options.of(name)
     try:
         table = own.build(name, workers, count)
-        point: Levels = levels(table, pricing.of(table), link=links.link, queues=links.queues)
+        point: Levels = levels(table, pricing.of(table), **links._asdict())
     except ValueError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
     row = point._asdict()

@@ -31,7 +31,7 @@ def evaluate(
     """Evaluate one schedule: step time, bubbles, memory, critical path."""
     priced = required(pricing)
     costs = priced.of(table)
-    evaluation = run(table, costs, link=links.link, queues=links.queues)
+    evaluation = run(table, costs, **links._asdict())
     result = summary(evaluation, priced)
     spare = _slack(evaluation, costs) if slack else []
     if json:

@@ -13,27 +13,29 @@ from pipejax.costs import Costs
 from pipejax.evaluate import evaluate
 from pipejax.files import to_csv, to_json
 from pipejax.idealised import spread
-from pipejax.ops import Phase
+from pipejax.ops import HOST, Phase
 from pipejax.table import ScheduleTable, without
 from pipejax.trace import chrome_trace
 
 
 def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
-    return chrome_trace(evaluate(table, costs, link=links.link, queues=links.queues))
+    return chrome_trace(evaluate(table, costs, **links._asdict()))
 
 
 def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
-    """Leave out what PyTorch's runtime does not know: it updates after the table, by itself."""
-    if not table.updates_within:
+    """Leave out what PyTorch's runtime does not know: it offloads nothing, and updates later."""
+    count = {phase: int((table.phase == phase).sum()) for phase in UNKNOWN}
+    found = ", ".join(f"{count[phase]} {phase.name}" for phase in UNKNOWN if count[phase])
+    if not found:
         return table
-    count = int((table.phase == Phase.U).sum())
+    later = ": it updates after the whole table" * table.updates_within
     sys.stderr.write(
-        f"warning: {count} U cells are left out, PyTorch has none: it updates after the whole "
-        "table; --format json keeps them\n"
+        f"warning: {found} cells are left out, PyTorch has none{later}; --format json keeps them\n"
     )
-    return spread(without(table, [Phase.U]))
+    return spread(without(table, UNKNOWN))
 
 
+UNKNOWN = (Phase.U, *HOST, Phase.WAIT_O)  # phases that PyTorch's tables do not have
 FORMATS: Mapping[str, Callable[[ScheduleTable, Costs, Links], str]] = {
     "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
     "json": lambda table, costs, links: to_json(table),

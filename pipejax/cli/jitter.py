@@ -109,8 +109,8 @@ def _run(
         task = progress.add_task("sampling", total=samples * len(tables))
         for name, table in tables.items():
             runs[name] = run(
-                table, pricing.of(table), factors, samples=samples, seed=seed, link=links.link,
-                queues=links.queues, on_part=lambda count: progress.advance(task, count),
+                table, pricing.of(table), factors, samples=samples, seed=seed,
+                on_part=lambda count: progress.advance(task, count), **links._asdict(),
             )  # fmt: skip
     return runs, missing
 

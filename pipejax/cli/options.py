@@ -25,10 +25,11 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object an
 
 
 class Links(NamedTuple):
-    """Link model and scope of its queues."""
+    """Link model, scope of its queues, workers that share a host link: named as in `evaluate`."""
 
     link: str
     queues: str
+    host_links: tuple[tuple[int, ...], ...] = ()
 
 
 class Pricing(NamedTuple):
@@ -280,11 +281,23 @@ def choose_links(
     queues: Annotated[
         str, typer.Option(help=f"Queues under rendezvous, else unused: {', '.join(QUEUES)}.")
     ] = "worker",
+    host_links: Annotated[
+        Text, typer.Option(help="Workers that share a host link for O and L, as 0+1,2+3.")
+    ] = None,
 ) -> Links:
-    """Read the link model."""
+    """Read the link model and what is shared."""
     if link not in LINKS:
         raise ValueError(f"--link must be one of {', '.join(LINKS)}, got {link!r}")
-    return Links(link, known_queues(queues))
+    return Links(link, known_queues(queues), _parse_groups(host_links))
+
+
+def _parse_groups(text: Text) -> tuple[tuple[int, ...], ...]:
+    if text is None:
+        return ()
+    groups = [[worker.strip() for worker in group.split("+")] for group in text.split(",")]
+    if not all(worker.isdecimal() for group in groups for worker in group):
+        raise ValueError(f"--host-links: expected workers in groups, as 0+1,2+3, got {text!r}")
+    return tuple(tuple(map(int, group)) for group in groups)
 
 
 def known_queues(queues: str) -> str:

@@ -37,7 +37,7 @@ def sensitivity(
     if out is not None and out.suffix not in FORMATS:
         raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
     factors = 1 / factor, factor
-    where = {"link": links.link, "queues": links.queues}
+    where = links._asdict()
     found = elasticities(table, priced.workload, priced.system, **where)
     ends = swings(table, priced.workload, priced.system, factors=factors, **where)
     if out is not None:

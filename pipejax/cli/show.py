@@ -46,7 +46,7 @@ def show(
     if out is not None and out.suffix not in FORMATS:
         raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
     costs = or_slots(pricing, table)
-    evaluation = evaluate(table, costs, link=links.link, queues=links.queues)
+    evaluation = evaluate(table, costs, **links._asdict())
     unit = "s" if pricing is not None else "slots"
     if out is not None:
         try:
@@ -93,7 +93,7 @@ def _print(evaluation: Evaluation, messages: bool, unit: str, width: int | None)
     )
     drawn, sent = bars(evaluation), arrows(evaluation)
     for worker in range(evaluation.workers):
-        row = [bar for bar in drawn if bar.worker == worker]
+        row = [bar for bar in drawn if bar.worker == worker and not bar.on_host_link]
         name = f"worker {worker}".ljust(len(f"worker {evaluation.workers - 1}"))
         out.print(Text(f"{name} ").append_text(_row(row, columns, scale)), no_wrap=True)
         if messages:

@@ -32,7 +32,7 @@ def staleness(
     """Show weight versions and delays of an asynchronous table; in unit slots without times."""
     check_drawing(out)
     costs = None if pricing is None else pricing.of(table)
-    found = find(table, costs, link=links.link, queues=links.queues)
+    found = find(table, costs, **links._asdict())
     result: dict[str, Any] = {
         name: getattr(found, name)
         for name in ("schedule", "workers", "stages", "microbatches", "weight_versions", "own_lag",

@@ -117,8 +117,8 @@ def _timeline(
     sizes = choose_step_sizes(step_sizes, objective)
     with _at_work(sizes, seeds):
         runs = sweep_replay(
-            objective, table, step_sizes=sizes, seeds=range(seeds), costs=costs, link=links.link,
-            queues=links.queues, times=times,
+            objective, table, step_sizes=sizes, seeds=range(seeds), costs=costs, times=times,
+            **links._asdict(),
         )  # fmt: skip
         found = summarise(runs)
     named = {"method": "timeline", **_table(table), **_objective(objectives, objective),
@@ -143,7 +143,7 @@ def _randomized(
                 "or --table"
             )
         table, costs = _asynchronous(choice, pricing)
-        delays = staleness(table, costs, link=links.link, queues=links.queues).delays
+        delays = staleness(table, costs, **links._asdict()).delays
         law, stages = {"delays": delays}, table.num_stages
         named = {**_table(table), "delta": None, **_timed(pricing, links)}
     else:

@@ -39,7 +39,8 @@ class Task(NamedTuple):
 
     def family(self) -> Any:
         """A family that has built nothing yet, so that no way finds what another has made."""
-        return self.tuning.Family(self.schedule, self.workers, self.options, *self.links)
+        return self.tuning.Family(self.schedule, self.workers, self.options, self.links.link,
+                                  self.links.queues)  # fmt: skip
 
     def problem(self) -> Any:
         """The pair, under such a family."""
@@ -83,6 +84,8 @@ def tune(
         raise ValueError(f"unknown schedule {schedule!r}: known are {', '.join(REGISTRY)}")
     if what not in WAYS:
         raise ValueError(f"--what must be one of {', '.join(WAYS)}, got {what!r}")
+    if links.host_links:
+        raise ValueError("--host-links does not go with tune: its tables have no O and L cells")
     strays = {
         "--microbatch-size": (microbatch_size, what != "microbatch"),
         "--prices": (prices, what == "system"),

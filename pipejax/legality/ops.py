@@ -4,7 +4,7 @@ import numpy as np
 
 from pipejax.cells import NOWHERE, Content
 from pipejax.legality.illegal import IllegalSchedule
-from pipejax.ops import SHARDING, Op, Phase, format_cell
+from pipejax.ops import HOST, SHARDING, Op, Phase, format_cell
 
 
 def check_workers(content: Content) -> None:
@@ -95,6 +95,8 @@ def check_once(content: Content) -> None:
 def check_complete(content: Content) -> None:
     """Every microbatch meets every stage: a forward, and a whole or a split backward.
 
+    An activation that is offloaded is loaded too.
+
     Args:
       content: cells and placement.
 
@@ -133,6 +135,7 @@ def check_complete(content: Content) -> None:
     ):
         for stage, microbatch in np.argwhere(absent):
             raise _missing(content, Op(phase, int(stage), int(microbatch)), why)
+    _check_offloads(content)
     for stage, microbatch in np.argwhere(has[Phase.B] & (has[Phase.I] | has[Phase.W])):
         worker, slot = content.place(where[Phase.B][stage, microbatch])
         op = Op(Phase.B, int(stage), int(microbatch))
@@ -141,6 +144,18 @@ def check_complete(content: Content) -> None:
             worker,
             slot,
         )
+
+
+def _check_offloads(content: Content) -> None:
+    """What is offloaded is loaded for its backward; loads and waits have an offload."""
+    has = {phase: content.where[phase] != NOWHERE for phase in (*HOST, Phase.WAIT_O)}
+    for phase, absent, why in (
+        (Phase.L, has[Phase.O] & ~has[Phase.L], "the backward needs what is offloaded"),
+        (Phase.O, ~has[Phase.O] & has[Phase.L], "there is a load alone"),
+        (Phase.O, ~has[Phase.O] & has[Phase.WAIT_O], "there is a wait for it alone"),
+    ):
+        for stage, microbatch in np.argwhere(absent):
+            raise _missing(content, Op(phase, int(stage), int(microbatch)), why)
 
 
 def _missing(content: Content, op: Op, why: str) -> IllegalSchedule:

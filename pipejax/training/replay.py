@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.checks import are_positive, whole_number
 from pipejax.costs import Costs
+from pipejax.host_links import HostLinks
 from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
 from pipejax.staleness import op_times
 from pipejax.table import ScheduleTable
@@ -36,6 +37,7 @@ def replay(
     costs: Costs | None = None,
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
@@ -50,6 +52,7 @@ def replay(
       costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
       times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
         parts the time of the table is cut.
       each_run: whether the gap is the mean over the models of all runs, where there are several,
@@ -81,7 +84,7 @@ def replay(
     whole_number(seed, "seed", least=0)
     runs = sweep_replay(
         objective, table, step_sizes=[step_size], seeds=[seed], costs=costs, link=link,
-        queues=queues, times=times, each_run=each_run, batches=batches,
+        queues=queues, host_links=host_links, times=times, each_run=each_run, batches=batches,
     )  # fmt: skip
     gap, diverged, blocks, largest = (
         leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
@@ -98,6 +101,7 @@ def sweep_replay(
     costs: Costs | None = None,
     link: str = "delay",
     queues: str = "worker",
+    host_links: HostLinks = (),
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
@@ -112,6 +116,7 @@ def sweep_replay(
       costs: as for `replay`.
       link: link model.
       queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
       times: as for `replay`.
       each_run: as for `replay`.
       batches: as for `replay`.
@@ -142,7 +147,7 @@ def sweep_replay(
             f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
         )
     chosen, checked = checked_runs(objective, step_sizes, seeds)
-    _, finish = op_times(table, costs, link=link, queues=queues)
+    _, finish = op_times(table, costs, link=link, queues=queues, host_links=host_links)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
     taken = np.stack([
         batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)

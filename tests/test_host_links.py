@@ -1,0 +1,288 @@
+"""Offloads and loads: when they run, what waits for them, who shares a host link."""
+
+import json
+
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given, settings
+
+import pipejax as pj
+from pipejax.cost_files import parse_times, read_costs, stage_times, worker_times
+from pipejax.idealised import slot_times, spread
+from pipejax.ops import EXECUTED, HOST
+from pipejax.timeline import bars
+
+F, B, O, L = 1.0, 2.0, 4.0, 3.0  # noqa: E741
+COSTS = pj.Costs(forward=F, backward=B, offload=O, load=L)
+
+
+def run(rows, costs=COSTS, **machine):
+    return pj.evaluate(pj.ScheduleTable.from_rows(rows), costs, **machine)
+
+
+def times(result, text):
+    """Start and finish of an op."""
+    return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
+
+
+def test_compute_goes_on_beside_the_host_link():
+    result = run([["0F0", "0O0", "0F1", "0L0", "0B0", "0B1"]])
+    assert times(result, "0O0") == (F, F + O)
+    assert times(result, "0F1") == (F, 2 * F)
+    assert times(result, "0L0") == (F + O, F + O + L)
+    assert times(result, "0B0") == (F + O + L, F + O + L + B)
+    assert result.makespan == F + O + L + 2 * B
+    assert result.busy.tolist() == [2 * (F + B)]
+
+
+def test_they_are_issued_where_they_stand():
+    result = run([["0F0", "0F1", "0O0", "0F2", "0F3", "0F4", "0F5", "0F6", "0F7", "0L0", "0B0",
+                   *(f"0B{m}" for m in range(1, 8))]])  # fmt: skip
+    assert times(result, "0O0")[0] == 2 * F  # the link is free before
+    assert times(result, "0L0")[0] == 8 * F  # and so it is here
+
+
+def test_one_at_a_time_in_the_order_of_the_row():
+    result = run([["0F0", "0O0", "0F1", "0O1", "0L1", "0B1", "0L0", "0B0"]])
+    assert times(result, "0O1") == (F + O, F + 2 * O)
+    assert times(result, "0L1") == (F + 2 * O, F + 2 * O + L)
+    assert times(result, "0L0")[0] == F + 2 * O + L + B  # issued after the backward
+
+
+def test_a_wait_holds_the_row_back():
+    free, held = (
+        run([["0F0", "0O0", *wait, "0F1", "0L0", "0B0", "0B1"]]) for wait in ([], ["0WAIT_O0"])
+    )
+    assert times(free, "0F1")[0] == F
+    assert times(held, "0F1")[0] == F + O
+    assert times(held, "0WAIT_O0") == (F + O, F + O)
+    assert held.busy.tolist() == free.busy.tolist()
+
+
+@pytest.mark.parametrize(
+    "backward", [["0B0"], ["0I0", "0W0"], ["0R0", "0B0"], ["0R0", "0I0", "0W0"]]
+)
+def test_the_first_op_that_needs_the_activation_waits_for_it(backward):
+    result = run([["0F0", "0O0", "0L0", *backward]])
+    assert times(result, backward[0])[0] == F + O + L
+
+
+def test_a_load_takes_as_long_as_an_offload_unless_it_is_given():
+    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "0L0", "0B0"]])
+    for make in (pj.Costs.uniform, pj.Costs.per_stage):
+        both = make(table, forward=F, backward=B, offload=O)
+        assert pj.evaluate(table, both).makespan == F + 2 * O + B
+        one = make(table, forward=F, backward=B, offload=O, load=L)
+        assert pj.evaluate(table, one).makespan == F + O + L + B
+    assert pj.evaluate(table, pj.Costs(forward=F, backward=B)).makespan == F + B
+
+
+def test_costs_come_from_files_and_options(tmp_path):
+    table = pj.ScheduleTable.from_rows([["0F0", "0O0", "1F0", "1B0", "0L0", "0B0"]])
+    path = tmp_path / "costs.json"
+    path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "O": [4, 5], "L": 3}')
+    measured = read_costs(path, table)
+    np.testing.assert_allclose(measured.offload, [4e-3, 5e-3])
+    np.testing.assert_allclose(measured.load, [3e-3, 3e-3])
+    given_times = parse_times("F=1,B=2,O=4", "--stage-times")
+    assert stage_times(table, given_times).offload == O
+    assert worker_times(table, given_times).offload.tolist() == [O / 2, O / 2]  # over two stages
+
+
+SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
+
+
+def test_workers_may_share_a_host_link():
+    own, shared = run(SHARED), run(SHARED, host_links=[[0, 1]])
+    assert times(own, "1O0") == (2 * F, 2 * F + O)
+    assert own.makespan == 2 * F + O + L + 2 * B
+    # 0O0 and 1O0 stand in one column: worker 0 comes first; 1L0 stands before 0L0
+    assert [times(shared, op)[0] for op in ("0O0", "1O0", "1L0", "0L0")] == [
+        F, F + O, F + 2 * O, F + 2 * O + L]  # fmt: skip
+    assert shared.makespan == F + 2 * O + 2 * L + B
+    assert run(SHARED, host_links=[[1], [0]]).makespan == own.makespan
+
+
+def test_columns_decide_on_a_shared_link():
+    early = [["0F0", "0O0", "0L0", "0B0"], SHARED[1]]
+    result = run(early, host_links=[[1, 0]])
+    assert times(result, "0L0")[0] == F + 2 * O  # ties by worker, however the group is written
+    assert times(result, "1L0")[0] == F + 2 * O + L
+
+
+CROSSED = [["", "0F1", "0O1", "0WAIT_O1", "0F0", "0B0", "0L1", "0B1"],
+           ["1F0", "1O0", "1L0", "1B0", "1F1", "1B1"]]  # fmt: skip
+
+
+def test_a_deadlock_on_a_shared_link_names_the_cycle():
+    table = pj.ScheduleTable.from_rows(CROSSED)
+    assert pj.evaluate(table, COSTS).makespan > 0
+    message = r"deadlock on a shared host link.*1O0 \(worker 1\) -> 0O1 \(worker 0\)"
+    for act in (lambda: pj.lower(table, host_links=[[0, 1]]),
+                lambda: slot_times(table, host_links=[[0, 1]])):  # fmt: skip
+        with pytest.raises(pj.ScheduleError, match=message) as caught:
+            act()
+        assert ">" in caught.value.grid
+    with pytest.raises(reference.DeadlockError):
+        reference.Run(CROSSED, [0, 0], reference.Costs({}, {}, {}), host_links=[[0, 1]])
+
+
+GROUPS = {
+    "unknown worker": ([[0, 2]], "host_links names worker 2: workers are 0 to 1"),
+    "negative worker": ([[-1]], "host_links names worker -1"),
+    "in two groups": ([[0], [1, 0]], "host_links names worker 0 twice: each worker has one"),
+    "twice in one": ([[1, 1]], "host_links names worker 1 twice"),
+    "empty": ([[]], "host_links has an empty group"),
+}
+
+
+@pytest.mark.parametrize("what", GROUPS)
+def test_wrong_groups_are_refused(what):
+    groups, message = GROUPS[what]
+    with pytest.raises(ValueError, match=message):
+        run(SHARED, host_links=groups)
+    with pytest.raises(ValueError, match=message):
+        run([["0F0", "0B0"], ["1F0", "1B0"]], host_links=groups)  # though nothing is offloaded
+
+
+WRONG = {
+    "no load": (["0F0", "0O0", "0B0"], r"missing op 0L0 on worker 0: the backward needs what is"),
+    "no offload": (["0F0", "0L0", "0B0"], r"missing op 0O0 on worker 0: there is a load alone"),
+    "only a wait": (["0F0", "0WAIT_O0", "0B0"], r"missing op 0O0 on worker 0: there is a wait"),
+    "twice": (["0F0", "0O0", "0O0", "0L0", "0B0"], r"op 0O0 stands twice on worker 0"),
+    "wait twice": (["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"], r"op 0WAIT_O0 stands twice"),
+    "offload too early": (["0O0", "0F0", "0L0", "0B0"], r"deadlock: 0O0 .* waits for 0F0, which"),
+    "load too early": (["0F0", "0L0", "0O0", "0B0"], r"deadlock: 0L0 .* waits for 0O0, which"),
+    "load too late": (["0F0", "0O0", "0B0", "0L0"], r"deadlock: 0B0 .* waits for 0L0, which"),
+    "load after R": (["0F0", "0O0", "0R0", "0L0", "0B0"], r"deadlock: 0R0 .* waits for 0L0, which"),
+    "wait too early": (["0F0", "0WAIT_O0", "0O0", "0L0", "0B0"], r"deadlock: 0WAIT_O0 .* waits for 0O0"),
+    "no such microbatch": (["0F0", "0B0", "0O1", "0L1"], r"op 0O1 .* has no forward"),
+    "no microbatch": (["0F0", "0O", "0L0", "0B0"], r"O carries a microbatch"),
+    "in a pair": (["0F0", "(0F1;0O0)OVERLAP_F_B", "0L0", "0B0", "0B1"], r"is not a fused pair"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_tables_are_refused(what):
+    row, message = WRONG[what]
+    with pytest.raises(pj.ScheduleError, match=message):
+        pj.ScheduleTable.from_rows([row])
+
+
+def test_another_worker_cannot_offload():
+    with pytest.raises(pj.ScheduleError, match=r"op 0O0 stands on worker 1, but stage 0"):
+        pj.ScheduleTable.from_rows([["0F0", "0L0", "0B0"], ["1F0", "0O0", "1B0"]])
+
+
+@settings(max_examples=30)
+@given(case=strategies.cases())
+def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
+    drawn = spread(case.table)
+    rows = [
+        [[cell for cell in row if cell] for row in table.rows()] for table in (case.table, drawn)
+    ]
+    assert rows[0] == rows[1]
+    everyone = [list(range(drawn.num_workers))]
+    assert pj.evaluate(drawn, case.costs, host_links=everyone).makespan >= 0  # no deadlock
+    start, finish = slot_times(drawn)
+    on_host = np.isin(drawn.phase, HOST)
+    assert np.array_equal(start[on_host], finish[on_host])
+
+
+@settings(max_examples=30)
+@given(case=strategies.cases(step_end=True))
+def test_host_ops_are_beside_busy_time_and_spans(case):
+    result = pj.evaluate(case.table, case.costs)
+    for bar in bars(result):
+        (stage, microbatch) = bar.ops[0].stage, bar.ops[0].microbatch
+        if bar.on_host_link:
+            pipe = case.table.pipe_of_microbatch[microbatch]
+            assert bar.worker == case.table.placement[pipe, stage]
+            assert bar.finish - bar.start == pytest.approx(
+                float(np.broadcast_to(getattr(case.costs, case.costs.field_of(bar.ops[0].phase)),
+                                      case.table.num_stages)[stage]))  # fmt: skip
+    compute = np.isin(case.table.phase, EXECUTED) & (case.table.phase != pj.Phase.WAIT_O)
+    last = np.where(compute, result.finish, 0).max(axis=1)
+    first = np.where(compute, result.start, np.inf).min(axis=1)
+    if not result.program.beside_cells.size:
+        assert result.max_span == pytest.approx((last - first).max())
+
+
+def offloading(num_microbatches):
+    """1F1B on two workers, of which the first offloads all that it can."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=num_microbatches)
+    rows = [[str(op) for cell in row for op in cell] for row in table.rows()]
+    with_host = []
+    for op in rows[0]:
+        with_host += [f"0L{op[2:]}"] if op[1] == "B" else []
+        with_host.append(op)
+        with_host += [f"0O{op[2:]}"] if op[1] == "F" else []
+    return pj.ScheduleTable.from_rows([with_host, rows[1]])
+
+
+def test_long_schedules_have_periods_with_host_ops():
+    for offload in (0.1, 0.7, 2.0):
+        costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
+        expected = pj.evaluate(offloading(96), costs).makespan
+        found = pj.makespans_at(pj.lower(offloading(16)), costs, num_microbatches=96)
+        assert float(found[0]) == pytest.approx(expected)
+
+
+def test_jitter_of_host_ops_is_their_own():
+    result = pj.jitter(
+        offloading(4), COSTS, pj.Jitter(worker=pj.Distribution("gamma", 0.5)), samples=3
+    )
+    priced = pj.price(result.evaluation.program, COSTS)
+    drawn = pj.sample_costs(result, COSTS, 1)
+    on_host = np.isin(result.evaluation.program.phase, HOST)
+    ratio = np.asarray(drawn.duration)[on_host] / np.asarray(priced.duration)[on_host]
+    np.testing.assert_allclose(ratio, 1.0)
+
+
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / "shared.csv"
+    pj.write_table(pj.ScheduleTable.from_rows(SHARED), path)
+    return path
+
+
+TIMES = ["--stage-times", f"F={F},B={B},O={O},L={L}"]
+
+
+def test_the_command_line_shares_host_links(answer, mistake, written):
+    arguments = ["evaluate", "--table", written, *TIMES]
+    assert answer(*arguments)["makespan"] == 2 * F + O + L + 2 * B
+    assert answer(*arguments, "--host-links", "0+1")["makespan"] == F + 2 * O + 2 * L + B
+    assert answer(*arguments, "--host-links", "1, 0")["makespan"] == 2 * F + O + L + 2 * B
+    mistake("host_links names worker 5: workers are 0 to 1", *arguments, "--host-links", "0+5")
+    mistake("host_links names worker 0 twice", *arguments, "--host-links", "0+1,0")
+    mistake(
+        "--host-links: expected workers in groups, as .*got '0-1'",
+        *arguments,
+        "--host-links",
+        "0-1",
+    )
+    mistake("--host-links does not go with tune", "tune", "--model", "gpt-22b", "--system", "a100",
+            "--minibatch", 8, "--host-links", "0+1")  # fmt: skip
+    mistake("host_links names worker 9", "compare", "--schedules", "gpipe", "--workers", 2,
+            "--microbatches", 2, *TIMES, "--host-links", "0+9")  # fmt: skip
+
+
+def test_exports(call, answer, written, tmp_path):
+    out = tmp_path / "torch.csv"
+    code, _, err = call("export", "--table", written, "--format", "torch-csv", "--out", out)
+    assert code == 0
+    assert (
+        err == "warning: 2 O, 2 L cells are left out, PyTorch has none; --format json keeps them\n"
+    )
+    assert out.read_bytes() == b"0F0,,,,0B0\r\n,1F0,1B0,,\r\n"
+    trace = tmp_path / "trace.json"
+    answer("export", "--table", written, *TIMES, "--format", "chrome-trace", "--out", trace)
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = {
+        e["tid"] for e in events if e["name"] == "thread_name" and e["args"]["name"] == "host link"
+    }
+    slices = {(e["pid"], e["name"]) for e in events if e["ph"] == "X" and e["tid"] in named}
+    assert slices == {(0, "0O0"), (0, "0L0"), (1, "1O0"), (1, "1L0")}
