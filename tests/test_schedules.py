@@ -11,9 +11,11 @@ from pipejax.idealised import slot_times
 from pipejax.schedules import REGISTRY
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
+INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 BOTH_EVEN = ("chimera", "chimera-asymmetric")
 OPTIONS = {"interleaved-1f1b": [{}, {"stages_per_worker": 3}], "hanayo": [{}, {"waves": 3}],
-           "looped-bfs": [{"stages_per_worker": 4}]}  # fmt: skip
+           "looped-bfs": [{"stages_per_worker": 4}], "zero-bubble": [{}, {"memory_limit": 2}],
+           "ada-offload": [{"memory_limit": 2}], "pipe-offload": [{"offload_share": 1.0}]}  # fmt: skip
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
@@ -28,7 +30,9 @@ def test_builds_at_every_legal_size(name, options):
             )
             assert (table.num_workers, table.num_microbatches, table.name) == (p, m, name)
             pipe_of = table.pipe_of_microbatch
-            for phase in (pj.Phase.F, pj.Phase.B):  # each stage in microbatch order, per pipe
+            for phase in (
+                pj.Phase[letter] for letter in "FBIW"
+            ):  # each stage in microbatch order, per pipe
                 for w, row in enumerate(table.rows()):
                     order = [op for cell in row for op in cell if op.phase is phase]
                     for stage in {op.stage for op in order}:
@@ -46,9 +50,9 @@ def test_columns_are_start_slots(name, options):
     if name == "chimera-asymmetric":
         return  # starts are no whole numbers there: columns are their order
     start, _ = slot_times(table)
-    updates = table.phase == pj.Phase.U  # they take no slot and stand in columns of their own
-    slot = np.cumsum(~updates.any(axis=0)) - 1
-    held = (table.phase != pj.Phase.IDLE) & ~updates
+    instant = np.isin(table.phase, INSTANT)  # they take no slot and stand in columns of their own
+    slot = np.cumsum(~instant.any(axis=0)) - 1
+    held = (table.phase != pj.Phase.IDLE) & ~instant
     assert np.array_equal(start[held], slot[np.nonzero(held)[1]])
 
 

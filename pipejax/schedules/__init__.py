@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.checks import whole_number
+from pipejax.schedules.ada_offload import ada_offload
 from pipejax.schedules.chimera import chimera, chimera_asymmetric
 from pipejax.schedules.gpipe import gpipe
 from pipejax.schedules.hanayo import hanayo
 from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
 from pipejax.schedules.local_sgd import local_sgd
 from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from pipejax.schedules.pipe_offload import pipe_offload
 from pipejax.schedules.pipedream import pipedream, pipedream_2bw
 from pipejax.schedules.zb_h import zb_h1, zb_h2
 from pipejax.schedules.zero_bubble import zb_1p, zb_2p, zero_bubble
@@ -71,6 +73,8 @@ REGISTRY: Mapping[str, Builder] = {
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
     "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
+    "pipe-offload": Builder(pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)"),
+    "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", planned=True),
     "pipedream": Builder(pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)"),
     "pipedream-2bw": Builder(pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)"),
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
@@ -98,7 +102,8 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       num_workers: P, at least 1.
       num_microbatches: M, at least 1.
       **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
-        local_steps, stage_shares, memory_limit, weight_share, transfer, slots.
+        local_steps, stage_shares, memory_limit, weight_share, transfer, offload, load,
+        offload_share, slots.
 
     Returns:
       The table.

@@ -175,16 +175,20 @@ def _with_waits(
     most = limit * (1 + ROUNDING)
     free = 0.0  # by the gradients so far
     offloads: list[Op] = []
-    offloaded = [0.0]  # by the first k offloads
+    offloaded, ends = [0.0], [0.0]  # by the first k offloads, until when
     certain = 0  # offloads that have surely ended
     before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (row.phase, row.stage, row.microbatch, size, level)
-    for code, stage, microbatch, takes, held in zip(*(c.tolist() for c in columns), strict=True):
+    columns = (row.phase, row.stage, row.microbatch, size, level, row.start + _tolerance(row),
+               row.end)  # fmt: skip
+    for code, stage, microbatch, takes, held, start, end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
         op = Op(Phase(code), stage, microbatch)
         if op.phase is Phase.F:
-            needed = next((k for k in range(certain, len(offloaded))
-                           if held - free - offloaded[k] <= most), None)  # fmt: skip
+            enough = (k for k in range(certain, len(offloaded))
+                      if held - free - offloaded[k] <= most and ends[k] <= start)  # fmt: skip
+            needed = next(enough, None)
             _check_room(needed is not None, op, limit)
             if needed is not None and needed > certain:
                 certain = needed
@@ -192,6 +196,7 @@ def _with_waits(
         elif op.phase is Phase.O:
             offloads.append(op)
             offloaded.append(offloaded[-1] + takes)
+            ends.append(end)
         elif op.phase is Phase.L:
             _check_room(held - free - offloaded[-1] <= most, op, limit)
             before_load[stage, microbatch] = len(offloads)
