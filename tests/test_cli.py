@@ -153,9 +153,10 @@ def test_export_round_trips(answer, name, tmp_path):
     for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
         out = tmp_path / f"table.{suffix}"
         arguments = ["--schedule", name, "--workers", "4", "--microbatches", "4"]
-        answer("export", *arguments, "--format", fmt, "--out", out)
-        built = answer("evaluate", *arguments, *TIMES, "--comm", "0.3")
-        read = answer("evaluate", "--table", out, *TIMES, "--comm", "0.3")
+        times = [*TIMES, "--comm", "0.3"]  # some schedules are planned for them
+        answer("export", *arguments, *times, "--format", fmt, "--out", out)
+        built = answer("evaluate", *arguments, *times)
+        read = answer("evaluate", "--table", out, *times)
         assert read["makespan"] == built["makespan"]
 
 
@@ -237,6 +238,13 @@ MISTAKES = {
     "stray system": ([E, *ONE, *TIMES, "--system", "a100"], "--system needs --model"),
     "recompute": ([E, *ONE, *MODEL, "--recompute", "most"], "--recompute must be one of"),
     "bad slots": ([E, *ONE, *TIMES, "--slots", "F=0,B=1"], "slots"),
+    "half a backward": ([E, *ONE, *TIMES, "--slots", "F=1,W=1"], "--slots: expected F and B, or F, I and W"),
+    "slots of R": ([E, *ONE, *TIMES, "--slots", "F=1,B=1,R=1"], "--slots: expected F, B, I, W once"),
+    "limit of 1f1b": ([E, *ONE, *TIMES, "--memory-limit", "2"], "1f1b takes no memory_limit"),
+    "limit below 1": ([E, "--schedule", "zero-bubble", *ONE[2:], *TIMES, "--memory-limit", "0.5"],
+                      "the memory limit of worker 0 is 0.5: one activation of its stage takes 1"),
+    "bad weight share": ([E, "--schedule", "zb-1p", *ONE[2:], *TIMES, "--weight-share", "2"],
+                         "weight_share must be a number from 0 to 1, got 2"),
     "bad shares": ([E, "--schedule", "chimera-asymmetric", *ONE[2:], *TIMES, "--stage-shares", "1,2"],
                    "4 positive numbers"),
     "compare unknown": (["compare", "--schedules", "gpipe,x", "--workers", "4", "--microbatches", "4",

@@ -261,3 +261,36 @@ def test_mistakes_of_offloads_are_named():
         pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, offload_share=2)
     with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
         LimitedPipe.of(2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=[1, -1])
+
+
+ONE = ["--workers", "8", "--microbatches", "24"]
+PUBLISHED = ["--stage-times", "F=18.522,I=18.086,W=9.337", "--comm", "0.601"]  # 1.5B, M = 24
+
+
+def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
+    given = ["evaluate", "--schedule", "zb-2p", *ONE, "--weight-share", "0.36641"]
+    planned = answer(*given, *PUBLISHED)
+    assert planned["span_bubble_ratio"] == pytest.approx(0.0433, abs=6e-5)  # Table 5
+    slots = ["--slots", "F=18.522,I=18.086,W=9.337", "--transfer", "0.601"]
+    assert answer(*given, *slots, *PUBLISHED)["makespan"] == planned["makespan"]
+    other = answer(*given, "--slots", "F=1,I=1,W=1", *PUBLISHED)
+    assert other["max_span"] > 1.01 * planned["max_span"]
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"unit": "seconds", "F": 18.522, "I": 18.086, "W": 9.337, '
+                     '"message": {"transmit": 0.601}}')  # fmt: skip
+    assert answer(*given, "--costs", costs)["makespan"] == planned["makespan"]
+
+
+def test_the_command_plans_offloads(answer):
+    given = ["evaluate", "--schedule", "ada-offload", "--workers", "4", "--microbatches", "8",
+             "--memory-limit", "2", "--stage-times"]  # fmt: skip
+    slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
+    assert (slow, fast) == (41.0, 31.0)
+
+
+def test_other_schedules_leave_the_weight_share_alone(answer):
+    rows = answer("compare", "--schedules", "1f1b,zb-h1,zero-bubble", "--workers", "4",
+                  "--microbatches", "8", "--weight-share", "0.4", "--memory-limit", "4",
+                  "--stage-times", "F=1,B=2", "--comm", "0.1")["rows"]  # fmt: skip
+    plain, handcrafted, searched = (row["makespan"] for row in rows)
+    assert searched <= handcrafted < plain

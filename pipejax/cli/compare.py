@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pipejax.cli.options import JsonFlag, Links, Pricing, TableOptions, required
+from pipejax.cli.options import JsonFlag, Links, Pricing, required
 from pipejax.cli.report import console, percent, print_json, seconds
+from pipejax.cli.table_options import TableOptions
 from pipejax.compare import Levels, levels
 from pipejax.schedules import REGISTRY
 from pipejax.workload import memory_bytes
@@ -87,7 +88,7 @@ def _row(
     """Evaluate one point; one that does not exist says why instead."""
     own = options.of(name)
     try:
-        table = own.build(name, workers, count)
+        table = own.build(name, workers, count, pricing.of)
         point: Levels = levels(table, pricing.of(table), **links._asdict())
     except ValueError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}

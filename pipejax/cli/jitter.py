@@ -11,9 +11,10 @@ from rich.table import Table
 from pipejax.checks import is_number
 from pipejax.cli.compare import check_options, schedule_names
 from pipejax.cli.op_values import op_values, values_by_phase
-from pipejax.cli.options import JsonFlag, Links, Pricing, TableOptions, required
+from pipejax.cli.options import JsonFlag, Links, Pricing, required
 from pipejax.cli.outputs import check_store
 from pipejax.cli.report import console, percent, print_json, seconds
+from pipejax.cli.table_options import TableOptions
 from pipejax.factors import DISTRIBUTIONS, Distribution, Jitter, Straggler
 from pipejax.jitter import QUANTILES, Jittered
 from pipejax.jitter import jitter as run
@@ -98,7 +99,7 @@ def _run(
     tables, missing = {}, {}
     for name in names:
         try:
-            tables[name] = options.of(name).build(name, workers, microbatches)
+            tables[name] = options.of(name).build(name, workers, microbatches, pricing.of)
         except ValueError as error:
             missing[name] = str(error)
     if not tables:

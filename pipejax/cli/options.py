@@ -8,8 +8,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pipejax import cost_files, schedules
+from pipejax import cost_files
 from pipejax.cli.objectives import choose_objective
+from pipejax.cli.table_options import OF_RUNS, TableOptions, choose_options
 from pipejax.cost_files import parse_seconds, parse_times, read_costs, slot_costs
 from pipejax.costs import Costs
 from pipejax.files import read_table
@@ -40,76 +41,6 @@ class Pricing(NamedTuple):
     system: System | None
 
 
-class TableOptions(NamedTuple):
-    """Options of schedules that build tables for given workers and microbatches."""
-
-    options: dict[str, Any]
-
-    def build(self, schedule: str, workers: int, microbatches: int) -> ScheduleTable:
-        """Build a table; options that the schedule does not have are an error.
-
-        Raises:
-          ValueError: if the schedule does not exist for these numbers.
-        """
-        return schedules.build(
-            schedule, num_workers=workers, num_microbatches=microbatches, **self.options
-        )
-
-    def of(self, schedule: str) -> "TableOptions":
-        """Keep the options that a schedule has."""
-        takes = {*schedules.REGISTRY[schedule].options, "slots"}
-        return TableOptions({k: v for k, v in self.options.items() if k in takes})
-
-
-def choose_options(
-    *,
-    stages_per_worker: Annotated[
-        int | None, typer.Option(help="Stages per worker V, for interleaved schedules.", min=1)
-    ] = None,
-    waves: Annotated[int | None, typer.Option(help="Waves of hanayo.", min=1)] = None,
-    accumulation: Annotated[
-        int | None, typer.Option(help="Microbatches of an update, for pipedream-2bw.", min=1)
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Runs R that share the pipeline of local-sgd.", min=1)
-    ] = None,
-    local_steps: Annotated[
-        int | None, typer.Option(help="Local steps H between averages of local-sgd.", min=1)
-    ] = None,
-    stage_shares: Annotated[
-        Text, typer.Option(help="Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.")
-    ] = None,
-    slots: Annotated[
-        Text,
-        typer.Option(help="Slot durations that the table is drawn with, as F=1,B=2."),
-    ] = None,
-) -> TableOptions:
-    """Read what a schedule takes besides workers and microbatches."""
-    counts = {"stages_per_worker": stages_per_worker, "waves": waves, "accumulation": accumulation,
-              "runs": runs, "local_steps": local_steps}  # fmt: skip
-    options: dict[str, Any] = {name: n for name, n in counts.items() if n is not None}
-    if stage_shares is not None:
-        options["stage_shares"] = [
-            parse_seconds(share.strip(), "--stage-shares") for share in stage_shares.split(",")
-        ]
-    if slots is not None:
-        options["slots"] = _parse_slots(slots)
-    return TableOptions(options)
-
-
-def _parse_slots(text: str) -> dict[str, float]:
-    slots: dict[str, float] = {}
-    for entry in text.split(","):
-        letter, _, value = (part.strip() for part in entry.partition("="))
-        duration = parse_seconds(value, f"--slots: {letter}")
-        if letter not in ("F", "B") or letter in slots or duration == 0:
-            raise ValueError(f"--slots: expected F and B once each, above 0, got {text!r}")
-        slots[letter] = duration
-    if set(slots) != {"F", "B"}:
-        raise ValueError(f"--slots: expected F and B, as F=1,B=2, got {text!r}")
-    return slots
-
-
 class TableChoice(NamedTuple):
     """Which table options ask for: none of the options may be there."""
 
@@ -118,6 +49,7 @@ class TableChoice(NamedTuple):
     workers: int | None
     microbatches: int | None
     options: TableOptions
+    pricing: Pricing | None = None
 
     @property
     def is_given(self) -> bool:
@@ -137,14 +69,16 @@ class TableChoice(NamedTuple):
         given = {"--workers": self.workers, "--microbatches": self.microbatches}
         if self.file is not None:
             extra = [name for name, value in given.items() if value is not None]
-            extra += [f"--{name.replace('_', '-')}" for name in self.options.options]
+            extra += [f"--{name.replace('_', '-')}" for name in self.options.options
+                      if name not in OF_RUNS]  # fmt: skip
             if extra:
                 raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
             return read_table(self.file)
         missing = [name for name, value in given.items() if value is None]
         if self.workers is None or self.microbatches is None or self.schedule is None:
             raise ValueError(f"--schedule needs {missing[0]}")
-        return self.options.build(self.schedule, self.workers, self.microbatches)
+        costs_of = None if self.pricing is None else self.pricing.of
+        return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
 
 
 def choose_choice(
@@ -158,9 +92,10 @@ def choose_choice(
     workers: Annotated[int | None, typer.Option(help="Workers P.", min=1)] = None,
     microbatches: Annotated[int | None, typer.Option(help="Microbatches M.", min=1)] = None,
     options: TableOptions,
+    pricing: Pricing | None = None,
 ) -> TableChoice:
     """Read which table is meant, for commands that may do without."""
-    return TableChoice(schedule, table, workers, microbatches, options)
+    return TableChoice(schedule, table, workers, microbatches, options, pricing)
 
 
 @functools.wraps(choose_choice)
@@ -320,6 +255,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "links": choose_links,
 }
 _TABLES = ("table", "choice")  # groups of which `table` is an option
+_INPUTS = ("options", "pricing")  # groups that those are made from
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -351,9 +287,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         chosen: dict[str, Any] = {}
-        for group in groups:
+        for group in sorted(groups, key=lambda name: name not in _INPUTS):
             takes = inspect.signature(_GROUPS[group]).parameters
-            inputs = {name: chosen["options"] if name == "options" else given[name]
+            inputs = {name: chosen.get(name) if name in _INPUTS else given[name]
                       for name in takes}  # fmt: skip
             chosen[group] = _GROUPS[group](**inputs)
         arguments = {name: chosen[name] for name in groups if name in wanted}

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.cli.options import JsonFlag, Links, Pricing, TableOptions
+from pipejax.cli.options import JsonFlag, Links, Pricing
 from pipejax.cli.report import console, gigabytes, percent, print_json, seconds
+from pipejax.cli.table_options import TableOptions
 from pipejax.cost_files import parse_seconds
 from pipejax.hardware import System
 from pipejax.schedules import REGISTRY
