@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pipejax import cost_files, schedules
+from pipejax.cli.activations import choose_activations
 from pipejax.cli.objectives import choose_objective
 from pipejax.cost_files import parse_seconds, parse_times, read_costs, slot_costs
 from pipejax.costs import Costs
@@ -318,6 +319,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "objectives": choose_objective,
     "pricing": choose_costs,
     "links": choose_links,
+    "activations": choose_activations,
 }
 _TABLES = ("table", "choice")  # groups of which `table` is an option
 
