@@ -7,6 +7,7 @@ from a schedule to a number: build or read a table, lower it to a program, price
 from importlib.metadata import PackageNotFoundError, version
 
 from pipejax import schedules
+from pipejax.activation_memory import ActivationMemory, activation_memory
 from pipejax.batch import makespans, makespans_and_grad, makespans_of, stream_makespans
 from pipejax.compare import Levels, levels
 from pipejax.cost_files import read_costs
@@ -45,6 +46,7 @@ except PackageNotFoundError:  # run from a folder of sources that is not install
     __version__ = "unknown"
 
 __all__ = [
+    "ActivationMemory",
     "Costs",
     "CriticalPath",
     "Distribution",
@@ -68,6 +70,7 @@ __all__ = [
     "TransferWaits",
     "WeightRule",
     "Workload",
+    "activation_memory",
     "chrome_trace",
     "critical_path",
     "evaluate",

@@ -4,6 +4,7 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from pipejax import style
 from pipejax.evaluate import Evaluation
+from pipejax.memory_chart import Curves, draw_memory
 from pipejax.ops import Phase
 from pipejax.program import NO_WORKER
 from pipejax.timeline import Bar, arrows, bars
@@ -21,19 +23,41 @@ from pipejax.timeline import Bar, arrows, bars
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
 _HEIGHT = 0.8  # of a bar, relative to the distance of rows
 _NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient",
-          "R": "recompute", "A": "all-reduce", "U": "update"}  # fmt: skip
+          "R": "recompute", "A": "all-reduce", "U": "update", "O": "offload",
+          "L": "load"}  # fmt: skip
+
+
+class _Lane(NamedTuple):
+    """Where bars stand in a row, relative to its middle."""
+
+    top: float
+    height: float
+    fontsize: float
+
+
+# ops, then those on the host link
+_WHOLE_ROW = (_Lane(-_HEIGHT / 2, _HEIGHT, 6.5), _Lane(_HEIGHT / 2, 0.0, 0.0))
+_SHARED_ROW = (_Lane(-_HEIGHT / 2, 0.54, 6.5), _Lane(0.17, 0.25, 5.0))
 
 
 def draw_timeline(
-    evaluation: Evaluation, path: Path, *, messages: bool = False, unit: str = "s"
+    evaluation: Evaluation,
+    path: Path,
+    *,
+    messages: bool = False,
+    unit: str = "s",
+    memory: Curves | None = None,
 ) -> None:
     """Draw a run: one row per worker, phases coloured, critical path framed.
+
+    Offloads and loads stand as thin bars under the ops of their worker.
 
     Args:
       evaluation: the run.
       path: .png, .pdf, .svg or .html.
       messages: whether to draw messages as thin lines.
       unit: unit of the time axis.
+      memory: activation memory to draw under the timeline.
 
     Raises:
       OSError: if the file cannot be written.
@@ -47,10 +71,19 @@ def draw_timeline(
       True
     """
     style.use()
-    height = 1.1 + 0.26 * evaluation.workers
-    figure, axes = plt.subplots(figsize=(2 * style.PAGE if _is_long(evaluation) else style.PAGE,
-                                         height))  # fmt: skip
+    row = 0.36 if evaluation.table.offloads else 0.26
+    heights = [row * evaluation.workers] + [0.34 * evaluation.workers] * (memory is not None)
+    width = 2 * style.PAGE if _is_long(evaluation) else style.PAGE
+    figure, parts = plt.subplots(
+        len(heights), figsize=(width, sum(heights) + 0.7 + 0.4 * len(heights)), sharex=True,
+        height_ratios=heights, squeeze=False,
+    )  # fmt: skip
+    axes, *below = parts[:, 0]
     draw_on(axes, evaluation, messages=messages, unit=unit)
+    if memory is not None:
+        draw_memory(below[0], memory, until=evaluation.makespan)
+        below[0].set_xlabel(axes.get_xlabel())
+        axes.set_xlabel("")
     figure.legend(
         handles=legend_entries(evaluation, messages=messages), loc="outside lower right", ncols=9
     )
@@ -81,7 +114,7 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
       >>> axes.get_title(loc="left")
       'gpipe: 6 s, idle 50.0 %, delay links'
     """
-    draw_bars(axes, bars(evaluation), workers=evaluation.workers, until=evaluation.makespan)
+    draw_bars(axes, _shown(evaluation), workers=evaluation.workers, until=evaluation.makespan)
     if messages:
         _draw_messages(axes, evaluation)
     axes.set_xlabel(f"time [{unit}]")
@@ -112,9 +145,11 @@ def draw_bars(axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float) -
       (8, ['0', '0', '0', '0'])
     """
     rows = workers + any(bar.worker == NO_WORKER for bar in drawn)
+    lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
     for bar in drawn:
-        _draw_bar(axes, bar, row=workers if bar.worker == NO_WORKER else bar.worker)
-    _number(axes, drawn, until)
+        row = workers if bar.worker == NO_WORKER else bar.worker
+        _draw_bar(axes, bar, row, lanes[bar.on_host_link])
+    _number(axes, drawn, until, lanes)
     labels = [f"worker {w}" for w in range(workers)]
     axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - workers))
     axes.set_ylim(rows - 0.5, -0.5)
@@ -127,13 +162,18 @@ def _is_long(evaluation: Evaluation) -> bool:
     return evaluation.table.num_slots > 60
 
 
-def _draw_bar(axes: Axes, bar: Bar, row: int) -> None:
+def _shown(evaluation: Evaluation) -> list[Bar]:
+    """What has a length: a wait for an offload is not drawn."""
+    return [bar for bar in bars(evaluation) if bar.ops[0].phase is not Phase.WAIT_O]
+
+
+def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
     """One op, or a fused pair as two halves; a frame marks the critical path."""
-    part = _HEIGHT / len(bar.ops)
+    top, part = row + lane.top, lane.height / len(bar.ops)
     for k, op in enumerate(bar.ops):
         axes.add_patch(
             Rectangle(
-                (bar.start, row - _HEIGHT / 2 + k * part), bar.finish - bar.start, part,
+                (bar.start, top + k * part), bar.finish - bar.start, part,
                 facecolor=style.PHASE_COLOUR.get(op.phase.name, style.GREY),
                 edgecolor="white", linewidth=0.4,
             )
@@ -141,13 +181,13 @@ def _draw_bar(axes: Axes, bar: Bar, row: int) -> None:
     if bar.is_critical:
         axes.add_patch(
             Rectangle(
-                (bar.start, row - _HEIGHT / 2), bar.finish - bar.start, _HEIGHT,
+                (bar.start, top), bar.finish - bar.start, lane.height,
                 facecolor="none", edgecolor="black", linewidth=0.9, zorder=3,
             )
         )  # fmt: skip
 
 
-def _number(axes: Axes, drawn: Sequence[Bar], until: float) -> None:
+def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
     """Write microbatch numbers where they fit."""
     if len(drawn) > MAX_LABELS:
         return
@@ -157,11 +197,13 @@ def _number(axes: Axes, drawn: Sequence[Bar], until: float) -> None:
             room = (bar.finish - bar.start) * points_per_time
             if op.microbatch < 0 or room < 4 * len(str(op.microbatch)):
                 continue
-            part = _HEIGHT / len(bar.ops)
+            lane = lanes[bar.on_host_link]
+            part = lane.height / len(bar.ops)
             axes.text(
-                (bar.start + bar.finish) / 2, bar.worker - _HEIGHT / 2 + (k + 0.5) * part,
-                str(op.microbatch), ha="center", va="center",
-                fontsize=min(6.5, 9 / len(bar.ops)), zorder=4,
+                (bar.start + bar.finish) / 2, bar.worker + lane.top + (k + 0.5) * part,
+                str(op.microbatch), ha="center", va="center", zorder=4,
+                fontsize=min(lane.fontsize, 9 / len(bar.ops)),
+                color="white" if bar.on_host_link else "black",
             )  # fmt: skip
 
 
@@ -195,7 +237,7 @@ def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Li
       >>> [entry.get_label() for entry in legend_entries(run, messages=True)]
       ['forward', 'backward', 'critical path', 'message']
     """
-    entries: list[Patch | Line2D] = [*bar_entries(bars(evaluation))]
+    entries: list[Patch | Line2D] = [*bar_entries(_shown(evaluation))]
     if messages:
         entries.append(Line2D([], [], color=style.PURPLE, linewidth=0.8, label="message"))
     return entries

@@ -43,6 +43,7 @@ class Evaluation:
       path_share: share of the makespan that each cost takes on the critical path.
       table: the schedule.
       program: the lowered schedule.
+      node_start: (nodes) start of each node: exactly when the last that it waits for is there.
       node_finish: (nodes) finish time of each node.
       node_duration: (nodes) duration of each node.
       message_start: (messages) when each message of the program leaves.
@@ -76,6 +77,7 @@ class Evaluation:
     path_share: Mapping[str, float]
     table: ScheduleTable
     program: Program
+    node_start: Float[NumpyArray, " nodes"]
     node_finish: Float[NumpyArray, " nodes"]
     node_duration: Float[NumpyArray, " nodes"]
     message_start: Float[NumpyArray, " messages"]
@@ -139,6 +141,8 @@ def evaluate(
     total = float(finish.max())
     if not np.isfinite(total):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
+    # not finish - duration, which rounds: what ends and what starts at one moment must agree on it
+    start = (finish[program.preds] + priced.lag).max(axis=1)
     busy, span = busy_times(program, vector), float(spans(program, priced, finish).max())
     node, sent = program.node_of_cell, program.messages
     carried = sent.carrier != SOURCE
@@ -153,7 +157,7 @@ def evaluate(
         link=link,
         queues=queues,
         makespan=total,
-        start=(finish - priced.duration)[node],
+        start=start[node],
         finish=finish[node],
         busy=np.asarray(busy),
         bubble_ratio=float(bubble_ratio(busy, total)),
@@ -165,9 +169,10 @@ def evaluate(
         path_share=_path_share(program, vector, critical, edges),
         table=table,
         program=program,
+        node_start=start,
         node_finish=finish,
         node_duration=np.asarray(priced.duration),
-        message_start=np.where(carried, (finish - priced.duration)[sent.carrier],
+        message_start=np.where(carried, start[sent.carrier],
                                finish[sent.producer]),
         message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])
         + vector[sent.lag_index],

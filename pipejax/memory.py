@@ -9,6 +9,7 @@ from pipejax.shapes import Array, Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
 from pipejax.versions import versions_held
 
+WEIGHT_SHARE = 1 / 3  # of an activation, which the weight gradient still needs after I
 Bytes = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 

@@ -17,6 +17,7 @@ SILVER = "#CCCCCC"
 
 PHASE_COLOUR: Mapping[str, str] = {
     "F": SKY, "B": ORANGE, "I": GREEN, "W": YELLOW, "R": PURPLE, "U": GREY, "A": SILVER,
+    "O": BLUE, "L": VERMILION,
 }  # fmt: skip
 _SETTINGS: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,

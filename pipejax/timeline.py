@@ -84,12 +84,11 @@ def bars(evaluation: Evaluation) -> list[Bar]:
       ['0F0', '0B0', '1F0', '1B0']
     """
     program = evaluation.program
-    start = evaluation.node_finish - evaluation.node_duration
 
     def bar(worker: int, node: int, ops: tuple[Op, ...]) -> Bar:
         return Bar(
             worker,
-            float(start[node]),
+            float(evaluation.node_start[node]),
             float(evaluation.node_finish[node]),
             ops,
             bool(evaluation.critical[node]),

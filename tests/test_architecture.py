@@ -14,11 +14,11 @@ LINE = [
     "host_links", "idealised", "memory", "schedules", "files", "layout", "program", "periods", "drafting", "links", "lowering",
     "hardware", "transformer", "seconds", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
-    "evaluate", "sensitivity", "factors", "own_costs", "jitter", "robustness", "provenance", "jitter_data", "formulas", "compare",
+    "evaluate", "activation_memory", "sensitivity", "factors", "own_costs", "jitter", "robustness", "provenance", "jitter_data", "formulas", "compare",
     "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "staleness", "training", "training_data", "tuning",
-    "timeline", "trace", "sweep", "style", "drawing", "tornado", "delay_chart", "training_chart", "cli",
+    "timeline", "trace", "sweep", "style", "memory_chart", "drawing", "tornado", "delay_chart", "training_chart", "cli",
 ]  # fmt: skip
-HEAVY = {"matplotlib": {"style", "drawing", "tornado", "delay_chart", "training_chart", "cli"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"sweep", "jitter_data", "training_data", "cli"},
+HEAVY = {"matplotlib": {"style", "memory_chart", "drawing", "tornado", "delay_chart", "training_chart", "cli"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"sweep", "jitter_data", "training_data", "cli"},
          "zarr": {"sweep"}, "distributed": {"sweep"}, "optax": {"tuning"}, "networkx": set(), "hypothesis": set()}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 
 NAMES = [
+    "ActivationMemory",
     "Costs",
     "CriticalPath",
     "Distribution",
@@ -33,6 +34,7 @@ NAMES = [
     "TransferWaits",
     "WeightRule",
     "Workload",
+    "activation_memory",
     "chrome_trace",
     "critical_path",
     "evaluate",

@@ -7,6 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from pipejax.cli.activations import ActivationOptions, HeldMemory
 from pipejax.cli.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.options import JsonFlag, Links, Pricing, required
 from pipejax.cli.report import console, gigabytes, percent, print_json, seconds
@@ -17,11 +18,14 @@ from pipejax.recurrence import slack as node_slack
 from pipejax.table import ScheduleTable
 from pipejax.workload import memory_bytes
 
+UNITS = {"activations": "activations", "bytes": "activation memory"}
+
 
 def evaluate(
     table: ScheduleTable,
     pricing: Pricing | None,
     links: Links,
+    activations: ActivationOptions,
     slack: Annotated[
         bool,
         typer.Option("--slack", help="Show how much longer ops could take at no cost."),
@@ -32,7 +36,8 @@ def evaluate(
     priced = required(pricing)
     costs = priced.of(table)
     evaluation = run(table, costs, **links._asdict())
-    result = summary(evaluation, priced)
+    held = activations.of(evaluation, priced.workload)
+    result = summary(evaluation, priced) | {"activation_memory": held.as_json()}
     spare = _slack(evaluation, costs) if slack else []
     if json:
         if slack:
@@ -55,7 +60,7 @@ def evaluate(
     if "tokens_per_second" in result:
         totals.add_row("tokens", f"{result['tokens_per_second']:.4g} per second")
     out.print(totals)
-    out.print(_workers(evaluation, result, priced))
+    out.print(_workers(evaluation, result, priced, held))
     if slack:
         out.print(values_by_phase(spare, "slack", seconds))
 
@@ -101,8 +106,10 @@ def _link(evaluation: Evaluation) -> str:
     return evaluation.link + queues
 
 
-def _workers(evaluation: Evaluation, result: dict[str, Any], pricing: Pricing) -> Table:
-    grid = Table("worker", "stages", "busy", "idle", "peak in flight")
+def _workers(
+    evaluation: Evaluation, result: dict[str, Any], pricing: Pricing, held: HeldMemory
+) -> Table:
+    grid = Table("worker", "stages", "busy", "idle", "peak in flight", f"peak {UNITS[held.unit]}")
     system = pricing.system
     if "memory_bytes" in result and system is not None:
         grid.add_column(f"memory (of {gigabytes(float(system.memory_capacity))})")
@@ -115,6 +122,7 @@ def _workers(evaluation: Evaluation, result: dict[str, Any], pricing: Pricing) -
             seconds(result["busy"][worker]),
             percent(idle),
             str(result["peak_in_flight"][worker]),
+            f"{held.text(held.memory.peak[worker])} at {seconds(held.memory.peak_at[worker])}",
         ]
         if "memory_bytes" in result and system is not None:
             need = float(result["memory_bytes"][worker])

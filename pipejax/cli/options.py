@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pipejax import cost_files
+from pipejax.cli.activations import choose_activations
 from pipejax.cli.objectives import choose_objective
 from pipejax.cli.table_options import OF_RUNS, TableOptions, choose_options
 from pipejax.cost_files import parse_seconds, parse_times, read_costs, slot_costs
@@ -253,6 +254,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "objectives": choose_objective,
     "pricing": choose_costs,
     "links": choose_links,
+    "activations": choose_activations,
 }
 _TABLES = ("table", "choice")  # groups of which `table` is an option
 _INPUTS = ("options", "pricing")  # groups that those are made from

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.text import Text
 
+from pipejax.activation_memory import ActivationMemory
+from pipejax.cli.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options import JsonFlag, Links, Pricing, or_slots
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.evaluate import Evaluation, evaluate
@@ -22,8 +25,12 @@ TERMINAL = {
     Phase.W: "black on bright_yellow",
     Phase.R: "black on bright_magenta",
     Phase.U: "black on bright_red",
+    Phase.O: "white on blue",
+    Phase.L: "white on magenta",
 }
 OTHER = "black on white"
+BLOCKS = " ▁▂▃▄▅▆▇█"
+NAMES = {"activations": "activations held", "bytes": "activation memory"}
 PAIR = "black on bright_magenta"
 
 
@@ -31,11 +38,15 @@ def show(
     table: ScheduleTable,
     pricing: Pricing | None,
     links: Links,
+    activations: ActivationOptions,
     out: Annotated[
         Path | None, typer.Option(help="Draw to this file (.png, .pdf, .svg or .html).")
     ] = None,
     messages: Annotated[
         bool, typer.Option("--messages", help="Show messages as thin lines.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the activation memory of each worker over time.")
     ] = False,
     width: Annotated[
         int | None, typer.Option(help="Columns of the terminal's timeline.", min=20)
@@ -48,20 +59,31 @@ def show(
     costs = or_slots(pricing, table)
     evaluation = evaluate(table, costs, **links._asdict())
     unit = "s" if pricing is not None else "slots"
+    held = activations.of(evaluation, None if pricing is None else pricing.workload)
+    shown = held if memory else None
     if out is not None:
         try:
-            from pipejax.drawing import draw_timeline  # matplotlib is an extra, slow to import
+            # matplotlib is an extra, slow to import
+            from pipejax.drawing import draw_timeline
+            from pipejax.memory_chart import Curves
         except ModuleNotFoundError as error:
             raise ValueError(
                 f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
             ) from None
-        draw_timeline(evaluation, out, messages=messages, unit=unit)
+        curves = None if shown is None else Curves(shown.memory, NAMES[shown.unit], shown.text)
+        draw_timeline(evaluation, out, messages=messages, unit=unit, memory=curves)
     if json:
-        print_json(_as_json(evaluation, out))
+        print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
     elif out is not None:
         console().print(f"drawn to {out}", markup=False, soft_wrap=True)
     else:
-        _print(evaluation, messages, unit, width)
+        _print(evaluation, messages, shown, unit, width)
+
+
+def _memory_json(held: HeldMemory) -> dict[str, object]:
+    curves = [held.memory.curve(worker) for worker in range(len(held.memory.peak))]
+    steps = [{"time": time, "held": level} for time, level in curves]
+    return {"activation_memory": held.as_json() | {"curves": steps}}
 
 
 def _as_json(evaluation: Evaluation, out: Path | None) -> dict[str, object]:
@@ -82,9 +104,13 @@ def _as_json(evaluation: Evaluation, out: Path | None) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _print(evaluation: Evaluation, messages: bool, unit: str, width: int | None) -> None:
+def _print(
+    evaluation: Evaluation, messages: bool, held: HeldMemory | None, unit: str, width: int | None
+) -> None:
     out = console()
-    columns = (width or out.width) - len(f"worker {evaluation.workers - 1} ") - 2
+    peaks = [] if held is None else [held.text(peak) for peak in held.memory.peak]
+    label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
+    columns = (width or out.width) - label - 3
     scale = columns / (evaluation.makespan or 1)
     total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
     out.print(
@@ -93,13 +119,19 @@ def _print(evaluation: Evaluation, messages: bool, unit: str, width: int | None)
     )
     drawn, sent = bars(evaluation), arrows(evaluation)
     for worker in range(evaluation.workers):
-        row = [bar for bar in drawn if bar.worker == worker and not bar.on_host_link]
-        name = f"worker {worker}".ljust(len(f"worker {evaluation.workers - 1}"))
-        out.print(Text(f"{name} ").append_text(_row(row, columns, scale)), no_wrap=True)
+        row = [bar for bar in drawn if bar.worker == worker]
+        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase != Phase.WAIT_O]
+        lines = {f"worker {worker}": _row(compute, columns, scale)}
+        if evaluation.table.offloads:
+            on_host = [bar for bar in row if bar.on_host_link]
+            lines["host"] = _row(on_host, columns, scale)
+        if held is not None:
+            lines[peaks[worker]] = _curve(held.memory, worker, columns, scale)
         if messages:
-            lines = [arrow for arrow in sent if arrow.sender == worker]
-            out.print(Text(" " * (len(name) + 1)).append_text(_lines(lines, columns, scale)),
-                      no_wrap=True)  # fmt: skip
+            lines[""] = _lines([arrow for arrow in sent if arrow.sender == worker], columns, scale)
+        for name, line in lines.items():
+            text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
+            out.print(Text(f"{text} ").append_text(line), no_wrap=True)
     legend = Text("number: microbatch, underlined: critical path  ")
     for phase, style in TERMINAL.items():
         if any(op.phase is phase for bar in drawn for op in bar.ops):
@@ -108,6 +140,8 @@ def _print(evaluation: Evaluation, messages: bool, unit: str, width: int | None)
         legend.append(" F+B ", PAIR).append(" ")
     if messages:
         legend.append(" ─ message under its sender")
+    if held is not None:
+        legend.append(f" ▃ {NAMES[held.unit]}, at its peak the number")
     out.print(legend)
 
 
@@ -126,6 +160,18 @@ def _row(row: list[Bar], columns: int, scale: float) -> Text:
         for k, letter in enumerate(label):
             cells[first + k] = (letter, style)
     return Text.assemble(*cells)
+
+
+def _curve(memory: ActivationMemory, worker: int, columns: int, scale: float) -> Text:
+    """The most that a worker holds in each column, relative to the largest peak of all."""
+    time, held = memory.curve(worker)
+    edges = np.arange(columns + 1) / scale
+    first = np.searchsorted(time, edges[:-1], side="right") - 1
+    end = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
+    steps = zip(first.tolist(), end.tolist(), strict=True)
+    most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
+    size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
+    return Text("".join(BLOCKS[k] for k in size), "bright_black")
 
 
 def _lines(lines: list[Arrow], columns: int, scale: float) -> Text:

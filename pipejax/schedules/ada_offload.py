@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pipejax.checks import number
 from pipejax.idealised import spread
+from pipejax.memory import WEIGHT_SHARE
 from pipejax.placement import looped
 from pipejax.schedules.from_starts import rows_from_starts
 from pipejax.schedules.limited import LimitedPipe
@@ -17,7 +18,7 @@ def ada_offload(
     num_microbatches: int,
     *,
     memory_limit: float | None = None,
-    weight_share: float = 1 / 3,
+    weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
     offload: float | None = 1.0,
     load: float | None = None,

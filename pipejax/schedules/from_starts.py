@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.memory import WEIGHT_SHARE
 from pipejax.ops import HOST, Cell, Op, Phase
 from pipejax.schedules.limited import ROUNDING
 from pipejax.shapes import Float, Int, NumpyArray
@@ -70,7 +71,7 @@ def rows_from_starts(
     *,
     sizes: Sequence[float] | Float[NumpyArray, " stages"],
     limits: Sequence[float] | Float[NumpyArray, " workers"],
-    weight_share: float = 1 / 3,
+    weight_share: float = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
     """Put ops with start times into rows that keep a memory limit at all times.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.checks import is_number, whole_number
+from pipejax.memory import WEIGHT_SHARE
 from pipejax.shapes import Float, NumpyArray
 
 Numbers = float | Sequence[float] | Float[NumpyArray, " entries"]
@@ -54,7 +55,7 @@ class LimitedPipe(NamedTuple):
         there: Numbers = 0.0,
         back: Numbers | None = None,
         sizes: Numbers = 1.0,
-        weight_share: float = 1 / 3,
+        weight_share: float = WEIGHT_SHARE,
     ) -> "LimitedPipe":
         """Check the numbers; one number stands for every stage or boundary.
 

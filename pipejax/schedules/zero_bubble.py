@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pipejax.checks import number
 from pipejax.idealised import spread
+from pipejax.memory import WEIGHT_SHARE
 from pipejax.placement import looped
 from pipejax.schedules.from_starts import rows_from_starts
 from pipejax.schedules.limited import LimitedPipe
@@ -17,7 +18,7 @@ def zero_bubble(
     num_microbatches: int,
     *,
     memory_limit: float | None = None,
-    weight_share: float = 1 / 3,
+    weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
     slots: Mapping[str, float] = UNIT_SLOTS,
 ) -> ScheduleTable:
@@ -51,7 +52,7 @@ def zb_1p(
     num_workers: int,
     num_microbatches: int,
     *,
-    weight_share: float = 1 / 3,
+    weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
     slots: Mapping[str, float] = UNIT_SLOTS,
 ) -> ScheduleTable:
@@ -83,7 +84,7 @@ def zb_2p(
     num_workers: int,
     num_microbatches: int,
     *,
-    weight_share: float = 1 / 3,
+    weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
     slots: Mapping[str, float] = UNIT_SLOTS,
 ) -> ScheduleTable:
