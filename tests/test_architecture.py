@@ -15,11 +15,11 @@ LINE = [
     "hardware", "transformer", "seconds", "costs", "cost_files", "workload", "work", "recurrence", "cost_rows",
     "binary_ops", "blocks", "one_function", "devices", "unrolled", "step_program", "steps_forth", "steps_back", "stepped", "batch", "long_schedules", "metrics",
     "evaluate", "activation_memory", "sensitivity", "factors", "own_costs", "jitter", "robustness", "provenance", "jitter_data", "formulas", "compare",
-    "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "staleness", "training", "training_data", "tuning",
+    "transfer_cells", "transfer_graph", "transfer_need", "transfer_moves", "transfer_order", "transfer_waits", "staleness", "training", "training_data", "tuning", "optimize",
     "timeline", "trace", "sweep", "style", "memory_chart", "drawing", "tornado", "delay_chart", "training_chart", "cli",
 ]  # fmt: skip
 HEAVY = {"matplotlib": {"style", "memory_chart", "drawing", "tornado", "delay_chart", "training_chart", "cli"}, "typer": {"cli"}, "rich": {"cli"}, "xarray": {"sweep", "jitter_data", "training_data", "cli"},
-         "zarr": {"sweep"}, "distributed": {"sweep"}, "optax": {"tuning"}, "networkx": set(), "hypothesis": set()}  # fmt: skip
+         "zarr": {"sweep"}, "distributed": {"sweep"}, "optax": {"tuning"}, "ortools": {"optimize"}, "networkx": set(), "hypothesis": set()}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -57,7 +57,7 @@ def test_imports_point_left(path):
 def test_the_engine_needs_only_jax_and_numpy():
     code = (
         "import sys, pipejax; "
-        "bad = {'matplotlib', 'typer', 'rich', 'xarray', 'zarr', 'distributed', 'optax', 'networkx', 'hypothesis'}; "
+        "bad = {'matplotlib', 'typer', 'rich', 'xarray', 'zarr', 'distributed', 'optax', 'ortools', 'networkx', 'hypothesis'}; "
         "sys.exit(len(bad & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,10 @@
+"""Schedules optimised under a memory limit, with a bound that says how far from the best they are.
+
+After OptPipe (arXiv:2510.05186), with OR-Tools CP-SAT in the place of its solver.
+"""
+
+from pipejax.optimize.optimize import optimize
+from pipejax.optimize.problem import OBJECTIVES
+from pipejax.optimize.solution import Solution
+
+__all__ = ["OBJECTIVES", "Solution", "optimize"]

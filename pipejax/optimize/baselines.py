@@ -1,0 +1,63 @@
+"""Schedules of the literature for the same pipe, to compare with and to begin from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipejax import schedules
+from pipejax.optimize.problem import Problem
+from pipejax.optimize.starts import is_pipe
+from pipejax.table import ScheduleTable
+
+IN_MEMORY: tuple[str, ...] = ("1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zero-bubble")
+WITH_OFFLOADS: tuple[str, ...] = ("pipe-offload", "ada-offload")
+
+
+def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
+    """Yield the given schedule and, for a plain pipe, those that heuristics make of it.
+
+    Builders know one time for all stages: they get the mean.
+
+    Args:
+      problem: the problem.
+      given: its table.
+
+    Yields:
+      Names and tables; they need not keep the limits.
+    """
+    yield given.name, given
+    if not is_pipe(problem):
+        return
+    for name in IN_MEMORY + (WITH_OFFLOADS if problem.offload is not None else ()):
+        if name == given.name:
+            continue
+        takes = schedules.REGISTRY[name].options
+        options = {option: value for option, value in _options(problem).items()
+                   if option in takes or option == "slots"}  # fmt: skip
+        yield (
+            name,
+            schedules.build(
+                name,
+                num_workers=problem.num_workers,
+                num_microbatches=problem.num_microbatches,
+                **options,
+            ),
+        )
+
+
+def _options(problem: Problem) -> Mapping[str, Any]:
+    def mean(times: np.ndarray) -> float:
+        return float(np.mean(times)) if np.size(times) else 0.0
+
+    slots = {"F": problem.forward, "B": problem.backward, "I": problem.input_grad,
+             "W": problem.weight_grad}  # fmt: skip
+    options: dict[str, Any] = {
+        "slots": {letter: max(mean(times), 1e-9) for letter, times in slots.items()},
+        "transfer": mean(problem.lag + problem.transmit),
+        "memory_limit": float((problem.limits / problem.sizes).min()),
+        "weight_share": float((problem.kept / problem.sizes).max()),
+    }
+    if problem.offload is not None and problem.load is not None:
+        options |= {"offload": mean(problem.offload), "load": mean(problem.load)}
+    return options

@@ -1,0 +1,127 @@
+"""Plans to begin with: schedules that others thought of, and greedy ones in many variants."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.ops import Phase
+from pipejax.optimize.greedy import VARIANTS, greedy_plan
+from pipejax.optimize.offloads import add_offloads
+from pipejax.optimize.plan import NEVER, Plan, objective_of
+from pipejax.optimize.problem import Problem
+from pipejax.optimize.tables import peaks
+from pipejax.schedules.from_starts import TimedOps
+from pipejax.schedules.limited import LimitedPipe
+from pipejax.schedules.offload_search import ada_offload_starts
+from pipejax.schedules.zero_bubble_search import zero_bubble_starts
+
+ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
+OFFLOAD_SECONDS = 1.0  # to find offloads for one plan
+
+
+class Start(NamedTuple):
+    """A plan and what made it.
+
+    Attributes:
+      source: name.
+      plan: starts within the limits.
+    """
+
+    source: str
+    plan: Plan
+
+
+def is_pipe(problem: Problem) -> bool:
+    """Return whether every worker has one stage of one pipe, in order.
+
+    Args:
+      problem: the problem.
+
+    Returns:
+      Whether it is so.
+    """
+    return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
+
+
+def pipe_plans(problem: Problem) -> Iterator[Start]:
+    """Yield what the heuristics of the literature make of the problem's times and limits.
+
+    Args:
+      problem: a problem that is a plain pipe.
+
+    Yields:
+      Plans that keep the limits.
+    """
+    pipe = LimitedPipe.of(
+        problem.num_stages,
+        problem.num_microbatches,
+        forward=problem.forward,
+        input_grad=problem.input_grad,
+        weight_grad=problem.weight_grad,
+        there=problem.lag[0, 0] + problem.transmit[0, 0],
+        back=problem.lag[1, 0] + problem.transmit[1, 0],
+        sizes=problem.sizes,
+        limits=problem.limits,
+        weight_share=float((problem.kept / problem.sizes).max()),
+    )
+    by_span = problem.objective == "span"
+    yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
+    if problem.offload is not None:
+        ops = ada_offload_starts(pipe, offload=problem.offload, load=problem.load,
+                                 host_links=problem.host_links)  # fmt: skip
+        yield Start("ada-offload", _plan(problem, ops))
+
+
+def _plan(problem: Problem, ops: TimedOps) -> Plan:
+    shape = problem.num_stages, problem.num_microbatches
+    at = {phase: np.full(shape, NEVER, np.int64) for phase in
+          (Phase.F, Phase.I, Phase.W, Phase.O, Phase.L)}  # fmt: skip
+    for phase, starts in at.items():
+        which = ops.phase == phase
+        starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
+    return Plan(at[Phase.F], at[Phase.I], at[Phase.W], np.zeros(shape, bool), at[Phase.O],
+                at[Phase.L])  # fmt: skip
+
+
+def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
+    """Yield better and better greedy plans.
+
+    Where activations may be offloaded, compute is also planned for more memory than there is,
+    and the shortest plan that offloads can make fit is kept.
+
+    Args:
+      problem: the problem.
+      seconds: time to spend, at most; one plan of each kind is made in any case.
+
+    Yields:
+      Plans that keep the limits, each shorter than the one before.
+    """
+    until = time.monotonic() + seconds
+    best: int | None = None
+    too_large: list[tuple[int, int, Plan]] = []
+    for room in ROOM if problem.offload is not None else ROOM[:1]:
+        for number, variant in enumerate(VARIANTS):
+            if number and time.monotonic() > until - seconds / 2:
+                break
+            plan = greedy_plan(problem, (problem.limits * room).astype(np.int64), variant)
+            if plan is None:
+                continue
+            value = objective_of(problem, plan)
+            if best is not None and value >= best:
+                continue
+            if (peaks(problem, plan) <= problem.limits).all():
+                best = value
+                yield Start("greedy", plan)
+            else:
+                too_large.append((value, len(too_large), plan))
+    for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
+        if time.monotonic() > until:
+            return
+        if best is not None and value >= best:
+            return
+        with_offloads = add_offloads(problem, plan, OFFLOAD_SECONDS)
+        if with_offloads is not None:
+            best = value
+            yield Start("greedy with offloads", with_offloads)
