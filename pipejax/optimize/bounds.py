@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.optimize.problem import Problem
+from pipejax.optimize.problem import PerStage, Problem
 from pipejax.shapes import Int, NumpyArray
 
 PerPipe = Int[NumpyArray, "pipes stages"]
@@ -98,6 +98,19 @@ def lower_bound(problem: Problem) -> int:
         if counts[pipe]:
             best = max(best, _chain(problem, way, pipe, stage, int(counts[pipe])))
     return best
+
+
+def stage_bounds(problem: Problem) -> PerStage:
+    """Bound the objective by each stage's own work and memory.
+
+    Args:
+      problem: a problem with one pipe.
+
+    Returns:
+      (stages) units.
+    """
+    way, count = paths(problem), problem.num_microbatches
+    return np.array([_chain(problem, way, 0, s, count) for s in range(problem.num_stages)])
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:

@@ -9,11 +9,11 @@ import numpy as np
 from pipejax.costs import Costs
 from pipejax.evaluate import lower_and_price
 from pipejax.optimize.baselines import baseline_tables
-from pipejax.optimize.bounds import lower_bound
+from pipejax.optimize.bounds import lower_bound, stage_bounds
 from pipejax.optimize.greedy import greedy_plan
 from pipejax.optimize.model import ScheduleModel
 from pipejax.optimize.period import FoldedModel, depth_of, extended, fold
-from pipejax.optimize.plan import Plan, objective_of
+from pipejax.optimize.plan import Plan, gradient_end, objective_of
 from pipejax.optimize.problem import WEIGHT_SHARE, Problem, pose
 from pipejax.optimize.relaxed import relaxed_bound
 from pipejax.optimize.search import search
@@ -25,6 +25,7 @@ from pipejax.table import ScheduleTable
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
+FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
 LENGTHS = (1, 2)  # microbatches of a period that are tried, and the whole memory limit
 _SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.5}  # of the time that is left then
 
@@ -141,12 +142,19 @@ class _Run:
             yield from self._offer(*start)
 
     def _relaxed(self) -> Iterator[Solution]:
-        """A bound from one stage alone, where its memory is what binds."""
-        if not is_pipe(self.problem) or self.problem.offload is not None:
+        """Bounds from one stage alone, the one with the best simple bound first."""
+        is_far = self.plan is not None and self.bound < FAR * self.value
+        if not is_pipe(self.problem) or (self.problem.offload is not None and not is_far):
             return
-        stage, seconds = 0, self.left * _SHARES["relaxed"]
-        found = relaxed_bound(self.problem, stage, self._horizon, seconds, self.threads)
-        self.bound = max(self.bound, found)
+        simple = stage_bounds(self.problem)
+        until = time.monotonic() + self.left * _SHARES["relaxed"]
+        for number, stage in enumerate(np.argsort(-simple, kind="stable").tolist()):
+            seconds = (until - time.monotonic()) / min(2, self.problem.num_stages - number)
+            if self.is_closed or seconds <= 0:
+                return
+            self._raise_bound(
+                relaxed_bound(self.problem, stage, self._horizon, seconds, self.threads)
+            )
         yield from ()
 
     def _period(self) -> Iterator[Solution]:
@@ -180,7 +188,7 @@ class _Run:
         if self.plan is not None:
             model.hint(self.plan.finer(parts))
         for found in search(model, self.left, self.threads):
-            self.bound = max(self.bound, min(-(-found.bound // parts), self._horizon))
+            self._raise_bound(-(-found.bound // parts))
             if found.plan is not None:
                 yield from self._offer("search", found.plan, problem)
 
@@ -193,9 +201,10 @@ class _Run:
 
     @property
     def _horizon(self) -> int:
-        """Units in which the problem can be done."""
+        """Units in which the problem can be done; a short span may need more of them."""
         if self.plan is not None:
-            return self.value
+            end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
+            return self.value if self.problem.objective == "makespan" else 2 * end
         work = self.problem.forward + self.problem.input_grad + self.problem.weight_grad
         hops = int(self.problem.lag.max(initial=0) + self.problem.transmit.max(initial=0))
         each = int(work.sum()) + 2 * self.problem.num_stages * hops
@@ -216,9 +225,19 @@ class _Run:
             self.best = self._solution(table, makespan, source)
             yield self.best
 
+    def _raise_bound(self, bound: int) -> None:
+        """Take a bound if it is better; one above a plan that exists is an error of ours.
+
+        Raises:
+          AssertionError: if it is.
+        """
+        if self.plan is not None and bound > self.value:
+            raise AssertionError(f"bound {bound} is above a plan of {self.value}: please report it")
+        self.bound = max(self.bound, bound)
+
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
-        bound = min(self.bound * self.problem.unit, makespan)
+        bound = self.bound * self.problem.unit
         return Solution(
             table=table,
             makespan=makespan,

@@ -103,8 +103,8 @@ def search(model: ScheduleModel, seconds: float, workers: int) -> Iterator[Found
         try:
             status = solver.solve(model.model, listener)
             over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-            bound = model.horizon + 1 if status == cp_model.INFEASIBLE \
-                else whole_bound(solver.best_objective_bound)  # fmt: skip
+            known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
+            bound = whole_bound(solver.best_objective_bound) if known else 0
             news.put(Found(None, bound, over))
         except BaseException as error:  # the caller's thread has to hear of it
             news.put(error)

@@ -9,7 +9,7 @@ from pipejax.checks import is_number, whole_number
 from pipejax.memory import WEIGHT_SHARE
 from pipejax.shapes import Float, NumpyArray
 
-Numbers = float | Sequence[float] | Float[NumpyArray, " entries"]
+Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
 ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
 
 
