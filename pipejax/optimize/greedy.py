@@ -28,6 +28,8 @@ class Variant(NamedTuple):
       backlog: weight gradients that may be left over before one comes ahead of a forward.
       extra: forwards that a stage may be ahead of its gradients, beyond those that keep it busy
         while a microbatch goes to the last stage and comes back.
+      active: microbatches between the first forward and the last input gradient, at most; with
+        one, no worker can fill up that holds all stages of a microbatch.
 
     Example:
       >>> Variant(patient=True, backlog=2, extra=0).backlog
@@ -37,6 +39,7 @@ class Variant(NamedTuple):
     patient: bool
     backlog: int
     extra: int
+    active: int = 10**9
 
 
 NO_END = 10**9
@@ -46,6 +49,7 @@ VARIANTS = tuple(
         (NO_END, 0, 1, 2, 3), (NO_END, 0, 1, 2, 4), (False, True)
     )
 )
+FEW_ACTIVE = tuple(Variant(False, NO_END, NO_END, active) for active in (1, 2, 3, 4, 6, 8, 12, 16))
 
 
 def greedy_plan(
@@ -99,7 +103,7 @@ class _Run:
         }
         self.link: dict[tuple[int, int], int] = {}
         self.moments: list[tuple[int, int]] = []
-        self.count = 0
+        self.count = self.active = 0
 
     def plan(self) -> Plan | None:
         for microbatch in range(self.problem.num_microbatches):
@@ -147,8 +151,10 @@ class _Run:
     def _may_enter(self, worker: int, op: Op) -> bool:
         """Whether a forward has room, and is not too far ahead of the gradients of its stage."""
         stage, pipe = op[1], self.pipe_of[op[2]]
-        ahead = self.ahead[pipe][stage] < self.depth[pipe][stage]
-        return ahead and self.held[worker] + self.size[stage] <= self.limits[worker]
+        near = self.ahead[pipe][stage] < self.depth[pipe][stage]
+        if stage == 0 and self.active >= self.variant.active:
+            return False
+        return near and self.held[worker] + self.size[stage] <= self.limits[worker]
 
     def _run(self, op: Op, worker: int, now: int) -> None:
         letter, stage, microbatch = op
@@ -160,6 +166,7 @@ class _Run:
         if letter == "F":
             self.held[worker] += self.size[stage]
             self.ahead[self.pipe_of[microbatch]][stage] += 1
+            self.active += stage == 0
             if stage < last:
                 self._offer(self._arrival(0, stage, op, end), ("F", stage + 1, microbatch))
             else:
@@ -170,6 +177,10 @@ class _Run:
             self._offer(end, ("W", stage, microbatch))
             if stage:
                 self._offer(self._arrival(1, stage - 1, op, end), ("I", stage - 1, microbatch))
+            else:
+                self.active -= 1
+                for other in range(self.problem.num_workers):
+                    heapq.heappush(self.moments, (end, other))
         else:
             self.held[worker] -= self.kept[stage]
 

@@ -116,7 +116,10 @@ class _Run:
             if (not self.is_closed and self.left > 0) or self.plan is None:
                 yield from step()
         if self.best is None:
-            return
+            raise ValueError(
+                f"no schedule within memory_limit was found in {self.until - self.begun:g} "
+                "seconds: give more time_limit or memory_limit"
+            )
         final = self._solution(self.best.table, self.best.makespan, self.best.source)
         if final != self.best:
             yield final

@@ -187,7 +187,7 @@ def pose(
       >>> pose(table, Costs.uniform(table, forward=1.0, backward=2.0), memory_limit=0.5)
       Traceback (most recent call last):
       ...
-      ValueError: memory_limit 0.5 of worker 0 is below one activation of stage 0, 1: infeasible
+      ValueError: memory_limit 0.5 of worker 0 is below one activation, 1: infeasible
     """
     costs.check_values()
     costs.check_shapes(table.num_stages, table.num_pipes)
@@ -198,12 +198,7 @@ def pose(
         raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
-    for stage, worker in zip(*np.nonzero(_holds(table)), strict=True):
-        if size[stage] > limits[worker] * (1 + 1e-9):
-            raise ValueError(
-                f"memory_limit {limits[worker]:g} of worker {worker} is below one activation of "
-                f"stage {stage}, {size[stage]:g}: infeasible"
-            )
+    _check_room(table, size, limits, offload)
     whole = np.array(common_parts([*size, *size * weight_share, *limits[:-1], limits[-1]]))
     stages = table.num_stages
     times = _times(table, costs, offload)
@@ -251,10 +246,22 @@ def _times(
     return times
 
 
-def _holds(table: ScheduleTable) -> NumpyArray:
-    """(stages, workers) whether a worker has the stage in some pipe."""
-    workers = np.arange(table.num_workers)
-    return (table.placement[:, :, None] == workers).any(axis=0)
+def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
+    """One microbatch alone has to fit; what it holds on a worker stays together unless it can go.
+
+    The gradients of a microbatch begin at its last stage, when all its forwards are done.
+    """
+    for pipe in table.placement:
+        for worker, limit in enumerate(limits.tolist()):
+            held = size[pipe == worker]
+            need = float(held.max(initial=0) if offload else held.sum())
+            if need > limit * (1 + 1e-9):
+                what = "one activation" if offload or len(held) == 1 else \
+                    f"one activation of each of its {len(held)} stages"  # fmt: skip
+                raise ValueError(
+                    f"memory_limit {limit:g} of worker {worker} is below {what}, {need:g}: "
+                    "infeasible"
+                )
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:

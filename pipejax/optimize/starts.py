@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.ops import Phase
-from pipejax.optimize.greedy import VARIANTS, greedy_plan
+from pipejax.optimize.greedy import FEW_ACTIVE, VARIANTS, greedy_plan
 from pipejax.optimize.offloads import add_offloads
 from pipejax.optimize.plan import NEVER, Plan, objective_of
 from pipejax.optimize.problem import Problem
@@ -106,8 +106,9 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
     until = time.monotonic() + seconds
     best: int | None = None
     too_large: list[tuple[int, int, Plan]] = []
+    variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
     for room in ROOM if problem.offload is not None else ROOM[:1]:
-        for number, variant in enumerate(VARIANTS):
+        for number, variant in enumerate(variants):
             if number and time.monotonic() > until - seconds / 2:
                 break
             plan = greedy_plan(problem, (problem.limits * room).astype(np.int64), variant)

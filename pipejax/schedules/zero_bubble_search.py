@@ -172,8 +172,8 @@ class _Plan:
                 extra[stage], clock, held = extra[stage] + 1, clock + lasts, held + takes
             gradient = max(clock, arrival) + self.lasts[I][stage]
         for stage in self.stages[1:]:  # a stage is not ahead of the one before it
-            while (
-                extra[stage] and extra[stage] >= extra[stage - 1] and extra[stage] + 1 < self.total
+            while extra[stage] > extra[stage - 1] or (
+                0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
             ):
                 extra[stage] -= 1
         return extra
