@@ -187,7 +187,7 @@ class Draft:
             name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)
             for name in _FIELDS
         }
-        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], (*SHARDING, Phase.WAIT_O))
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
         on_worker = np.flatnonzero(is_op)
         first_node, last_node = np.zeros((2, self._table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker

@@ -241,6 +241,14 @@ def test_show_draws_memory_and_host_links(answer, call, tmp_path):
     assert (memory.split()[0], "█" in memory, "activations held" in legend) == ("1", True, True)
     _, out, _ = call(*arguments, "--width", "80")
     assert len(out.splitlines()) == 4  # host line always, memory only where asked for
+    rows = [["0F0", "0O0", "0WAIT_O0", "0L0", "0B0"], ["1F0", "1B0"]]
+    lines = []
+    for row in (rows[0], [cell for cell in rows[0] if "WAIT" not in cell]):
+        other = tmp_path / "wait.csv"
+        pj.write_table(pj.ScheduleTable.from_rows([row, rows[1]]), other)
+        _, out, _ = call("show", "--table", other, "--stage-times", "F=1,B=2,O=0.2")
+        lines.append(out.splitlines()[1])
+    assert lines[0] == lines[1]  # a wait takes no time and no column
     picture = tmp_path / "offload.svg"
     answer(*arguments, "--memory", "--out", picture)
     text = picture.read_text()
