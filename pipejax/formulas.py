@@ -90,6 +90,16 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         "equal stages, F = B, M a multiple of P", lambda n: n.m % n.p == 0,
         "arXiv:2107.06925, Table 2 (smallest and largest worker; between them our count)",
     ),
+    "zb-h1": ClosedForm(
+        ("(P-1)/(3M+P-1)", lambda n: (n.p - 1) / (3 * n.m + n.p - 1)),
+        ("min(P, M)", lambda n, r: min(n.p, n.m)), 1, "F = I = W, M at least P",
+        lambda n: n.m >= n.p, "arXiv:2401.10241, Table 2; in flight section 2.3",
+    ),
+    "zb-h2": ClosedForm(
+        None, ("min(2P-1, M)", lambda n, r: min(2 * n.p - 1, n.m)), 1,
+        "only the bubble within a worker's span is published", lambda n: False,
+        "arXiv:2401.10241, Table 2 and section 2.3",
+    ),
 }  # fmt: skip
 NO_FORM = ClosedForm(None, None, 1, "no closed form is published that we could verify",
                      lambda n: False, "-")  # fmt: skip

@@ -155,8 +155,8 @@ def row_text(ops, limit, weight_share=1 / 3):
 def test_a_wait_stands_only_where_memory_needs_it():
     assert row_text(ROW, 1.0) == "F0 O0 WAIT_O0 F1 I1 W1 L0 I0 W0"
     assert row_text(ROW, 2.0) == "F0 O0 F1 I1 W1 L0 I0 W0"
-    again = [*ROW, (F, 2, 8.0, 9.0)]  # the load of microbatch 0 has waited for its offload
-    assert row_text(again, 1.0).count("WAIT_O") == 1
+    more = [*ROW, (F, 2, 8.0, 9.0), (F, 3, 9.0, 10.0)]
+    assert "WAIT_O" not in row_text(more, 2.0)  # the load of microbatch 0 waited for its offload
 
 
 def test_a_load_within_an_op_is_issued_before_it():
@@ -285,7 +285,7 @@ def test_the_command_plans_offloads(answer):
     given = ["evaluate", "--schedule", "ada-offload", "--workers", "4", "--microbatches", "8",
              "--memory-limit", "2", "--stage-times"]  # fmt: skip
     slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
-    assert (slow, fast) == (41.0, 31.0)
+    assert (slow, fast) == (41.0, 31.0)  # too slow to pay, and almost as if memory were ample
 
 
 def test_other_schedules_leave_the_weight_share_alone(answer):

@@ -217,6 +217,7 @@ def span_bubble_ratio(pipe):
 
 
 @pytest.mark.parametrize("record", of_schedules("ZB-1p", "ZB-2p"))
+@pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
 def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a worker
     setting, times = record["setting"], profile(record["setting"])
     p, m, name = setting["p"], setting["m"], setting["schedule"].lower()
@@ -237,6 +238,7 @@ def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a
 
 
 @pytest.mark.parametrize("record", records("zbv.fig9.6.2B.m48"))
+@pytest.mark.usefixtures("unchecked")
 def test_zero_bubble_against_memory(record):  # Figure 9: the limit in multiples of p
     setting = record["setting"]
     key = f"zbv.prof.{setting['model']}.m{setting['m']}"
