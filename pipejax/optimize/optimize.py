@@ -151,8 +151,8 @@ class _Run:
             return
         simple = stage_bounds(self.problem)
         until = time.monotonic() + self.left * _SHARES["relaxed"]
-        for number, stage in enumerate(np.argsort(-simple, kind="stable").tolist()):
-            seconds = (until - time.monotonic()) / min(2, self.problem.num_stages - number)
+        for stage in np.argsort(-simple, kind="stable").tolist():
+            seconds = until - time.monotonic()
             if self.is_closed or seconds <= 0:
                 return
             self._raise_bound(
