@@ -106,6 +106,15 @@ def test_one_diverged_seed_rules_a_step_size_out():
     assert pipedream_cases.tuned(data).gap.isnull().all()
 
 
+def test_step_sizes_are_chosen_by_geometric_means():
+    data = made({"pipedream": 1.0}).isel(step_size=[1, 2])
+    at = data.gap.isel(scheme=0, sample=-1)
+    at[:] = [[1e-6, 1e-6, 1e-2], [1e-3, 1e-3, 1e-3]]  # the arithmetic mean of the latter is less
+    assert pipedream_cases.tuned(data).step_size == best(data).step_size == 0.25
+    at[0, 2] = 1e5
+    assert pipedream_cases.tuned(data).step_size == best(data).step_size == 1 / 16
+
+
 def test_looks():
     look = pipedream_cases.looks(list(RATES))
     assert look["local-sgd H=5"]["color"] == look["local-sgd H=5, own models"]["color"]
