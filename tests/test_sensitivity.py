@@ -169,6 +169,7 @@ def test_command(capsys, tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
     ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
+    ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
     ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
     ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
 ])  # fmt: skip
