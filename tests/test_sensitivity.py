@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax import sensitivity
 from pipejax.cli.app import run
 from pipejax.hardware import FIELDS
 from pipejax.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
@@ -135,6 +136,22 @@ def test_swings_are_exact_evaluations():
     for parameter, ends in found.items():
         ours = [step_time(program, table, workload, system, parameter, f) for f in (0.5, 3.0)]
         np.testing.assert_allclose(ends, ours, rtol=1e-12, err_msg=parameter)
+
+
+def test_other_systems_and_models_do_not_recompile():
+    table, workload, system = case("chimera on a slow network")
+    others = [(workload, pj.load_system("fast_nw_fast_cp")),
+              (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system)]  # fmt: skip
+    found = [elasticities(table, workload, system).step_time]
+    compiled = sensitivity._with_slopes._cache_size()
+    found += [elasticities(table, *other).step_time for other in others]
+    assert sensitivity._with_slopes._cache_size() == compiled
+    assert len(set(found)) == 3
+    swings(table, workload, system)
+    compiled = sensitivity._prices._cache_size()
+    for other in others:
+        swings(table, *other)
+    assert sensitivity._prices._cache_size() == compiled
 
 
 @pytest.mark.parametrize("factors", [(0.0, 2.0), (1.0,), (float("nan"), 2.0)])
