@@ -1,12 +1,21 @@
 """Fixtures shared by the tests."""
 
 import json
+import sys
 from pathlib import Path
 
 import jaxtyping
 import pytest
 
 from pipejax.cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def _closed_figures():
+    """Close what a test has drawn, whichever test is next: pyplot keeps figures until then."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Figures of PipeDream against other ways to train, on curves made up for the purpose."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -25,8 +24,6 @@ NEVER = None  # rate of a scheme that diverges with every step size
 @pytest.fixture(scope="module", autouse=True)
 def _style():
     style.use()
-    yield
-    plt.close("all")
 
 
 def made(rates, ends=None):
