@@ -51,7 +51,7 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 tests: $(READY)  ## tests and doctests
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 bench: $(READY)  ## engine, sweep, tuning and training against plain Python, NumPy, Numba and search
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json

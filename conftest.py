@@ -2,9 +2,12 @@
 
 import os
 
-# most of the tests' time is compilation of programs that run once: machine code is not optimised
-# here. XLA_FLAGS= in the environment runs the tests with what users compile.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# most of the tests' time is compilation of programs that run once: here machine code is not
+# optimised, and fusions do not go through the slower of XLA's two emitters. XLA_FLAGS= in the
+# environment runs the tests with what users compile, or where XLA knows a flag no longer.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 from hypothesis import HealthCheck, settings

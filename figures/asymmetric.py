@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.cases import microbatch_axis
+from figures.cases import count_axis
 from pipejax import style
 
 SYSTEMS = {"slow_nw_mid_cp": ("slow network", ":"), "mid_nw_mid_cp": ("mid network", "--"),
@@ -33,6 +33,6 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes in (left, right):
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set_xlabel("microbatches")
-        microbatch_axis(axes, data.microbatches.values)
+        count_axis(axes, data.microbatches.values)
     figure.legend(loc="outside lower center", ncols=6, columnspacing=1.0)
     return {"asymmetric": figure}

@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import LOOK, microbatch_axis
+from figures.cases import LOOK, count_axis
 from pipejax import style
 
 NAMES = ("gpipe", "1f1b", "chimera", "hanayo, 2 waves", "interleaved-1f1b")
@@ -28,7 +28,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             )  # fmt: skip
         axes.set_title(f"{workers} workers", loc="left")
         axes.set_xlabel("microbatches")
-        microbatch_axis(axes, data.microbatches.values)
+        count_axis(axes, data.microbatches.values)
     panels[0].set_ylabel("bubble ratio [%]")
     panels[0].set_ylim(bottom=0)
     handles, _ = panels[0].get_legend_handles_labels()

@@ -39,6 +39,9 @@ LOOK: Mapping[str, Mapping[str, Any]] = {
     **_OWN, **{name: _OWN[same] for name, same in _DECLARED.items()},
 }  # fmt: skip
 MAIN = ("gpipe", "1f1b", "chimera", "chimera-asymmetric", "hanayo, 2 waves", "interleaved-1f1b")
+POINTS: Mapping[str, Any] = {  # small and open, where there are many
+    "linestyle": "", "markersize": 2.6, "markerfacecolor": "none", "markeredgewidth": 0.7,
+}  # fmt: skip
 SYSTEM_NAME = "{} network, {} compute"
 
 
@@ -48,8 +51,8 @@ def system_title(name: str) -> str:
     return SYSTEM_NAME.format(network, compute)
 
 
-def microbatch_axis(axes: Axes, counts: Any) -> None:
-    """Put microbatch counts on a doubling axis."""
+def count_axis(axes: Axes, counts: Any) -> None:
+    """Put counts of microbatches or stages on a doubling axis, each with its label."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(counts), [str(int(count)) for count in counts])
     axes.minorticks_off()

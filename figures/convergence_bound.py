@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from figures.cases import POINTS, count_axis
 from pipejax import style
 
 COLOURS = (style.BLACK, style.SKY, style.GREEN, style.ORANGE, style.PURPLE)  # by delta
@@ -43,8 +44,7 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
     for objective, marker in zip(data.objective.values, MARKERS, strict=True):
         for delta, colour in zip(data.delta.values, COLOURS, strict=False):
             at = data.sel(objective=objective, delta=delta)
-            axes.plot(at.total, at.measured, marker=marker, markersize=2.6, color=colour,
-                      linestyle="", markerfacecolor="none", markeredgewidth=0.7)  # fmt: skip
+            axes.plot(at.total, at.measured, marker=marker, color=colour, **POINTS)
     late: dict[str, Any] = {
         "marker": "D",
         "markersize": 4,
@@ -102,10 +102,8 @@ def _law(axes: Axes, data: xr.Dataset) -> None:
         power = f"$K = 10^{{{round(np.log10(updates))}}}$"
         axes.plot(stages, at.law_delay, color=colour, marker="o", markersize=3, label=power)
         axes.plot(stages, at.law_delay_tuned, color=colour, linestyle="--", linewidth=0.9)
-    axes.set(xscale="log", yscale="log", xlabel="stages S",
-             ylabel=r"delay term / $L(f_0 - f^*)$")  # fmt: skip
-    axes.set_xticks(stages, [str(each) for each in stages])
-    axes.minorticks_off()
+    axes.set(yscale="log", xlabel="stages S", ylabel=r"delay term / $L(f_0 - f^*)$")
+    count_axis(axes, stages)
     axes.set_title("(c) delay term of PipeDream:\n$S^4/K$ unless the step shrinks", loc="left")
     entries, _ = axes.get_legend_handles_labels()
     kinds = [

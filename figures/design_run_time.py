@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import LOOK, microbatch_axis, network_of, plain_numbers
+from figures.cases import LOOK, count_axis, network_of, plain_numbers
 from pipejax import style
 from pipejax.sweep import STATUS
 
@@ -51,6 +51,6 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
         lost = one.step_time.where(one.status == STATUS.index("out of memory"))
         axes.plot(counts, lost, linestyle="", marker=look["marker"], color=look["color"],
                   markerfacecolor="white")  # fmt: skip
-    microbatch_axis(axes, counts.values)
+    count_axis(axes, counts.values)
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)

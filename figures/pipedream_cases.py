@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from figures.cases import plain_numbers
 from pipejax import style
+from sweeps.pipedream_schemes import best_place, geometric_mean
 
 GAP = r"gap $f - f^*$"
 SHADE = 0.15  # opacity of bands
@@ -72,7 +72,7 @@ def looks(schemes: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def tuned(data: xr.Dataset) -> xr.Dataset:
-    """Take the step size with the least mean gap at the end, among those without divergence.
+    """Take the step size that `sweeps.pipedream_schemes.best_place` chooses, as the claims do.
 
     Args:
       data: gap and diverged by scheme, step_size, seed and perhaps further axes.
@@ -82,14 +82,13 @@ def tuned(data: xr.Dataset) -> xr.Dataset:
       where some seed diverged with every step size. `hopeless` says where that is so; `edge`,
       where the step size is the smallest or largest that was tried.
     """
-    end = data.gap.isel(sample=-1) if "sample" in data.gap.dims else data.gap
-    finite = end.notnull().all("seed") & ~data.diverged.any("seed")
-    index = end.mean("seed").where(finite, np.inf).argmin("step_size")
-    chosen = data.isel(step_size=index)
+    place = best_place(data)
+    chosen = data.isel(step_size=place)
+    hopeless = data.diverged.any("seed").all("step_size")
     return chosen.assign(
-        gap=chosen.gap.where(finite.any("step_size")),
-        hopeless=data.diverged.any("seed").all("step_size"),
-        edge=index.isin([0, data.sizes["step_size"] - 1]),
+        gap=chosen.gap.where(~hopeless),
+        hopeless=hopeless,
+        edge=place.isin([0, data.sizes["step_size"] - 1]),
     )
 
 
@@ -107,19 +106,6 @@ def power_of_two(step_size: float) -> str:
       ('1/16', '2')
     """
     return str(Fraction(step_size).limit_denominator(2**30))
-
-
-def geometric_mean(gap: xr.DataArray) -> xr.DataArray:
-    """Average over seeds on a logarithmic scale.
-
-    Args:
-      gap: by seed; what is missing or not positive makes the mean missing.
-
-    Returns:
-      The mean.
-    """
-    logs: xr.DataArray = xr.apply_ufunc(np.log, gap.where(gap > 0))
-    return xr.apply_ufunc(np.exp, logs.mean("seed", skipna=False))
 
 
 def plot_gap(

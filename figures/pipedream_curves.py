@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from figures.pipedream_cases import (
     GAP,
     OBJECTIVES,
-    geometric_mean,
     label_of,
     log_gap_axis,
     looks,
@@ -20,6 +19,7 @@ from figures.pipedream_cases import (
     tuned,
 )
 from pipejax import style
+from sweeps.pipedream_schemes import geometric_mean
 
 
 class View(NamedTuple):

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from figures.pipedream_cases import (
     GAP,
-    geometric_mean,
     label_of,
     log_gap_axis,
     looks,
@@ -17,6 +16,7 @@ from figures.pipedream_cases import (
     tuned,
 )
 from pipejax import style
+from sweeps.pipedream_schemes import geometric_mean
 
 BAND = 10.0  # factor that the band reaches to either side
 

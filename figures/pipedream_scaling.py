@@ -7,10 +7,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from figures.cases import count_axis
 from figures.pipedream_cases import (
     GAP,
     OBJECTIVES,
-    geometric_mean,
     label_of,
     log_gap_axis,
     looks,
@@ -18,6 +18,7 @@ from figures.pipedream_cases import (
     tuned,
 )
 from pipejax import style
+from sweeps.pipedream_schemes import geometric_mean
 
 MARKERS = ("o", "s", "^", "D", "v")
 
@@ -29,9 +30,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     schemes = [str(name) for name in data.scheme.values]
     for k, (name, look) in enumerate(looks(schemes).items()):
         _scheme(axes, best.sel(scheme=name), {**look, "marker": MARKERS[k % len(MARKERS)]})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(data.stages.values, [str(int(each)) for each in data.stages.values])
-    axes.minorticks_off()
+    count_axis(axes, data.stages.values)
     axes.set(xlabel="stages S", ylabel=f"{GAP} at the end")
     log_gap_axis(axes)
     ends = sorted({f"{float(end):g}" for end in (data.time.min(), data.time.max())}, key=float)

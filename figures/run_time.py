@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.cases import LOOK, MAIN, microbatch_axis, system_title
+from figures.cases import LOOK, MAIN, count_axis, system_title
 from pipejax import style
 
 
@@ -35,7 +35,7 @@ def _panels(values: xr.DataArray, label: str, title: str, *, from_zero: bool) ->
             axes.plot(values.microbatches, line, **LOOK[name])
         axes.set_title(system_title(str(system)), loc="left")
         axes.set_ylim(bottom=0 if from_zero else None)
-        microbatch_axis(axes, values.microbatches.values)
+        count_axis(axes, values.microbatches.values)
     for axes in panels[-1]:
         axes.set_xlabel("microbatches")
     for axes in panels[:, 0]:

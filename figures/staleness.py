@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from figures.cases import POINTS, count_axis
 from pipejax import style
 
 KINDS = (("max_delay", "largest", style.VERMILION, "o"), ("mean_delay", "mean", style.BLUE, "s"))
@@ -35,12 +36,9 @@ def _by_depth(axes: Axes, data: xr.Dataset) -> None:
     for name, label, colour, marker in KINDS:
         law = data[f"{name}_law"]
         axes.plot(data.stages, law, color=colour, linewidth=0.8, label=f"{label}: ${law.law}$")
-        axes.plot(data.stages, data[name], color=colour, marker=marker, markersize=2.6,
-                  linestyle="", markerfacecolor="none", markeredgewidth=0.7)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="stages S", ylabel="delay [block updates]")
-    ticks = [s for s in (2, 4, 8, 16, 32, 64, 150) if s in data.stages]
-    axes.set_xticks(ticks, list(map(str, ticks)))
-    axes.minorticks_off()
+        axes.plot(data.stages, data[name], color=colour, marker=marker, **POINTS)
+    axes.set(yscale="log", xlabel="stages S", ylabel="delay [block updates]")
+    count_axis(axes, [s for s in (2, 4, 8, 16, 32, 64, 150) if s in data.stages])
     axes.legend(loc="upper left")
     axes.set_title("(a) delays grow with $S^2$:\ncounted (points), law (lines)", loc="left")
 

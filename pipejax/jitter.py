@@ -22,6 +22,7 @@ from pipejax.table import ScheduleTable
 
 MAX_BYTES = 1 << 28  # of durations and choices at once
 PART = 2048  # samples that go through together
+SMALLEST = 64  # samples of the smallest part; of a single one too, so that all are rounded alike
 BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
 LARGEST_SEED = 2**63 - 1
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
@@ -198,7 +199,7 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
     with _settings():
         durations = _durations(
             *_random(run.jitter, run.seed), np.uint32(sample), *_columns(own),
-            size=1, num_workers=_num_columns(run.evaluation.workers),
+            size=SMALLEST, num_workers=_num_columns(run.evaluation.workers),
         )  # fmt: skip
     row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
     return NodeCosts(row[own.duration_index], row[own.lag_index])
@@ -238,7 +239,7 @@ def _parts(
     """Yield first sample, makespans, and how often each column is on the critical path."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
-    size = min(1 << (room.bit_length() - 1), max(64, 1 << (samples - 1).bit_length()))
+    size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
     draws = _random(factors, seed)
     for first in range(0, samples, size):
         pieces = _durations(

@@ -1,6 +1,7 @@
 """The program: a lowered schedule, as arrays of integers."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -162,20 +163,22 @@ def pad(program: Program, *, num_nodes: int, max_preds: int) -> Program:
             f"predecessors to num_nodes={num_nodes}, max_preds={max_preds}"
         )
 
-    def nodes(array: IntArray, fill: int) -> IntArray:
-        widths = [(0, more_nodes)] + [(0, more_preds)] * (array.ndim - 1)
-        return np.pad(np.asarray(array), widths, constant_values=fill)
-
+    longer = functools.partial(_longer, more_nodes=more_nodes, more_preds=more_preds)
     return dataclasses.replace(
         program,
-        preds=nodes(program.preds, SOURCE),
-        lag_index=nodes(program.lag_index, 0),
-        duration_index=nodes(program.duration_index, 0),
-        phase=nodes(program.phase, Phase.IDLE),
-        stage=nodes(program.stage, NO_STAGE),
-        microbatch=nodes(program.microbatch, NO_MICROBATCH),
-        pipe=nodes(program.pipe, NO_PIPE),
-        worker=nodes(program.worker, NO_WORKER),
-        sender=nodes(program.sender, NO_WORKER),
-        receiver=nodes(program.receiver, NO_WORKER),
+        preds=longer(program.preds, SOURCE),
+        lag_index=longer(program.lag_index, 0),
+        duration_index=longer(program.duration_index, 0),
+        phase=longer(program.phase, Phase.IDLE),
+        stage=longer(program.stage, NO_STAGE),
+        microbatch=longer(program.microbatch, NO_MICROBATCH),
+        pipe=longer(program.pipe, NO_PIPE),
+        worker=longer(program.worker, NO_WORKER),
+        sender=longer(program.sender, NO_WORKER),
+        receiver=longer(program.receiver, NO_WORKER),
     )
+
+
+def _longer(array: IntArray, fill: int, *, more_nodes: int, more_preds: int) -> IntArray:
+    widths = [(0, more_nodes)] + [(0, more_preds)] * (array.ndim - 1)
+    return np.pad(np.asarray(array), widths, constant_values=fill)

@@ -7,7 +7,7 @@ path that each resource takes: none is negative and they sum to 1 (Euler's ident
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,8 +40,6 @@ MODEL_PARAMETERS = (
 PARAMETERS = (
     *RESOURCES, *EFFICIENCIES, *(f"model.{name}" for name in MODEL_PARAMETERS), "microbatch_size",
 )  # fmt: skip
-
-Pricing = Callable[[Float[Array, " parameters"]], Costs]
 
 
 class Elasticities(NamedTuple):
@@ -110,8 +108,8 @@ def elasticities(
     """
     program = lower(table, link=link, queues=queues, host_links=host_links)
     with jax.enable_x64(True):
-        price = _pricing(table, workload, system)
-        costs, slopes = _with_slopes(price, jnp.zeros(len(PARAMETERS)))
+        point = _point(table, workload, system)
+        costs, slopes = _with_slopes(point, how=_without_numbers(workload), table=table)
         times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
     time = float(times[0])
     along = jax.tree.map(lambda count, slope: np.tensordot(count[0], slope, count[0].ndim),
@@ -167,8 +165,9 @@ def swings(
         logs = np.zeros((len(names), 2, len(PARAMETERS)))
         for k, name in enumerate(names):
             logs[k, :, PARAMETERS.index(name)] = np.log(factors)
-        price = jax.jit(jax.vmap(_pricing(table, workload, system)))
-        times = np.asarray(makespans(program, price(logs.reshape(-1, len(PARAMETERS)))))
+        costs = _prices(logs.reshape(-1, len(PARAMETERS)), _point(table, workload, system),
+                        how=_without_numbers(workload), table=table)  # fmt: skip
+        times = np.asarray(makespans(program, costs))
     pairs = times.reshape(len(names), 2).tolist()
     return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
 
@@ -219,41 +218,65 @@ def _resource_shares(
     return jax.vmap(one, in_axes=(OF_SYSTEMS, 0, 0, 0))(work, systems, counts, step_time)
 
 
-def _pricing(table: ScheduleTable, workload: Workload, system: System) -> Pricing:
-    """Return the costs as a function of the logarithms of all factors."""
-    size = workload.microbatch_size(table)
-    dealt = deal_layers(workload, table)
+class _Point(NamedTuple):
+    """The numbers that costs are made of: one compilation serves all of them."""
+
+    model: Model
+    system: System
+    dealt: StageLayers
+    microbatch_size: Number
+
+
+def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
+    model = dataclasses.replace(workload.model, name="", source="")
+    machine = dataclasses.replace(system, name="", source="")
+    point = _Point(model, machine, deal_layers(workload, table), workload.microbatch_size(table))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
+
+
+def _without_numbers(workload: Workload) -> Workload:
+    """Parallelism and recomputation, the same for all models of one kind and all minibatches."""
+    model = dataclasses.replace(workload.model, name="", source="")
+    return dataclasses.replace(workload, model=jax.tree.map(lambda _: 0, model), minibatch=1)
+
+
+def _price(
+    logs: Float[Array, " parameters"], point: _Point, *, how: Workload, table: ScheduleTable
+) -> Costs:
+    """Costs by the logarithms of all factors."""
     of_system = (*RESOURCES, *EFFICIENCIES)
-
-    def price(logs: Float[Array, " parameters"]) -> Costs:
-        factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
-        of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
-        scaled = dataclasses.replace(workload, model=_scaled_model(workload.model, of_model))
-        layers = StageLayers(*(part * of_model["layers"] for part in dealt))
-        work = stage_work(
-            scaled, table, gpus_per_node=system.gpus_per_node, dealt=layers,
-            microbatch_size=size * factor["microbatch_size"],
-        )  # fmt: skip
-        machine = functools.reduce(
-            lambda one, name: _multiply(one, FIELDS[name], factor[name]), of_system, system
-        )
-        costs = work_costs(work, machine)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
-
-    return price
+    factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
+    of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
+    work = stage_work(
+        dataclasses.replace(how, model=_scaled_model(point.model, of_model)), table,
+        gpus_per_node=point.system.gpus_per_node,
+        dealt=StageLayers(*(part * of_model["layers"] for part in point.dealt)),
+        microbatch_size=point.microbatch_size * factor["microbatch_size"],
+    )  # fmt: skip
+    machine = functools.reduce(
+        lambda one, name: _multiply(one, FIELDS[name], factor[name]), of_system, point.system
+    )
+    costs = work_costs(work, machine)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 
-def _with_slopes(price: Pricing, at: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
+@functools.partial(jax.jit, static_argnames=("how", "table"))
+def _prices(
+    logs: Float[Array, "batch parameters"], point: _Point, *, how: Workload, table: ScheduleTable
+) -> Costs:
+    return jax.vmap(lambda one: _price(one, point, how=how, table=table))(logs)
+
+
+@functools.partial(jax.jit, static_argnames=("how", "table"))
+def _with_slopes(point: _Point, *, how: Workload, table: ScheduleTable) -> tuple[Costs, Costs]:
     """Costs, and their derivatives with the parameters as last axis."""
+    at = jnp.zeros(len(PARAMETERS))
+    price = functools.partial(_price, point=point, how=how, table=table)
 
-    @jax.jit
-    def both(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
-        def along(way: Float[Array, " parameters"]) -> Costs:
-            return jax.jvp(price, (logs,), (way,))[1]
+    def along(way: Float[Array, " parameters"]) -> Costs:
+        return jax.jvp(price, (at,), (way,))[1]
 
-        return price(logs), jax.vmap(along, out_axes=-1)(jnp.eye(len(logs)))
-
-    return both(at)
+    return price(at), jax.vmap(along, out_axes=-1)(jnp.eye(len(PARAMETERS)))
 
 
 def _scaled_model(model: Model, factors: Mapping[str, Number]) -> Model:

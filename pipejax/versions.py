@@ -5,6 +5,7 @@ holds the updates before number v. Row order alone decides them: a stage's forwa
 updates all stand in the row of one worker.
 """
 
+import functools
 import weakref
 from collections.abc import MutableMapping
 from typing import NamedTuple
@@ -78,13 +79,7 @@ def _find(content: Content) -> Versions:
     size = np.bincount(group, weights=is_update).astype(np.int64)
     before = np.cumsum(is_update) - is_update  # updates before each event, in all groups
     seen = before - (np.cumsum(size) - size)[group]
-    shape = content.num_stages, content.num_microbatches
-
-    def by_microbatch(which: NumpyArray, values: NumpyArray) -> Int[NumpyArray, "..."]:
-        laid = np.full(shape, NEVER)
-        laid[events.stage[which], events.microbatch[which]] = values[which]
-        return laid
-
+    by_microbatch = functools.partial(_by_microbatch, content, events)
     newest = by_microbatch(events.phase == Phase.F, seen)
     gradient = np.isin(events.phase, (Phase.B, Phase.W))
     applied, updates = by_microbatch(gradient, seen), by_microbatch(gradient, size[group])
@@ -161,3 +156,12 @@ def _events(content: Content) -> _Events:
     order = np.argsort(columns[0] * content.num_slots + columns[4] % content.num_slots,
                        kind="stable")  # fmt: skip
     return _Events(*columns[:, order])
+
+
+def _by_microbatch(
+    content: Content, events: _Events, which: NumpyArray, values: NumpyArray
+) -> Int[NumpyArray, "stages microbatches"]:
+    """Lay values of some events out by what they work on."""
+    laid = np.full((content.num_stages, content.num_microbatches), NEVER)
+    laid[events.stage[which], events.microbatch[which]] = values[which]
+    return laid

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sweeps.claims import Claim, Verdict, judge, show
-from sweeps.pipedream_schemes import best, mean_gap
+from sweeps.pipedream_schemes import best, geometric_mean
 
 Data = Mapping[str, xr.Dataset]
 Check = Callable[[Data], Verdict]
@@ -27,7 +27,7 @@ EARLIER = (
 def _ends(data: xr.Dataset) -> dict[str, tuple[float, float]]:
     """Final gap and best step size of every scheme."""
     chosen = best(data)
-    ends = mean_gap(chosen).isel(sample=-1)
+    ends = geometric_mean(chosen.gap).isel(sample=-1)
     return {str(s): (float(ends.sel(scheme=s)), float(chosen.step_size.sel(scheme=s)))
             for s in chosen.scheme.values}  # fmt: skip
 
@@ -112,7 +112,7 @@ def quadratic_order(data: Data) -> Verdict:
 def match(data: Data) -> Verdict:
     """Curves within one order of magnitude over the whole run at every S."""
     chosen = best(data["pipedream_match"])
-    log = xr.apply_ufunc(np.log10, mean_gap(chosen))
+    log = xr.apply_ufunc(np.log10, geometric_mean(chosen.gap))
     apart = abs(log.sel(scheme="pipedream") - log.sel(scheme="rpd")).max("sample")
     worst = {int(s): float(apart.sel(stages=s)) for s in apart.stages}
     return Verdict("largest ratio " + ", ".join(f"{10**v:.1f} at S={s}" for s, v in worst.items()),
@@ -145,7 +145,7 @@ def _range(values: xr.DataArray) -> str:
 
 def scaling_flat(data: Data) -> Verdict:
     """PipeDream and RPD within a factor of 3 of 1e-2 at every S."""
-    gap = mean_gap(best(data["pipedream_scaling"]))
+    gap = geometric_mean(best(data["pipedream_scaling"]).gap)
     ours = gap.sel(scheme=["pipedream", "rpd"])
     holds = bool((abs(np.log10(ours / 1e-2)) <= np.log10(3)).where(ours.notnull(), True).all())
     return Verdict(f"PipeDream {_range(ours.sel(scheme='pipedream'))}, RPD "
@@ -156,14 +156,14 @@ def scaling_flat(data: Data) -> Verdict:
 
 def scaling_local(data: Data) -> Verdict:
     """LocalSGD's gap falls with S."""
-    gap = mean_gap(best(data["pipedream_scaling"])).sel(scheme="local-sgd H=5")
+    gap = geometric_mean(best(data["pipedream_scaling"]).gap).sel(scheme="local-sgd H=5")
     return Verdict(", ".join(f"{float(gap.sel(stages=s)):.2g} at {int(s)}" for s in gap.stages),
                    bool(np.all(np.diff(gap.values) < 0)), LATER)  # fmt: skip
 
 
 def scaling_winner(data: Data) -> Verdict:
     """LocalSGD is below PipeDream from S = 4 on."""
-    gap = mean_gap(best(data["pipedream_scaling"]))
+    gap = geometric_mean(best(data["pipedream_scaling"]).gap)
     wins = gap.sel(scheme="local-sgd H=5") < gap.sel(scheme="pipedream")
     at = [str(int(s)) for s in wins.stages.values[wins.values]]
     return Verdict(f"LocalSGD wins at S = {', '.join(at) or 'none'}",
@@ -190,7 +190,7 @@ def winners(data: xr.Dataset) -> xr.DataArray:
       (objective, system) label of the scheme, at the earliest end of all schemes there.
     """
     chosen = best(data)
-    log, time = np.log(mean_gap(chosen)), chosen.time
+    log, time = np.log(geometric_mean(chosen.gap)), chosen.time
     at = time.isel(sample=-1).min("scheme")
     ends = xr.apply_ufunc(
         lambda t, x, y: np.interp(t, x, y), at, time, log, vectorize=True,

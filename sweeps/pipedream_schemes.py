@@ -154,8 +154,22 @@ def curves(runs: Mapping[str, Run], step_sizes: Sequence[float]) -> xr.Dataset:
     )
 
 
+def best_place(data: xr.Dataset) -> xr.DataArray:
+    """Choose a step size: least geometric mean gap at the end, among those where no seed diverged.
+
+    Args:
+      data: as from `curves`, perhaps with further axes.
+
+    Returns:
+      Its place on the axis of step sizes; the first where some seed diverged with every one.
+    """
+    end = data.gap.isel(sample=-1) if "sample" in data.gap.dims else data.gap
+    mean = geometric_mean(end).where(~data.diverged.any("seed"))
+    return mean.fillna(np.inf).argmin("step_size")
+
+
 def best(data: xr.Dataset) -> xr.Dataset:
-    """Choose the step size of each scheme: least geometric mean gap at the end, none diverged.
+    """Take the step size of each scheme that `best_place` chooses.
 
     Args:
       data: as from `curves`, perhaps with further axes.
@@ -164,22 +178,20 @@ def best(data: xr.Dataset) -> xr.Dataset:
       The data at that step size, without its axis; `step_size` is a coordinate. A scheme that
       diverged with every step size keeps missing values.
     """
-    end = data.gap.isel(sample=-1) if "sample" in data.gap.dims else data.gap
-    mean = np.log(end).mean("seed").where(~data.diverged.any("seed"), np.inf).fillna(np.inf)
-    return data.isel(step_size=mean.argmin("step_size"))
+    return data.isel(step_size=best_place(data))
 
 
-def mean_gap(data: xr.Dataset) -> xr.DataArray:
-    """Mean over the seeds: geometric, for gaps span many orders of magnitude.
+def geometric_mean(gap: xr.DataArray) -> xr.DataArray:
+    """Average over the seeds on a logarithmic scale, for gaps span many orders of magnitude.
 
     Args:
-      data: as from `best`.
+      gap: by seed; what is missing or not positive makes the mean missing.
 
     Returns:
-      Gap without the axis of the seeds; missing where a seed diverged.
+      The mean.
     """
-    mean: xr.DataArray = np.exp(np.log(data.gap).mean("seed", skipna=False))
-    return mean
+    logs: xr.DataArray = xr.apply_ufunc(np.log, gap.where(gap > 0))
+    return xr.apply_ufunc(np.exp, logs.mean("seed", skipna=False))
 
 
 def powers(first: int, last: int) -> list[float]:

@@ -35,8 +35,6 @@ GRID = {
 @pytest.fixture(scope="module", autouse=True)
 def _style():
     style.use()
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="session")

@@ -173,8 +173,6 @@ def test_dataset_is_read_back(tmp_path):
 
 
 def test_sweep_and_figure(monkeypatch):
-    import matplotlib.pyplot as plt
-
     from figures import jitter as figure
     from sweeps import jitter as script
 
@@ -185,7 +183,6 @@ def test_sweep_and_figure(monkeypatch):
     labels = [axes.get_xlabel() for axes in drawn.axes]
     assert labels == ["step time [s]", "step time / that without jitter"]
     assert [t.get_text() for t in drawn.axes[0].get_yticklabels()] == ["1F1B", "Hanayo, 1 wave"]
-    plt.close(drawn)
 
 
 @pytest.fixture

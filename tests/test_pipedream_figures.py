@@ -1,6 +1,5 @@
 """Figures of PipeDream against other ways to train, on curves made up for the purpose."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -25,8 +24,6 @@ NEVER = None  # rate of a scheme that diverges with every step size
 @pytest.fixture(scope="module", autouse=True)
 def _style():
     style.use()
-    yield
-    plt.close("all")
 
 
 def made(rates, ends=None):
@@ -104,6 +101,15 @@ def test_one_diverged_seed_rules_a_step_size_out():
     assert pipedream_cases.tuned(data).step_size == 1 / 16
     data.diverged[:, :, 0] = True
     assert pipedream_cases.tuned(data).gap.isnull().all()
+
+
+def test_step_sizes_are_chosen_by_geometric_means():
+    data = made({"pipedream": 1.0}).isel(step_size=[1, 2])
+    at = data.gap.isel(scheme=0, sample=-1)
+    at[:] = [[1e-6, 1e-6, 1e-2], [1e-3, 1e-3, 1e-3]]  # the arithmetic mean of the latter is less
+    assert pipedream_cases.tuned(data).step_size == best(data).step_size == 0.25
+    at[0, 2] = 1e5
+    assert pipedream_cases.tuned(data).step_size == best(data).step_size == 1 / 16
 
 
 def test_looks():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax import sensitivity
 from pipejax.cli.app import run
 from pipejax.hardware import FIELDS
 from pipejax.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
@@ -137,6 +138,22 @@ def test_swings_are_exact_evaluations():
         np.testing.assert_allclose(ends, ours, rtol=1e-12, err_msg=parameter)
 
 
+def test_other_systems_and_models_do_not_recompile():
+    table, workload, system = case("chimera on a slow network")
+    others = [(workload, pj.load_system("fast_nw_fast_cp")),
+              (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system)]  # fmt: skip
+    found = [elasticities(table, workload, system).step_time]
+    compiled = sensitivity._with_slopes._cache_size()
+    found += [elasticities(table, *other).step_time for other in others]
+    assert sensitivity._with_slopes._cache_size() == compiled
+    assert len(set(found)) == 3
+    swings(table, workload, system)
+    compiled = sensitivity._prices._cache_size()
+    for other in others:
+        swings(table, *other)
+    assert sensitivity._prices._cache_size() == compiled
+
+
 @pytest.mark.parametrize("factors", [(0.0, 2.0), (1.0,), (float("nan"), 2.0)])
 @pytest.mark.usefixtures("unchecked")
 def test_factors_are_checked(factors):
@@ -169,6 +186,7 @@ def test_command(capsys, tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
     ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
+    ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
     ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
     ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
 ])  # fmt: skip

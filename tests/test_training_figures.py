@@ -1,6 +1,5 @@
 """Figures of staleness and of the bound, on tiny datasets that the sweeps themselves make."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -19,8 +18,6 @@ SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
 @pytest.fixture(scope="module", autouse=True)
 def _style():
     style.use()
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from pipejax.tuning import (
     Problem,
     TooManyError,
     descend,
+    descent,
     design_systems,
     price_of,
     relax_microbatches,
@@ -185,6 +186,17 @@ def test_descent_keeps_to_its_bounds_and_the_best_point():
     assert descend(jump, np.array([0.0]), upper=1.0).points.tolist() == [1.0]
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, got 0"):
         descend(jump, np.array([0.0]), steps=0)
+
+
+def test_descents_of_one_shape_share_a_compilation():
+    def square(x):
+        return x**2, 2 * x
+
+    descend(square, np.array([1.0, 2.0]), steps=7, rate=0.1)
+    compiled = descent._move._cache_size()
+    found = descend(square, np.array([3.0, 4.0]), steps=7, rate=0.4, lower=2.5)
+    assert descent._move._cache_size() == compiled
+    assert found.points.tolist() == [2.5, 2.5]
 
 
 FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)

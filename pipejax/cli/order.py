@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pipejax import transfer_order
 from pipejax.cli.options import JsonFlag, Pricing, known_queues, required
+from pipejax.cli.outputs import check_file
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.cost_files import parse_seconds
 from pipejax.evaluate import evaluate
@@ -46,12 +47,7 @@ def order(
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them."""
     limit = parse_seconds(time_limit, "--time-limit")
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
-    if out is not None and out.is_dir():
-        raise ValueError(f"--out {out} is a folder")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    check_file(out, FORMATS)
     costs = required(pricing).of(table)
     with _progress(iterations) as progress:
         found = search_transfer_order(

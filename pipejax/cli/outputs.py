@@ -1,23 +1,59 @@
 """Files that commands write: what is wrong with them is said before the work."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DRAWINGS = (".png", ".pdf", ".svg")
 
 
 def check_drawing(out: Path | None) -> None:
-    """Check the file of `--out`, where one is given.
+    """Check the drawing of `--out`, where one is given.
 
     Raises:
       ValueError: if it is no drawing, its folder is missing, or nothing here can draw.
     """
+    check_file(out, DRAWINGS)
+    if out is not None:
+        _check_modules(out, "--out", ("matplotlib",), "drawing", "figures")
+
+
+def check_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Check the file of `--out`, where one is given.
+
+    Raises:
+      ValueError: if it has another suffix, is a folder, or its folder is missing.
+    """
     if out is None:
         return
-    if out.suffix not in DRAWINGS:
-        raise ValueError(f"--out must end in one of {', '.join(DRAWINGS)}, got {str(out)!r}")
+    if out.suffix not in suffixes:
+        raise ValueError(f"--out must end in one of {', '.join(suffixes)}, got {str(out)!r}")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder")
     _check_folder(out, "--out")
-    _check_modules(out, "--out", ("matplotlib",), "drawing", "figures")
+
+
+@contextmanager
+def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
+    """Give a figure to draw on, as a share of the page's width by inches, and write it to a file.
+
+    Only where `check_drawing` has passed.
+    """
+    import matplotlib.pyplot as plt  # an extra, slow to import
+
+    from pipejax import style
+
+    style.use()
+    figure, axes = plt.subplots(figsize=(width * style.PAGE, height))
+    yield figure, axes
+    figure.savefig(out)
+    plt.close(figure)
 
 
 def check_store(out: Path | None, option: str) -> None:

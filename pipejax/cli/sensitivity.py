@@ -7,11 +7,11 @@ import typer
 from rich.table import Table
 
 from pipejax.cli.options import JsonFlag, Links, Pricing, required
+from pipejax.cli.outputs import check_drawing, drawing
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.sensitivity import Elasticities, elasticities, swings
 from pipejax.table import ScheduleTable
 
-FORMATS = (".png", ".pdf", ".svg")
 BAR = 20  # columns of the longest bar
 
 
@@ -34,8 +34,7 @@ def sensitivity(
                          "`evaluate` shows the share of each cost")  # fmt: skip
     if not 1 < factor < float("inf"):
         raise ValueError(f"--factor must be above 1, got {factor:g}")
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    check_drawing(out)
     factors = 1 / factor, factor
     where = links._asdict()
     found = elasticities(table, priced.workload, priced.system, **where)
@@ -82,19 +81,9 @@ def _draw(
     ends: dict[str, tuple[float, float]],
     factors: tuple[float, float],
 ) -> None:
-    try:
-        import matplotlib.pyplot as plt  # an extra, slow to import
+    from pipejax.tornado import draw_tornado, legend_entries  # matplotlib is an extra, slow
 
-        from pipejax import style
-        from pipejax.tornado import draw_tornado, legend_entries
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
-        ) from None
-    style.use()
-    figure, axes = plt.subplots(figsize=(style.PAGE, 3.6))
-    draw_tornado(axes, found.step_time, ends)
-    axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
-    figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)
-    figure.savefig(out)
-    plt.close(figure)
+    with drawing(out, 1.0, 3.6) as (figure, axes):
+        draw_tornado(axes, found.step_time, ends)
+        axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
+        figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options import JsonFlag, Links, Pricing
-from pipejax.cli.outputs import check_drawing
+from pipejax.cli.outputs import check_drawing, drawing
 from pipejax.cli.report import console, gigabytes, percent, print_json
 from pipejax.shapes import Float, NumpyArray
 from pipejax.staleness import Staleness
@@ -89,14 +89,8 @@ def _histogram(found: Staleness) -> Table:
 
 
 def _draw(out: Path, found: Staleness) -> None:
-    import matplotlib.pyplot as plt  # an extra, slow to import
+    from pipejax.delay_chart import draw_delays  # matplotlib is an extra, slow to import
 
-    from pipejax import style
-    from pipejax.delay_chart import draw_delays
-
-    style.use()
-    figure, axes = plt.subplots(figsize=(style.PAGE / 2, 2.4))
-    draw_delays(axes, found.histogram(), found.mean_delay)
-    axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")
-    figure.savefig(out)
-    plt.close(figure)
+    with drawing(out, 0.5, 2.4) as (_, axes):
+        draw_delays(axes, found.histogram(), found.mean_delay)
+        axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pipejax.cli.objectives import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options import JsonFlag, Links, Pricing, TableChoice
-from pipejax.cli.outputs import check_drawing, check_store
+from pipejax.cli.outputs import check_drawing, check_store, drawing
 from pipejax.cli.report import console, print_json
 from pipejax.costs import Costs
 from pipejax.shapes import Float, NumpyArray
@@ -290,16 +290,10 @@ def _save(save: Path, trained: Trained) -> None:
 
 
 def _draw(out: Path, trained: Trained) -> None:
-    import matplotlib.pyplot as plt  # an extra, slow to import
+    from pipejax.training_chart import draw_gaps  # matplotlib is an extra, slow to import
 
-    from pipejax import style
-    from pipejax.training_chart import draw_gaps
-
-    style.use()
-    figure, axes = plt.subplots(figsize=(style.PAGE / 2, 2.8))
-    draw_gaps(axes, trained.runs, trained.step_sizes, trained.unit)
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"
     way = "" if trained.named["method"] == "timeline" else "RPD, "
-    axes.set_title(f"{way}{schedule}, {trained.named['stages']} stages", loc="left")
-    figure.savefig(out)
-    plt.close(figure)
+    with drawing(out, 0.5, 2.8) as (_, axes):
+        draw_gaps(axes, trained.runs, trained.step_sizes, trained.unit)
+        axes.set_title(f"{way}{schedule}, {trained.named['stages']} stages", loc="left")

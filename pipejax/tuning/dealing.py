@@ -130,7 +130,8 @@ class Dealing:
         flat = starts.reshape(count * pairs, -1)
         first, given = in_bucket((flat, given), len(flat))
         found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps, rate=rate)
-        dealt = jax.jit(jax.vmap(dealt_of))(found.points, given[0])
+        of_all = self._once(("dealt", dealt_of), lambda: jax.jit(jax.vmap(dealt_of)))
+        dealt = of_all(found.points, given[0])
         layers, recomputed = (
             np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in dealt
         )

@@ -4,6 +4,7 @@ A step time has kinks and, where an efficiency is a step curve, jumps. So the st
 nothing, and what counts is the best point on the way and not the last one.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -75,16 +76,9 @@ def descend(
       >>> found.values.tolist()
       [0.2]
     """
-    schedule = optax.cosine_decay_schedule(rate, whole_number(steps, "steps"), alpha=0.01)
-    optimizer = optax.adam(schedule, b1=0.8)
-
-    @jax.jit
-    def move(points: Array, state: optax.OptState, gradient: Array) -> tuple[Array, optax.OptState]:
-        updates, state = optimizer.update(gradient, state, points)
-        return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
-
+    whole_number(steps, "steps")
     points = jnp.clip(jnp.asarray(starts), lower, upper)
-    state = optimizer.init(points)
+    state = _adam(rate, steps).init(points)
     best = np.array(points)
     values = np.full(len(best), np.inf)
     for step in range(steps + 1):
@@ -93,5 +87,26 @@ def descend(
         values = np.where(better, value, values)
         best[better] = np.asarray(points)[better]
         if step < steps:
-            points, state = move(points, state, jnp.asarray(gradient, points.dtype))
+            gradient = jnp.asarray(gradient, points.dtype)
+            points, state = _move(points, state, gradient, rate, lower, upper, steps=steps)
     return Descent(best, values)
+
+
+def _adam(rate: Array | float, steps: int) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(rate, steps, alpha=0.01), b1=0.8)
+
+
+@functools.partial(jax.jit, static_argnames="steps")
+def _move(
+    points: Array,
+    state: optax.OptState,
+    gradient: Array,
+    rate: Array | float,
+    lower: Array | float,
+    upper: Array | float,
+    *,
+    steps: int,
+) -> tuple[Array, optax.OptState]:
+    """Take one step; one compilation serves all descents of a shape."""
+    updates, state = _adam(rate, steps).update(gradient, state, points)
+    return jnp.clip(optax.apply_updates(points, updates), lower, upper), state
