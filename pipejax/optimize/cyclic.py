@@ -6,7 +6,10 @@ of it is linear, so the shortest T is found by bisection. Cut off at both ends, 
 for any number of microbatches, and where the folded model begins (see `period`).
 """
 
+import dataclasses
 import itertools
+import time
+from typing import NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -15,10 +18,10 @@ from pipejax.optimize.plan import NEVER, Plan
 from pipejax.optimize.problem import Problem
 from pipejax.optimize.search import new_solver
 
-PRECISION = 400  # steps in the shortest period, at most
+PARTS = 24  # large units in the longest forward and backward: small rings are solved in seconds
 
 
-class _Ring:
+class _RingModel:
     """The model for one length of the ring."""
 
     def __init__(self, problem: Problem, count: int, length: int, turns: int) -> None:
@@ -63,7 +66,7 @@ class _Ring:
             model.add(self.start["W", stage, number] >= self._end("I", stage, number))
             mine = [m for m in range(self.count) if int(problem.pipe_of[m]) == pipe]
             following = mine[(mine.index(number) + 1) % len(mine)]
-            turn = self.length * (following <= number)
+            turn = self.length if following <= number else 0
             for letter in "FIW":
                 model.add(self.start[letter, stage, following] + turn
                           >= self._end(letter, stage, number))  # fmt: skip
@@ -86,8 +89,8 @@ class _Ring:
                     continue
                 turns = model.new_int_var(0, self.turns, "")
                 rest = model.new_int_var(0, length - 1, "")
-                model.add(self._end(letter, stage, number) - self.start["F", stage, number]
-                          == length * turns + rest)  # fmt: skip
+                released = self.start["F", stage, number] + length * turns + rest
+                model.add(self._end(letter, stage, number) == released)
                 always.append(parts * turns)
                 place = self.place["F", stage, number]
                 until = model.new_int_var(0, 2 * length, "")
@@ -96,7 +99,7 @@ class _Ring:
                     demands.append(parts)
         model.add_no_overlap(row)
         left = model.new_int_var(0, int(problem.limits[worker]), "")
-        model.add(left + sum(always) == int(problem.limits[worker]))
+        model.add(cp_model.LinearExpr.sum([left, *always]) == int(problem.limits[worker]))
         model.add_cumulative(held, demands, left)
 
     def solve(self, seconds: float, threads: int) -> dict[tuple[str, int, int], int] | None:
@@ -106,62 +109,97 @@ class _Ring:
         return {key: solver.value(start) for key, start in self.start.items()}
 
 
-def cyclic_starts(
+class Ring(NamedTuple):
+    """A period.
+
+    Attributes:
+      length: T [units].
+      starts: of the first q microbatches, by phase letter, stage and number [units].
+
+    Example:
+      >>> Ring(6, {("F", 0, 0): 0, ("I", 0, 0): 2, ("W", 0, 0): 4}).length
+      6
+    """
+
+    length: int
+    starts: dict[tuple[str, int, int], int]
+
+
+def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
+    """Round all times up to few large units: a plan of these is a plan of the problem.
+
+    Args:
+      problem: the problem.
+      parts: large units in the longest forward and backward, at most.
+
+    Returns:
+      The problem in large units, and how many units one is.
+    """
+    unit = max(1, int((problem.forward + problem.gradient).max()) // parts)
+    names = ("forward", "input_grad", "weight_grad", "backward", "lag", "transmit")
+    times = {name: -(-getattr(problem, name) // unit) for name in names}
+    return dataclasses.replace(problem, unit=problem.unit * unit, **times), unit
+
+
+def shortest_ring(
     problem: Problem, count: int, longest: int, seconds: float, threads: int
-) -> tuple[int, dict[tuple[str, int, int], int]] | None:
-    """Find the shortest period of so many microbatches that keeps the limits for ever.
+) -> Ring | None:
+    """Look for the shortest period of so many microbatches that keeps the limits for ever.
 
     Args:
       problem: the problem; nothing is offloaded here.
       count: q, microbatches of a period.
-      longest: units of a period that is known, or would be of no use.
+      longest: units of a period that would be of no use.
       seconds: time to spend, at most.
       threads: of the solver.
 
     Returns:
-      T and the starts of the first q microbatches, by phase letter, stage and number; None where
-      none was found.
+      The shortest that was found in the time, in large units' multiples; None where none was.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.costs import Costs
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=64)
+      >>> problem = pose(table, Costs.uniform(table, forward=1.0, backward=2.0), memory_limit=2)
+      >>> shortest_ring(problem, 1, 20, 10.0, 1).length  # F, I and W of 1 each
+      3
     """
-    work = problem.forward + problem.input_grad + problem.weight_grad
-    loads = [int(sum(work[s] for s in range(problem.num_stages) for m in range(count)
-                     if int(problem.placement[int(problem.pipe_of[m]), s]) == worker))
-             for worker in range(problem.num_workers)]  # fmt: skip
-    low, high = max(loads), longest
-    step = max(1, low // PRECISION)
-    way = int(work.sum()) + 2 * int((problem.lag + problem.transmit).max(initial=0)) \
-        * problem.num_stages  # fmt: skip
-    best: tuple[int, dict[tuple[str, int, int], int]] | None = None
-    trials = max(1, int(np.ceil(np.log2(max(2, (high - low) / step)))) + 1)
-    length = low  # the shortest that the work allows is often there
-    while low <= high - step or best is None:
-        turns = 3 + way // length + count
-        found = _Ring(problem, count, length, turns).solve(seconds / trials, threads)
-        if found is not None:
-            best, high = (length, found), length
+    coarse, unit = coarser(problem, PARTS)
+    work = coarse.forward + coarse.input_grad + coarse.weight_grad
+    placed = coarse.worker[:, :count]
+    loads = [int((work[:, None] * (placed == w)).sum()) for w in range(coarse.num_workers)]
+    hops = int((coarse.lag + coarse.transmit).max(initial=0))
+    way = int(work.sum()) + 2 * hops * coarse.num_stages
+    low, high = max(loads), longest // unit
+    length, best = low, None  # the shortest that the work allows is often there
+    until = time.monotonic() + seconds
+    while low <= length < high and (left := until - time.monotonic()) > 0:
+        ring = _RingModel(coarse, count, length, 3 + way // length + count)
+        starts = ring.solve(left / 2, threads)  # rings too short are refuted at once
+        if starts is None:
+            low = length + 1
         else:
-            low = length + step
-        if low > high or length >= longest:
-            break
-        length = min((low + high) // 2, longest)
+            best, high = Ring(length * unit, {k: unit * v for k, v in starts.items()}), length
+        length = (low + high) // 2
     return best
 
 
-def cut(problem: Problem, period: int, starts: dict[tuple[str, int, int], int]) -> Plan:
-    """Make a plan of a ring: as many microbatches as the problem has.
+def cut(problem: Problem, ring: Ring) -> Plan:
+    """Cut a ring off at both ends: as many microbatches as the problem has.
 
     Args:
       problem: the problem.
-      period: T.
-      starts: of the first microbatches.
+      ring: its period.
 
     Returns:
       The plan.
     """
-    count = 1 + max(number for _, _, number in starts)
+    count = 1 + max(number for _, _, number in ring.starts)
     shape = problem.num_stages, problem.num_microbatches
     at = {letter: np.zeros(shape, np.int64) for letter in "FIW"}
-    for (letter, stage, number), start in starts.items():
+    for (letter, stage, number), start in ring.starts.items():
         places = np.arange(number, shape[1], count)
-        at[letter][stage, places] = start + period * (places // count)
+        at[letter][stage, places] = start + ring.length * (places // count)
     nowhere = np.full(shape, NEVER, np.int64)
     return Plan(at["F"], at["I"], at["W"], np.zeros(shape, bool), nowhere, nowhere)

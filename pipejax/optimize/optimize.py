@@ -10,6 +10,7 @@ from pipejax.costs import Costs
 from pipejax.evaluate import lower_and_price
 from pipejax.optimize.baselines import baseline_tables
 from pipejax.optimize.bounds import lower_bound, stage_bounds
+from pipejax.optimize.cyclic import Ring, cut, shortest_ring
 from pipejax.optimize.greedy import greedy_plan
 from pipejax.optimize.model import ScheduleModel
 from pipejax.optimize.period import FoldedModel, depth_of, extended, fold
@@ -26,8 +27,8 @@ LARGE = 1500  # ops from which a period is looked for before the whole is search
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
-LENGTHS = (1, 2)  # microbatches of a period that are tried, and the whole memory limit
-_SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.5}  # of the time that is left then
+COUNTS = (1, 2)  # microbatches of a period that are tried
+_SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is left then
 
 
 def optimize(
@@ -161,28 +162,35 @@ class _Run:
         yield from ()
 
     def _period(self) -> Iterator[Solution]:
+        """A ring of few microbatches, then warm-up, period and cool-down together."""
         if 3 * self.problem.worker.size < LARGE or self.plan is None:
             return
-        problem = self.problem.finer(self._parts)
-        depth = depth_of(self.problem, self.plan)
-        lengths = sorted({*LENGTHS, max(1, depth)})
-        for number, length in enumerate(lengths):
-            folded = fold(problem, length, depth + 1)
-            if folded is None:
+        until = time.monotonic() + self.left * _SHARES["period"]
+        for number, count in enumerate(COUNTS):
+            seconds = (until - time.monotonic()) / (len(COUNTS) - number)
+            if self.is_closed or seconds <= 0:
+                return
+            longest = count * self.value // self.problem.num_microbatches
+            if (self.problem.pipe_of[count:] != self.problem.pipe_of[:-count]).any():
                 continue
-            small = problem.with_microbatches(folded.microbatches)
-            start = greedy_plan(small, small.limits)
-            horizon = (
-                self._parts * self._horizon if start is None else 2 * objective_of(small, start)
-            )
-            model = FoldedModel(small, folded, horizon)
-            if start is not None:
-                model.hint(start)
-            seconds = self.left * _SHARES["period"] / (len(lengths) - number)
-            for found in search(model, seconds, self.threads):
-                if found.plan is not None:
-                    plan = extended(problem, folded, found.plan)
-                    yield from self._offer(f"period of {length}", plan, problem)
+            ring = shortest_ring(self.problem, count, longest, seconds, self.threads)
+            if ring is not None:
+                plan = cut(self.problem, ring)
+                yield from self._offer(f"period of {count}", plan)
+                yield from self._fold(ring, count, plan, until - time.monotonic())
+
+    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> Iterator[Solution]:
+        folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
+        if folded is None:
+            return
+        small = self.problem.with_microbatches(folded.microbatches)
+        start = cut(small, ring)
+        model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
+        model.hint(start)
+        for found in search(model, seconds, self.threads):
+            if found.plan is not None:
+                whole = extended(self.problem, folded, found.plan)
+                yield from self._offer(f"period of {count}", whole)
 
     def _search(self) -> Iterator[Solution]:
         parts = self._parts
