@@ -244,7 +244,7 @@ def check_plan(problem: Problem, table: ScheduleTable) -> Plan:
       >>> check_plan(problem, table)
       Traceback (most recent call last):
       ...
-      ValueError: its schedule takes 2 of 1 parts of the memory of worker 0
+      ValueError: its schedule takes 6 of 3 parts of the memory of worker 0
     """
     plan = to_plan(problem, table)
     if plan.offloaded and problem.offload is None:
