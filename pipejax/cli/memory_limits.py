@@ -94,8 +94,8 @@ class MemoryLimit(NamedTuple):
         for worker, (limit, own) in enumerate(zip(limits, persistent, strict=True)):
             if own >= limit:
                 raise InfeasibleError(
-                    f"{OPTION} {gigabytes(limit)}: parameters, gradients and optimizer of worker "
-                    f"{worker} alone take {gigabytes(own)}: infeasible"
+                    f"parameters, gradients and optimizer of worker {worker} alone take "
+                    f"{gigabytes(own)}: infeasible"
                 )
         return Room(limits - persistent, np.asarray(held.activations, float), "bytes", persistent)
 

@@ -83,7 +83,7 @@ class Run:
                          self._relaxed, self._period, self._search):  # fmt: skip
                 if (not self.is_closed and self.left > 0) or self.plan is None:
                     yield from step()
-            if not self.baseline and self.left > 0:  # answered before they were looked at
+            if not self.baseline:  # ended before: at least the given one is looked at
                 yield from self._baselines(table)
             if self.best is None:
                 raise self._failure()
@@ -139,6 +139,8 @@ class Run:
             self.baseline[name] = self._measure(other) if keeps else None
             if keeps:
                 yield from self._offer(name, plan)
+            if self.left <= 0:
+                return
 
     def _greedy(self) -> Iterator[Solution]:
         if is_pipe(self.problem):

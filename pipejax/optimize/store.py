@@ -72,6 +72,7 @@ class Store:
           path: of the folder; `default_folder()` if None.
         """
         self.path = default_folder() if path is None else Path(path)
+        self._told: set[Path] = set()
 
     def get(self, problem: Problem) -> Entry | None:
         """Return what is known of a problem.
@@ -115,7 +116,7 @@ class Store:
                 elif objective < old.objective or bound > old.proven_bound:
                     self._write(_better(new, old))
         except OSError as error:
-            _warn(self.path, error)
+            self._warn(self.path, error)
 
     def nearest(self, problem: Problem) -> Neighbours:
         """Return what solved problems of the same shape say of a problem.
@@ -158,7 +159,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, OverflowError) as error:
-            _warn(path, error)
+            self._warn(path, error)
             return None
         return record
 
@@ -166,11 +167,19 @@ class Store:
         try:
             return None if record is None else record.entry()
         except (ValueError, OverflowError) as error:
-            _warn(path, error)
+            self._warn(path, error)
             return None
 
     def _read(self, path: Path) -> Entry | None:
         return self._checked(self._record(path), path)
+
+    def _warn(self, path: Path, error: Exception) -> None:
+        """Tell what is wrong with a file or the folder, once."""
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        line = (why or str(error)).splitlines()[0]
+        if path not in self._told:
+            warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
+        self._told.add(path)
 
     def _write(self, entry: Entry) -> None:
         for left in self.path.glob(f"{DRAFT}*"):  # by a process that was killed: we hold the lock
@@ -215,12 +224,6 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _warn(path: Path, error: Exception) -> None:
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    line = (why or str(error)).splitlines()[0]
-    warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
 
 
 def default_folder() -> Path:
