@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pipejax import transfer_order
 from pipejax.cli.options import JsonFlag, Pricing, known_queues, required
-from pipejax.cli.outputs import check_file
+from pipejax.cli.outputs import check_table
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.cost_files import parse_seconds
 from pipejax.evaluate import evaluate
@@ -24,7 +24,6 @@ from pipejax.transfer_cells import insert_transfers
 from pipejax.transfer_order import TransferOrder, search_transfer_order
 from pipejax.transfer_waits import TransferWaits, queue_makespans, transfer_waits
 
-FORMATS = (".csv", ".json")
 FOUND = "found"
 
 
@@ -47,7 +46,7 @@ def order(
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them."""
     limit = parse_seconds(time_limit, "--time-limit")
-    check_file(out, FORMATS)
+    check_table(out)
     costs = required(pricing).of(table)
     with _progress(iterations) as progress:
         found = search_transfer_order(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWINGS = (".png", ".pdf", ".svg")
+TABLES = (".csv", ".json")
 
 
 def check_drawing(out: Path | None) -> None:
@@ -54,6 +55,15 @@ def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, A
     yield figure, axes
     figure.savefig(out)
     plt.close(figure)
+
+
+def check_table(out: Path | None) -> None:
+    """Check the table of `--out`, where one is given.
+
+    Raises:
+      ValueError: as `check_file`.
+    """
+    check_file(out, TABLES)
 
 
 def check_store(out: Path | None, option: str) -> None:

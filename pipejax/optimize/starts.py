@@ -54,28 +54,25 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
     Yields:
       Plans that keep the limits.
     """
-    lags = (problem.lag + problem.transmit).astype(float)
+    there, back = (problem.lag + problem.transmit)[:, 0].tolist()
     pipe = LimitedPipe.of(
         problem.num_stages,
         problem.num_microbatches,
-        forward=problem.forward.astype(float),
-        input_grad=problem.input_grad.astype(float),
-        weight_grad=problem.weight_grad.astype(float),
-        there=lags[0, 0],
-        back=lags[1, 0],
-        sizes=problem.sizes.astype(float),
-        limits=problem.limits.astype(float),
+        forward=problem.forward.tolist(),
+        input_grad=problem.input_grad.tolist(),
+        weight_grad=problem.weight_grad.tolist(),
+        there=there,
+        back=back,
+        sizes=problem.sizes.tolist(),
+        limits=problem.limits.tolist(),
         weight_share=float((problem.kept / problem.sizes).max()),
     )
     by_span = problem.objective == "span"
     yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
-    if problem.offload is not None and problem.load is not None:
-        ops = ada_offload_starts(
-            pipe,
-            offload=problem.offload.astype(float),
-            load=problem.load.astype(float),
-            host_links=problem.host_links,
-        )
+    if problem.offload is not None:
+        offload = problem.offload.tolist()
+        load = None if problem.load is None else problem.load.tolist()
+        ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
         yield Start("ada-offload", _plan(problem, ops))
 
 

@@ -1,0 +1,258 @@
+"""`pipejax optimize`: what it prints, that it keeps time and limits, and mistakes."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.optimize import run
+
+ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
+HARD = ["--schedule", "1f1b", "--workers", "6", "--microbatches", "16", "--stage-times",
+        "F=10,I=11,W=9", "--comm", "0.7", "--memory-limit", "3"]  # fmt: skip
+MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--tensor-parallel", "8"]
+KEYS = {"status", "makespan", "lower_bound", "gap", "bubble_ratio", "peak_in_flight", "offloaded",
+        "seconds", "baseline", "rounding", "peak_memory", "memory_limit", "source"}  # fmt: skip
+
+
+@pytest.fixture
+def few_baselines(monkeypatch):
+    """Compare with the given schedule only."""
+    monkeypatch.setattr(run, "baseline_tables", lambda problem, given: iter([("1f1b", given)]))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A store that is empty."""
+    return ["--store", tmp_path / "store"]
+
+
+def test_json(answer, own, tmp_path):
+    first = answer("optimize", *THREE, *own)
+    assert set(first) >= KEYS
+    assert (first["status"], first["makespan"], first["gap"]) == ("optimal", 310.0, 0.0)
+    assert (first["lower_bound"], first["rounding"], first["offloaded"]) == (310.0, 0.0, 0)
+    assert first["bubble_ratio"] == pytest.approx(70 / 310)
+    assert max(first["peak_memory"]) <= 3
+    assert first["memory_limit"] == [3.0] * 4
+    assert first["baseline"]["1f1b"] is None  # it holds 4 activations
+    assert first["baseline"]["zero-bubble"] == 310.0
+    assert first["idle_saved"] == 0.0
+    again = answer("optimize", *THREE, *own)
+    assert again["source"] == "store"
+    same = [key for key in first if key not in ("source", "seconds")]
+    assert [again[key] for key in same] == [first[key] for key in same]
+
+
+def test_the_report(call, own, few_baselines):
+    code, out, _ = call("optimize", *THREE, *own)
+    assert code == 0
+    for text in ("optimal", "310 s", "bubble ratio", "lower bound", "does not fit", "1f1b",
+                 "0 activations", "peak memory"):  # fmt: skip
+        assert text in out
+
+
+OFFLOADS = [*ONE, "--stage-times", "F=0.0101,I=0.0103,W=0.0097", "--comm", "0.0007",
+            "--memory-limit", "2", "--time-limit", "1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_what_is_written_can_be_read_evaluated_shown_and_exported(
+    answer, call, own, tmp_path, few_baselines, suffix
+):
+    """Its makespan is that of `evaluate`, bit by bit, and its memory keeps the limit there."""
+    out = tmp_path / f"best{suffix}"
+    found = answer("optimize", *OFFLOADS, "--offload", "0.012", *own, "--out", out)
+    times = ["--stage-times", "F=0.0101,I=0.0103,W=0.0097,O=0.012", "--comm", "0.0007"]
+    run = answer("evaluate", "--table", out, *times)
+    assert found["offloaded"] > 0
+    for key in ("makespan", "bubble_ratio", "peak_in_flight"):
+        assert run[key] == found[key]
+    assert run["activation_memory"]["peak"] == found["peak_memory"]
+    assert max(found["peak_memory"]) <= 2
+    table = pj.read_table(out)
+    assert int((table.phase == pj.Phase.O).sum()) == found["offloaded"]
+    assert call("show", "--table", out, *times)[0] == 0
+    code, _, err = call("export", "--table", out, "--format", "torch-csv", "--out",
+                        tmp_path / "torch.csv")  # fmt: skip
+    assert code == 0
+    assert re.search(r"warning: \d+ O, \d+ L, .*left out", err)
+    assert not re.search("[OL]", (tmp_path / "torch.csv").read_text())
+
+
+def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, few_baselines):
+    by_option = answer("optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *own)
+    times = ["--stage-times", "F=0.0101,I=0.0103,W=0.0097,O=0.012,L=0.013", "--comm", "0.0007",
+             "--memory-limit", "2", "--time-limit", "1"]  # fmt: skip
+    by_times = answer("optimize", *ONE, *times, *own)
+    assert by_times["makespan"] <= by_option["makespan"]  # the same problem: it is in the store
+    assert by_times["offloaded"] > 0
+    assert answer("optimize", *OFFLOADS, *own)["offloaded"] == 0
+
+
+def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
+    answer, own, tmp_path, few_baselines
+):
+    table = pj.schedules.build("ada-offload", num_workers=4, num_microbatches=8, memory_limit=2,
+                               offload=0.5)  # fmt: skip
+    pj.write_table(table, tmp_path / "given.json")
+    found = answer("optimize", "--table", tmp_path / "given.json", "--stage-times", "F=1,I=1,W=1",
+                   "--memory-limit", 4, "--time-limit", 0.1, *own)  # fmt: skip
+    assert (found["offloaded"], found["baseline"]) == (0, {"1f1b": None})
+
+
+def test_schedules_that_are_planned_for_a_limit_get_it(answer, own, few_baselines):
+    given = ["--schedule", "ada-offload", *ONE[2:], "--stage-times", "F=1,I=1,W=1"]
+    found = answer("optimize", *given, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1,
+                   *own)  # fmt: skip
+    assert found["baseline"] == {"1f1b": 35.0}
+    assert found["schedule"] == "ada-offload"
+
+
+def test_a_limit_for_each_worker_sizes_and_the_share_of_w(answer, own, few_baselines):
+    found = answer("optimize", *THREE[:-1], "8,6,4,4", "--activation-sizes", "2,1,1,1",
+                   "--weight-share", 0.5, "--time-limit", 0.5, *own)  # fmt: skip
+    assert found["memory_limit"] == [8.0, 6.0, 4.0, 4.0]
+    assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
+    assert found["weight_share"] == 0.5
+
+
+def test_a_limit_in_bytes(answer, own, few_baselines):
+    found = answer("optimize", *ONE, *MODEL, "--memory-limit", "30GB", "--time-limit", 1.5, *own)
+    plain = answer("evaluate", *ONE, *MODEL)
+    assert found["memory_unit"] == "bytes"
+    own_bytes = np.array(plain["memory_bytes"]) - plain["activation_memory"]["peak"]
+    assert found["persistent_bytes"] == pytest.approx(own_bytes)
+    assert np.add(found["memory_limit"], found["persistent_bytes"]) == pytest.approx([30e9] * 4)
+    assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
+    assert found["makespan"] < plain["makespan"]
+    assert found["rounding"] < 1e-3 * found["makespan"]
+
+
+def test_the_span_as_objective(answer, own, few_baselines):
+    found = answer("optimize", *ONE, "--stage-times", "F=1,I=1,W=1", "--memory-limit", 8,
+                   "--objective", "span", "--time-limit", 2, *own)  # fmt: skip
+    assert (found["max_span"], found["lower_bound"], found["status"]) == (24.0, 24.0, "optimal")
+    assert found["makespan"] >= 27.0
+
+
+def test_a_time_limit_is_kept(answer, own, few_baselines):
+    begun = time.monotonic()
+    found = answer("optimize", *HARD, "--time-limit", 1.5, *own)
+    assert found["status"] == "feasible"
+    assert found["stopped"] == "time limit"
+    assert found["seconds"] < 2.5
+    assert time.monotonic() - begun < 6  # reading the options and evaluating the best included
+
+
+def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
+    monkeypatch.setenv("PIPEJAX_CACHE", str(tmp_path / "cache"))
+    assert answer("optimize", *THREE, "--no-store", "--time-limit", 0.1)["store"] is None
+    assert not (tmp_path / "cache").exists()
+    assert answer("optimize", *THREE, "--time-limit", 0.1)["store"] == str(tmp_path / "cache")
+    (file,) = (tmp_path / "cache").glob("*.json")
+    file.write_text("{")
+    code, out, err = call("optimize", *THREE, "--time-limit", 0.1, "--json")
+    assert (code, json.loads(out)["makespan"]) == (0, 310.0)
+    assert re.fullmatch(r"warning: store: .*cache/.*\.json is not used: .*\n", err)
+
+
+def test_ctrl_c_prints_the_best_so_far(tmp_path):
+    """With exit code 0: an interrupted search is one with less time."""
+    code = "from pipejax.cli import main; main()"
+    arguments = ["optimize", *HARD, "--store", str(tmp_path), "--json"]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    while not list(tmp_path.glob("*.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - begun < 10
+    assert (process.returncode, err) == (0, "interrupted: this is the best so far\n")
+    found = json.loads(out)
+    assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
+    assert max(found["peak_memory"]) <= 3
+    assert 0 < found["lower_bound"] < found["makespan"]
+
+
+def test_infeasible_is_said_before_any_work(call):
+    for limit in ("0.5", "0.99"):
+        begun = time.monotonic()
+        code, out, err = call("optimize", *THREE[:-1], limit, "--json")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "below one activation" in err
+        assert json.loads(out)["status"] == "infeasible"
+        assert time.monotonic() - begun < 1
+
+
+MISTAKES = {
+    "no limit": (THREE[:-2], "Missing option '--memory-limit'"),
+    "below one activation": ([*THREE[:-1], "0.5"], "--memory-limit 0.5: .*below one activation"),
+    "limit of 0": ([*THREE[:-1], "0"], "--memory-limit must be above 0, got '0'"),
+    "no number": ([*THREE[:-1], "much"], "--memory-limit must be a finite number .*'much'"),
+    "negative bytes": ([*THREE[:-1], "-1GB"], "--memory-limit must be a number .*'-1GB'"),
+    "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit must be a finite number .*'3PB'"),
+    "bytes without a model": ([*THREE[:-1], "40GB"], "in bytes needs --model"),
+    "bytes and numbers": ([*THREE[:-1], "40GB,1,1,1"], "all entries in bytes or none"),
+    "limits of three": ([*THREE[:-1], "3,3,3"], "--memory-limit must be .* each of 4 workers, got 3"),
+    "sizes of three": ([*THREE, "--activation-sizes", "1,1,1"], "--activation-sizes must be .* 4 stages"),
+    "model alone does not fit": ([*ONE, *MODEL, "--memory-limit", "10GB"], "worker 0 alone take 11.53 GB"),
+    "negative offload": ([*THREE, "--offload", "-1"], "--offload must be a finite .* '-1'"),
+    "load alone": ([*THREE, "--load", "1"], "--load 1 needs --offload"),
+    "two offload times": ([*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],
+                          "--offload 1 and the times of O or L"),
+    "no such worker": ([*THREE, "--host-links", "0+9"], "names worker 9: workers are 0 to 3"),
+    "no microbatches": ([*THREE, "--microbatches", "0"], "--microbatches.*got '0'"),
+    "no times": ([*ONE, "--memory-limit", "3"], "times are missing"),
+    "link": ([*THREE, "--link", "rendezvous"], "--link must be one of delay, queued here, got 'rend"),
+    "objective": ([*THREE, "--objective", "cost"], "--objective must be one of makespan, span here"),
+    "no time": ([*THREE, "--time-limit", "0"], "--time-limit must be above 0 seconds, got '0'"),
+    "no threads": ([*THREE, "--threads", "0"], "--threads.*got '0'"),
+    "no drawing": ([*THREE, "--out", "best.png"], "--out must end in one of .csv, .json"),
+    "no folder": ([*THREE, "--out", "/nowhere/best.csv"], "there is no folder /nowhere"),
+    "both stores": ([*THREE, "--store", ".", "--no-store"], "choose one"),
+    "file as store": ([*THREE, "--store", __file__], "is no folder"),
+    "updates within": (["--schedule", "pipedream", *THREE[2:]], "the table has U cells"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes(mistake, case):
+    arguments, pattern = MISTAKES[case]
+    mistake(pattern, "optimize", *arguments)
+
+
+def test_other_commands_read_the_limit_as_before(answer, mistake):
+    mistake("1f1b takes no memory_limit", "evaluate", *THREE)
+    run = answer("evaluate", "--schedule", "zero-bubble", *THREE[2:])
+    assert max(run["activation_memory"]["peak"]) <= 3
+
+
+def test_without_the_solver(mistake, monkeypatch):
+    line = r"optimize needs OR-Tools: pip install 'pipejax\[optimize\]'"
+    for name in list(sys.modules):
+        if name.startswith(("ortools.", "pipejax.optimize.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    mistake(line, "optimize", *THREE)
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
+    with pytest.raises(ModuleNotFoundError, match=line):
+        pj.optimize(table, costs, memory_limit=2)
+
+
+def test_optimize_is_a_function_and_a_package():
+    import pipejax.optimize
+    from pipejax.optimize import optimize
+
+    assert pj.optimize is pipejax.optimize is optimize

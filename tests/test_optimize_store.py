@@ -1,0 +1,371 @@
+"""The store of solved problems: what it answers, and that nothing wrong in it is believed."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+
+import pipejax as pj
+from pipejax.optimize import run
+from pipejax.optimize.entry import _checksum, prover
+from pipejax.optimize.neighbours import bound_from, stretch
+from pipejax.optimize.problem import pose
+from pipejax.optimize.store import DRAFT, default_folder
+
+EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
+HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
+BEGIN = f"""
+import sys, pipejax as pj
+table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
+costs = pj.Costs.uniform(table, **{HARD})
+"""
+SOLVE = BEGIN + "for best in pj.optimize(table, costs, memory_limit=3, store=sys.argv[1]): pass"
+WRITE = (
+    BEGIN
+    + """
+from pipejax.optimize.problem import pose
+problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), pj.Store(sys.argv[1])
+for bound in range(1, 10000):
+    store.put(problem, table, bound, seconds=1.0, source="1f1b")
+"""
+)
+
+
+def small(limit=3, offload=None, scale=1.0, **times):
+    """A table of 4 workers and 8 microbatches, its costs, and how it is to be optimised."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    seconds = {name: scale * time for name, time in ((times or EXACT) | {}).items()}
+    host = {} if offload is None else {"offload": scale * offload}
+    costs = pj.Costs.uniform(table, **seconds, **host)
+    return table, costs, {"memory_limit": limit, "offload": offload is not None}
+
+
+def best(case, store, seconds=20.0):
+    table, costs, options = case
+    *_, last = pj.optimize(table, costs, **options, time_limit=seconds, store=store)
+    return last
+
+
+def problem_of(case):
+    table, costs, options = case
+    return pose(table, costs, **options)
+
+
+def put_table(store, case, name, bound=1, **options):
+    """Keep a schedule of the literature as what was found; return its makespan."""
+    _, costs, _ = case
+    other = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+    store.put(problem_of(case), other, bound, seconds=1.0, source=name)
+    return pj.evaluate(other, costs).makespan
+
+
+@pytest.fixture(autouse=True)
+def few_baselines(monkeypatch):
+    """Compare with the given schedule only: the others take longer than the store."""
+    monkeypatch.setattr(run, "baseline_tables", lambda problem, given: iter([("1f1b", given)]))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return pj.Store(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
+    """A store that holds one solved problem, and its file."""
+    store = pj.Store(tmp_path_factory.mktemp("solved"))
+    put_table(store, small(), "zero-bubble", bound=31, memory_limit=3)
+    (path,) = store.path.glob("*.json")
+    return path
+
+
+def test_the_same_problem_is_answered_at_once_in_any_unit_of_time(store):
+    first = best(small(), store)
+    assert (first.makespan, first.status) == (310.0, "optimal")
+    for scale in (1.0, 1e-3, 0.3, 7e4):
+        one, *_ = pj.optimize(*small(scale=scale)[:2], memory_limit=3, store=store)
+        assert (one.source, one.status) == ("store", "optimal")
+        assert one.makespan == pytest.approx(310 * scale, rel=1e-12)
+    assert len(list(store.path.glob("*.json"))) == 1
+    again = best(small(), store)
+    assert list(again.table.rows()) == list(first.table.rows())
+    assert again.baseline == {"1f1b": None}  # is looked at in any case
+
+
+def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIPEJAX_CACHE", str(tmp_path / "cache"))
+    best(small(), None, 0.001)
+    assert not (tmp_path / "cache").exists()
+    best(small(), pj.Store(), 0.001)
+    assert len(list((tmp_path / "cache").glob("*.json"))) == 1
+
+
+def test_default_folder(monkeypatch):
+    monkeypatch.setenv("PIPEJAX_CACHE", "/here")
+    assert str(default_folder()) == "/here"
+    monkeypatch.delenv("PIPEJAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(default_folder()) == "/caches/pipejax/optimize"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_folder().parts[-3:] == (".cache", "pipejax", "optimize")
+
+
+def test_a_search_that_was_ended_goes_on_from_its_best(store):
+    table, costs, options = small(**HARD)
+    found = pj.optimize(table, costs, **options, store=store)
+    first = next(found)
+    found.close()
+    kept = store.get(problem_of((table, costs, options)))
+    problem = problem_of((table, costs, options))
+    assert kept.objective * problem.unit == pytest.approx(first.makespan)
+    assert kept.proven_bound * problem.unit == pytest.approx(first.lower_bound)
+    again = next(pj.optimize(table, costs, **options, store=store))
+    assert (again.source, again.makespan) == ("store", first.makespan)
+
+
+def test_more_memory_is_never_slower(store):
+    """The limits of the paper's Figure 3, with little time for each, and asked once more."""
+    rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
+    for found in rounds:
+        makespans = [one.makespan for one in found]
+        assert makespans == sorted(makespans, reverse=True)
+    for one, again in zip(*rounds, strict=True):
+        assert again.makespan <= one.makespan
+        assert again.lower_bound >= one.lower_bound
+
+
+def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(store):
+    """The looser one has a poor schedule; its own time is too short to find another."""
+    poor = put_table(store, small(8, **HARD), "gpipe")
+    good = put_table(store, small(4, **HARD), "zb-h1")
+    near = store.nearest(problem_of(small(8, **HARD)))
+    assert [entry.source for entry in near.starts] == ["zb-h1"]
+    assert good < poor
+    assert best(small(8, **HARD), store, 0.001).makespan <= good
+
+
+def test_a_faster_host_link_is_never_slower(store):
+    slow = best(small(2, offload=30.0), store, 1.0)
+    fast = best(small(2, offload=20.0), store, 0.001)
+    assert fast.makespan <= slow.makespan
+    without = best(small(2), store, 5.0)
+    assert best(small(2, offload=40.0), store, 0.001).makespan <= without.makespan
+
+
+def test_a_bound_of_an_easier_problem_is_one(store):
+    easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
+    hard = small(2, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
+    assert put_table(store, easy, "zero-bubble", bound=31, memory_limit=3) == 31.0
+    assert store.nearest(problem_of(hard)).bound * problem_of(hard).unit == 31.0
+    assert best(hard, store, 0.001).lower_bound >= 31.0
+    assert store.nearest(problem_of(small(4, forward=0.5, backward=1.0))).bound == 0
+
+
+def test_what_bounds_say_of_each_other():
+    two, three = problem_of(small(2)), problem_of(small(3))
+    assert bound_from(three, 31, two) == 31  # less memory is harder
+    assert bound_from(two, 41, three) == 0
+    offloads = problem_of(small(3, offload=10.0))
+    assert bound_from(offloads, 27, three) == 27  # what may be offloaded need not be
+    assert bound_from(three, 31, offloads) == 0
+    slower = problem_of(small(3, offload=15.0))
+    assert bound_from(offloads, 27, slower) == 54  # of units that are half as long
+    assert bound_from(slower, 54, offloads) < 27
+    shared = dataclasses.replace(offloads, host_links=((0, 1),))
+    assert bound_from(offloads, 27, shared) == 27
+    assert bound_from(shared, 27, offloads) == 0
+    none = problem_of(small(3, **EXACT, transfer=1.0))
+    assert stretch(three, none) is None
+    assert bound_from(none, 320, three) == 0
+
+
+def test_another_shape_says_nothing(store):
+    put_table(store, small(), "zero-bubble", memory_limit=3)
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
+    other = pose(table, pj.Costs.uniform(table, **EXACT), memory_limit=3)
+    assert store.nearest(other) == ([], 0)
+    span = pose(small()[0], small()[1], memory_limit=3, objective="span")
+    assert store.nearest(span) == ([], 0)
+
+
+def test_the_shorter_schedule_and_the_higher_bound_stay(store):
+    case = small(8, **HARD)
+    put_table(store, case, "zb-h1", bound=5)
+    put_table(store, case, "gpipe", bound=7)
+    put_table(store, case, "1f1b", bound=6)
+    kept = store.get(problem_of(case))
+    assert (kept.source, kept.bound, kept.seconds) == ("zb-h1", 7, 2.0)
+    with pytest.raises(ValueError, match="bound 10000 is above the objective"):
+        put_table(store, case, "gpipe", bound=10000)
+    with pytest.raises(ValueError, match="takes 24 of 9 parts of the memory of worker 0"):
+        put_table(store, small(3, **HARD), "gpipe")
+
+
+def test_a_bound_that_other_code_proved_is_not_taken_over(store, solved):
+    data = json.loads(solved.read_text())
+    data["prover"] = prover() | {"ortools": "9.1"}
+    store.path.mkdir()
+    (store.path / solved.name).write_text(json.dumps(data | {"checksum": _checksum(data)}))
+    kept = store.get(problem_of(small()))
+    assert (kept.objective, kept.bound, kept.proven_bound) == (31, 31, 0)
+    assert store.nearest(problem_of(small(2))).bound == 0
+    found = best(small(), store)
+    assert (found.source, found.status) == ("store", "optimal")  # proved again
+    assert store.get(problem_of(small())).proven_bound == 31
+
+
+DAMAGES = {
+    "cut short": lambda text, data: text[: len(text) // 2],
+    "without its end": lambda text, data: text[:-1],
+    "empty": lambda text, data: "",
+    "zeros": lambda text, data: "\0" * len(text),
+    "one digit": lambda text, data: text.replace('"bound": 31', '"bound": 30'),
+    "no object": lambda text, data: "[1]",
+    "nested": lambda text, data: "[" * 100000,
+    "another file": lambda text, data: '{"format": "pipejax-table", "version": 1}',
+    "later format": lambda text, data: data | {"version": 2},
+    "no key": lambda text, data: {k: v for k, v in data.items() if k != "bound"},
+    "more keys": lambda text, data: data | {"note": ""},
+    "rows of numbers": lambda text, data: data | {"rows": [[1]]},
+    "no schedule": lambda text, data: data | {"rows": [row[::-1] for row in data["rows"]]},
+    "half a schedule": lambda text, data: data | {"rows": data["rows"][:2]},
+    "another schedule": lambda text, data: data | {"rows": [
+        [str(op) for op in row] for row in
+        (["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"], ["2F0", "2I0", "2W0"], ["3F0", "3I0", "3W0"])]},
+    "too much memory": lambda text, data: data | {"problem": data["problem"] | {"limits": [8] * 4}},
+    "too short": lambda text, data: data | {"objective": 30, "bound": 30},
+    "bound above it": lambda text, data: data | {"bound": 32},
+    "a fraction": lambda text, data: data | {"bound": 30.5},
+    "no seconds": lambda text, data: data | {"seconds": -1.0},
+    "other starts": lambda text, data: data | {"starts": data["starts"] | {"forward": [[0] * 8] * 4}},
+    "another problem": lambda text, data: data | {"problem": data["problem"] | {"limits": [12] * 4}},
+    "ragged": lambda text, data: data | {"problem": data["problem"] | {"lag": [[[0], [0, 0]]]}},
+    "a worker too many": lambda text, data: data | {"problem": data["problem"] | {"placement": [[0, 1, 2, 9]]}},
+    "a stage too few": lambda text, data: data | {"problem": data["problem"] | {"forward": [1] * 3}},
+    "no problem": lambda text, data: data | {"problem": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
+    text = solved.read_text()
+    damaged = DAMAGES[damage](text, json.loads(text))
+    if isinstance(damaged, dict):  # by someone who knows about checksums
+        damaged = json.dumps(damaged | {"checksum": _checksum(damaged)})
+    assert damaged != text
+    store.path.mkdir()
+    path = store.path / solved.name
+    path.write_text(damaged)
+    with pytest.warns(pj.StoreWarning, match=f"{path.name} is not used: ..."):
+        assert store.get(problem_of(small())) is None
+    assert path.read_text() == damaged
+    with warnings.catch_warnings():  # what is wrong only with the schedule is seen when it is run
+        warnings.simplefilter("ignore", pj.StoreWarning)
+        assert store.nearest(problem_of(small(2))) == ([], 0)
+        assert store.nearest(problem_of(small(4))) == ([], 0)
+
+
+def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
+    store.path.mkdir()
+    path = store.path / solved.name
+    path.write_text("{")
+    with pytest.warns(pj.StoreWarning, match="is not used"):
+        found = best(small(), store, 0.001)
+    assert found.makespan == 310.0
+    assert store.get(problem_of(small())).objective == 31
+
+
+def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(pj.StoreWarning, match="is not used"):
+        assert best(small(), tmp_path / "file", 0.001).makespan == 310.0
+    (tmp_path / f"{problem_of(small()).key}.json").mkdir()
+    with pytest.warns(pj.StoreWarning, match="is not used"):
+        assert best(small(), tmp_path, 0.001).makespan == 310.0
+
+
+def started(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)])
+
+
+def wait_for(condition, seconds=30):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def big(limit):
+    table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
+    return pose(table, pj.Costs.uniform(table, **HARD), memory_limit=limit)
+
+
+def test_kill_9_in_the_middle_of_a_search(store):
+    process = started(SOLVE, store.path)
+    try:
+        wait_for(lambda: store.get(big(3)) is not None)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    kept = store.get(big(3))
+    assert 0 < kept.proven_bound <= kept.objective
+
+
+def test_two_processes_that_write_and_one_that_is_killed(store):
+    """A reader sees a whole entry at any moment, and a bound that only rises."""
+    processes = [started(WRITE, store.path, 6) for _ in range(2)]
+    problem, bounds = big(6), [0]
+    try:
+        wait_for(lambda: store.get(problem) is not None)
+        for victim in processes:
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                bounds.append(store.get(problem).proven_bound)
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert bounds == sorted(bounds)
+    assert len({*bounds}) > 5
+    table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
+    store.put(problem, table, bounds[-1] + 1000, seconds=1.0, source="1f1b")  # no lock is left
+    assert store.get(problem).proven_bound == bounds[-1] + 1000
+    assert not list(store.path.glob(f"{DRAFT}*"))
+
+
+def test_threads_that_write_at_once_lose_nothing(store):
+    case, errors = small(8, **HARD), []
+
+    def write(name, bounds):
+        try:
+            for bound in bounds:
+                put_table(store, case, name, bound=bound)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=args) for args in
+               (("gpipe", range(1, 12, 2)), ("zb-h1", range(2, 7)), ("1f1b", range(3, 9)))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = store.get(problem_of(case))
+    assert (errors, kept.source, kept.bound) == ([], "zb-h1", 11)
+
+
+def test_a_file_of_the_store_is_whole_on_the_disk_before_it_is_seen(store, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda handle: seen.append("fsync"))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (seen.append("replace"), replace(*paths)))
+    put_table(store, small(8), "gpipe")
+    assert seen == ["fsync", "replace"]
