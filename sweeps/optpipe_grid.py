@@ -23,7 +23,7 @@ LIMITS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 HOST_LINKS = (NO_LINK, 4.0, 2.0, 1.0, 0.5)  # slowest first: what fits one fits the next
 EVERYWHERE = (NO_LINK, 1.0)  # the other host links are looked at only with these:
 FEW_LIMITS, FEW_MICROBATCHES = (0.5, 1.0), (16,)
-DIMENSIONS = ("pipe", "microbatches", "limit", "host_link")
+DIMENSIONS = ("model", "microbatches", "limit", "host_link")
 UNITS = {
     "makespan": "s", "peak": "activations", "offloaded": "activations", "lower_bound": "s",
     "seconds": "s", "best_seconds": "s",
@@ -75,7 +75,7 @@ def _dataset(found: dict[Setting, dict[str, Record]]) -> xr.Dataset:
     """Put results on the grid; what was not asked is missing."""
     pipes = list(dict.fromkeys(setting.pipe for setting in found))
     coordinates: dict[str, Any] = {
-        "pipe": [pipe.label for pipe in pipes],
+        "model": [pipe.label for pipe in pipes],
         **{name: sorted({getattr(setting, name) for setting in found}) for name in DIMENSIONS[1:]},
         "schedule": [*METHODS, OPTIMUM],
     }
@@ -108,7 +108,7 @@ def _dataset(found: dict[Setting, dict[str, Record]]) -> xr.Dataset:
             "work": (every, work, {"units": "s", "long_name": "compute of every worker"}),
             "solved": (every, solved),
         },
-        coords={**coordinates, "workers": ("pipe", [pipe.workers for pipe in pipes])},
+        coords={**coordinates, "workers": ("model", [pipe.workers for pipe in pipes])},
         attrs={"title": "Idle share by memory limit and host link",
                "limit": "activations that a worker may hold, in peaks of 1F1B (P activations)",
                "host_link": "time of an offload and of a load, in forwards; inf: no host link"},
