@@ -11,21 +11,26 @@ from matplotlib.transforms import blended_transform_factory
 
 from pipejax import style
 
-LOOK: Mapping[str, Mapping[str, Any]] = {
-    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
-    "zb-1p": {"label": "ZB-1p", "color": style.SKY, "marker": "^", "linestyle": "-"},
-    "zb-2p": {"label": "ZB-2p", "color": style.BLUE, "marker": "v", "linestyle": "-"},
-    "pipe-offload": {
-        "label": "PipeOffload", "color": style.ORANGE, "marker": "s", "linestyle": ":"},
-    "ada-offload": {
-        "label": "AdaOffload", "color": style.GREEN, "marker": "D", "linestyle": "-"},
-    "optimum": {"label": "optimised", "color": style.VERMILION, "marker": "*", "linestyle": "-"},
+LOOK: Mapping[str, Mapping[str, Any]] = {  # open marks stay visible around those that equal them
+    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--",
+             "markersize": 3},
+    "zb-1p": {"label": "ZB-1p", "color": style.SKY, "marker": "^", "linestyle": "-",
+              "markersize": 3.5},
+    "zb-2p": {"label": "ZB-2p", "color": style.BLUE, "marker": "o", "linestyle": "-",
+              "markersize": 7, "markerfacecolor": "none"},
+    "pipe-offload": {"label": "PipeOffload", "color": style.ORANGE, "marker": "s", "linestyle": ":",
+                     "markersize": 3},
+    "ada-offload": {"label": "AdaOffload", "color": style.GREEN, "marker": "D", "linestyle": "-",
+                    "markersize": 5.5, "markerfacecolor": "none"},
+    "optimum": {"label": "optimised", "color": style.VERMILION, "marker": "o", "linestyle": "-",
+                "markersize": 2.5},
 }  # fmt: skip
 IN_MEMORY: Mapping[str, Any] = {
     "label": "optimised, nothing offloaded", "color": style.PURPLE, "marker": "P",
-    "linestyle": "-"}  # fmt: skip
-BOUND: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.8, "linestyle": "-"}
-ROW_HEIGHT = 0.055  # of the rows of crosses, in parts of the axes
+    "linestyle": "-", "markersize": 3.5}  # fmt: skip
+BOUND: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": "-"}
+BOUND_IN_MEMORY: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": ":"}
+ROW_HEIGHT = 0.06  # of the rows of crosses, in parts of the axes
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "refine": {"label": "start at once, take what is better", "color": style.VERMILION,
                "linestyle": "-"},
@@ -46,26 +51,48 @@ def draw_method(axes: Axes, x: xr.DataArray, ratio: xr.DataArray, look: Mapping[
       axes: to draw on.
       x: place of each value.
       ratio: idle share; missing where the method does not fit.
-      look: of the line; a star is drawn larger.
+      look: of the line.
     """
-    size = 6 if look["marker"] == "*" else 3.2
-    axes.plot(x, percent_of(ratio), markersize=size, **look)
+    axes.plot(x, percent_of(ratio), **look)
 
 
-def mark_misfits(axes: Axes, x: xr.DataArray, misfits: Mapping[str, xr.DataArray]) -> None:
-    """Put a cross above the panel for every method and place where memory is too small.
+def misfits(data: xr.Dataset) -> Mapping[str, xr.DataArray]:
+    """List where each method runs out of memory.
 
     Args:
-      axes: to draw on.
+      data: out_of_memory by schedule and another axis.
+
+    Returns:
+      By schedule; only those that do somewhere.
+    """
+    found = {name: data.out_of_memory.sel(schedule=name) for name in LOOK}
+    return {name: out for name, out in found.items() if bool(out.any())}
+
+
+def mark_misfits(axes: Axes, x: xr.DataArray, out: Mapping[str, xr.DataArray]) -> None:
+    """Put crosses at the top of a panel: a row for each method that needs too much memory.
+
+    Args:
+      axes: to draw on; `leave_room` keeps the rows free.
       x: places.
-      misfits: by method, whether it runs out of memory at each place; a row for each.
+      out: by method, whether it runs out of memory at each place.
     """
     above = blended_transform_factory(axes.transData, axes.transAxes)
-    shown = [name for name, out in misfits.items() if bool(out.any())]
-    for row, name in enumerate(shown):
-        at = np.asarray(x)[np.asarray(misfits[name], bool)]
+    for row, (name, places) in enumerate(out.items()):
+        at = np.asarray(x)[np.asarray(places, bool)]
         axes.plot(at, np.full(len(at), 1.0 - ROW_HEIGHT * (row + 0.5)), "x", transform=above,
-                  color=LOOK[name]["color"], markersize=3.5, clip_on=False, zorder=5)  # fmt: skip
+                  color=LOOK[name]["color"], markersize=3.5, zorder=5)  # fmt: skip
+
+
+def leave_room(axes: Axes, rows: int) -> None:
+    """Begin the vertical axis at 0 and leave rows free at its top.
+
+    Args:
+      axes: all is drawn on them and on those that share the axis.
+      rows: of crosses, at most.
+    """
+    high = axes.get_ylim()[1]
+    axes.set_ylim(0, high / (1 - ROW_HEIGHT * rows))
 
 
 def misfit_entry() -> Line2D:

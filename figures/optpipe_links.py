@@ -7,8 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.optpipe_cases import BOUND, LOOK, draw_method, mark_misfits, misfit_entry, percent_of
-from figures.optpipe_memory import misfits
+from figures.optpipe_cases import (
+    BOUND,
+    LOOK,
+    draw_method,
+    leave_room,
+    mark_misfits,
+    misfit_entry,
+    misfits,
+    percent_of,
+)
 from pipejax import style
 
 
@@ -25,13 +33,14 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
             _panel(panels[row, column], at.sel(limit=limit).isel(model=column))
+        leave_room(panels[row, 0], max(len(misfits(at.sel(limit=limit).isel(model=column)))
+                                       for column in range(data.sizes["model"])))  # fmt: skip
         panels[row, 0].set_ylabel("idle share [%]")
     for axes in panels[-1]:
         axes.set_xlabel("time of an offload [F]")
         axes.set_xticks(range(data.sizes["host_link"]),
                         [_tick(link) for link in data.host_link.values])  # fmt: skip
-    lines = [Line2D([], [], markersize=6 if look["marker"] == "*" else 3.2, **look)
-             for look in LOOK.values()]  # fmt: skip
+    lines = [Line2D([], [], **look) for look in LOOK.values()]
     bound = Line2D([], [], label="no schedule is below", **BOUND)
     figure.legend(
         handles=[*lines, bound, misfit_entry()], loc="outside lower center", ncols=4,
@@ -52,5 +61,4 @@ def _panel(axes: Axes, data: xr.Dataset) -> None:
     for name, look in LOOK.items():
         draw_method(axes, place, data.bubble_ratio.sel(schedule=name), look)
     mark_misfits(axes, place, misfits(data))
-    axes.set_ylim(0)
     axes.set_title(f"{data.model.item()}, limit {float(data.limit):g}", loc="left")

@@ -96,7 +96,7 @@ def _never_worse(data: Data, methods: Sequence[str]) -> Verdict:
 def _largest(data: Data) -> Verdict:
     """Every problem of the largest pipe has a schedule; how far from the best it can be."""
     grid = data["grid"]
-    at = grid.isel(model=int(grid.workers.argmax()))
+    at = grid.isel(model=int(grid.workers.argmax("model")))
     count = int(at.solved.sum())
     found = int(at.makespan.sel(schedule=OPTIMUM).notnull().sum())
     proven = int((at.gap <= SAME).sum())
@@ -108,7 +108,7 @@ def _largest(data: Data) -> Verdict:
 def _refined(data: Data, against: str) -> Verdict:
     """A job that starts at once and takes what is better ends first."""
     jobs = data["refinement"].time
-    jobs = jobs.sel(steps=int(jobs.steps[int(abs(jobs.steps - JOB).argmin())]))
+    jobs = jobs.isel(steps=int(abs(jobs.steps - JOB).argmin("steps")))
     gain = jobs.sel(policy=against) / jobs.sel(policy="refine") - 1
     return Verdict(f"{_percent(gain)} longer after {int(jobs.steps)} steps",
                    bool((gain >= -SAME).all() & (gain > SAME).any()))  # fmt: skip
