@@ -230,11 +230,11 @@ def solutions(setting: Setting, seconds: float, **options: Any) -> Iterator[Solu
       seconds: time to spend, at most.
       options: of `optimize`.
 
-    Yields:
+    Returns:
       Better and better solutions.
     """
     table = setting.build("1f1b")
-    yield from optimize(
+    return optimize(
         table, setting.costs(table), memory_limit=setting.activations,
         weight_share=setting.pipe.weight_share, offload=setting.has_link, time_limit=seconds,
         **options,
@@ -252,8 +252,11 @@ def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
       As `measured`, with lower_bound [s], status, source, seconds (of all), best_seconds (until
       the best schedule was found); no schedule found counts as out of memory.
     """
-    found = list(solutions(setting, seconds))
-    if not found:
+    better = solutions(setting, seconds)
+    found: list[Solution] = []
+    try:
+        found.extend(better)
+    except ValueError:  # of the search: no schedule was found in time
         return {"makespan": np.nan, "peak": np.nan, "offloaded": 0, "out_of_memory": True,
                 "lower_bound": 0.0, "status": "unknown", "source": "", "seconds": seconds,
                 "best_seconds": np.nan}  # fmt: skip

@@ -97,10 +97,12 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
 
 
 def _followed(setting: Setting, seconds: float) -> Record:
-    *found, last = solutions(setting, seconds)
-    news = [News(one.seconds, one.makespan, one.lower_bound, one.source) for one in found]
-    if not news or last.makespan < news[-1].makespan:
-        news.append(News(last.seconds, last.makespan, last.lower_bound, last.source))
+    found = list(solutions(setting, seconds))
+    news: list[News] = []
+    for one in found:
+        if not news or one.makespan < news[-1].makespan:  # not where only the bound is new
+            news.append(News(one.seconds, one.makespan, one.lower_bound, one.source))
+    last = found[-1]
     return {"news": news, "seconds": last.seconds, "bound": last.lower_bound,
             "status": last.status, "work": setting.work}  # fmt: skip
 
