@@ -21,6 +21,7 @@ from pipejax.long_schedules import makespans_at, throughput
 from pipejax.lowering import lower
 from pipejax.memory import in_flight, peak_in_flight
 from pipejax.ops import Op, Phase
+from pipejax.optimize import InfeasibleError, Solution, Store, StoreWarning, optimize
 from pipejax.program import Program, pad
 from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
 from pipejax.robustness import Robustness, robustness
@@ -51,6 +52,7 @@ __all__ = [
     "CriticalPath",
     "Distribution",
     "Evaluation",
+    "InfeasibleError",
     "Jitter",
     "Jittered",
     "Levels",
@@ -62,7 +64,10 @@ __all__ = [
     "Robustness",
     "ScheduleError",
     "ScheduleTable",
+    "Solution",
     "Staleness",
+    "Store",
+    "StoreWarning",
     "Straggler",
     "System",
     "TransferOrder",
@@ -88,6 +93,7 @@ __all__ = [
     "makespans_at",
     "makespans_of",
     "memory_bytes",
+    "optimize",
     "pad",
     "peak_in_flight",
     "price",

@@ -146,6 +146,34 @@ def to_si(value: float, factor: float) -> float:
     return value / round(1 / factor) if factor < 1 else value * factor
 
 
+def read_bytes(text: str, where: str) -> float | None:
+    """Read a number of bytes such as "40GB".
+
+    Args:
+      text: a number and a unit of bytes.
+      where: its place, for the message.
+
+    Returns:
+      Bytes; None where the text ends in no such unit.
+
+    Raises:
+      ValueError: if what stands before the unit is not a finite number of at least 0.
+
+    Example:
+      >>> read_bytes("1.5 GiB", "--memory-limit"), read_bytes("4", "--memory-limit")
+      (1610612736.0, None)
+    """
+    for unit, (kind, factor) in UNITS.items():
+        if kind == "B" and text.endswith(unit):
+            try:
+                return to_si(number(float(text.removesuffix(unit)), where), factor)
+            except ValueError:
+                raise ValueError(
+                    f"{where} must be a number of at least 0 before {unit}, got {text!r}"
+                ) from None
+    return None
+
+
 def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
     """Refuse keys that nothing reads.
 

@@ -10,6 +10,14 @@ import pytest
 from pipejax.cli.app import run
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_store(tmp_path_factory):
+    """Keep the user's store of solved problems out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPEJAX_CACHE", str(tmp_path_factory.mktemp("store")))
+        yield
+
+
 @pytest.fixture
 def data():
     """Folder of recorded tables and published figures."""

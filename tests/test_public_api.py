@@ -15,6 +15,7 @@ NAMES = [
     "CriticalPath",
     "Distribution",
     "Evaluation",
+    "InfeasibleError",
     "Jitter",
     "Jittered",
     "Levels",
@@ -26,7 +27,10 @@ NAMES = [
     "Robustness",
     "ScheduleError",
     "ScheduleTable",
+    "Solution",
     "Staleness",
+    "Store",
+    "StoreWarning",
     "Straggler",
     "System",
     "TransferOrder",
@@ -52,6 +56,7 @@ NAMES = [
     "makespans_at",
     "makespans_of",
     "memory_bytes",
+    "optimize",
     "pad",
     "peak_in_flight",
     "price",
@@ -72,7 +77,7 @@ NAMES = [
 ]
 
 
-RESULT = {"write_table": "Raises:", "stream_makespans": "Yields:"}
+RESULT = {"write_table": "Raises:", "stream_makespans": "Yields:", "optimize": "Yields:"}
 
 
 def test_names():

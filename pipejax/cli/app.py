@@ -13,6 +13,7 @@ from pipejax.cli import (
     evaluate,
     export,
     jitter,
+    optimize,
     order,
     sensitivity,
     show,
@@ -42,6 +43,7 @@ for command in (
     show.show,
     export.export,
     order.order,
+    optimize.optimize,
 ):
     app.command()(with_options(command))
 app.command()(sweep.sweep)

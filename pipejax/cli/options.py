@@ -264,7 +264,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of every group that it takes as an argument.
 
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
-    receives what the group's options choose; every other argument is an option of its own.
+    receives what the group's options choose; every other argument is an option of its own. Where
+    it has the name of a group's option, it is the command that reads it.
 
     Args:
       command: function of the command.
@@ -292,7 +293,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for group in sorted(groups, key=lambda name: name not in _INPUTS):
             takes = inspect.signature(_GROUPS[group]).parameters
             inputs = {name: chosen.get(name) if name in _INPUTS else given[name]
-                      for name in takes}  # fmt: skip
+                      for name in takes if name not in own}  # fmt: skip
             chosen[group] = _GROUPS[group](**inputs)
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})

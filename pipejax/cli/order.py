@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pipejax import transfer_order
 from pipejax.cli.options import JsonFlag, Pricing, known_queues, required
+from pipejax.cli.outputs import check_table
 from pipejax.cli.report import console, percent, print_json, seconds
 from pipejax.cost_files import parse_seconds
 from pipejax.evaluate import evaluate
@@ -23,7 +24,6 @@ from pipejax.transfer_cells import insert_transfers
 from pipejax.transfer_order import TransferOrder, search_transfer_order
 from pipejax.transfer_waits import TransferWaits, queue_makespans, transfer_waits
 
-FORMATS = (".csv", ".json")
 FOUND = "found"
 
 
@@ -46,12 +46,7 @@ def order(
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them."""
     limit = parse_seconds(time_limit, "--time-limit")
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
-    if out is not None and out.is_dir():
-        raise ValueError(f"--out {out} is a folder")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    check_table(out)
     costs = required(pricing).of(table)
     with _progress(iterations) as progress:
         found = search_transfer_order(

@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 DRAWINGS = (".png", ".pdf", ".svg")
+TABLES = (".csv", ".json")
 
 
 def check_drawing(out: Path | None) -> None:
@@ -18,6 +19,21 @@ def check_drawing(out: Path | None) -> None:
         raise ValueError(f"--out must end in one of {', '.join(DRAWINGS)}, got {str(out)!r}")
     _check_folder(out, "--out")
     _check_modules(out, "--out", ("matplotlib",), "drawing", "figures")
+
+
+def check_table(out: Path | None) -> None:
+    """Check the table of `--out`, where one is given.
+
+    Raises:
+      ValueError: if it is no table, is a folder, or its folder is missing.
+    """
+    if out is None:
+        return
+    if out.suffix not in TABLES:
+        raise ValueError(f"--out must end in one of {', '.join(TABLES)}, got {str(out)!r}")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder")
+    _check_folder(out, "--out")
 
 
 def check_store(out: Path | None, option: str) -> None:

@@ -3,8 +3,9 @@
 After OptPipe (arXiv:2510.05186), with OR-Tools CP-SAT in the place of its solver.
 """
 
-from pipejax.optimize.optimize import optimize
-from pipejax.optimize.problem import OBJECTIVES
+from pipejax.optimize.front import optimize
+from pipejax.optimize.problem import OBJECTIVES, InfeasibleError
 from pipejax.optimize.solution import Solution
+from pipejax.optimize.store import Store, StoreWarning
 
-__all__ = ["OBJECTIVES", "Solution", "optimize"]
+__all__ = ["OBJECTIVES", "InfeasibleError", "Solution", "Store", "StoreWarning", "optimize"]

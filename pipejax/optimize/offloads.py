@@ -80,6 +80,7 @@ def _on_link(
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 1
     solver.parameters.stop_after_first_solution = True
+    solver.parameters.catch_sigint_signal = False  # the caller's to handle
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return {

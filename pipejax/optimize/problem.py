@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.costs import Costs
+from pipejax.ops import COMMUNICATION, HOST, SHARDING, Phase
 from pipejax.optimize.whole import choose_grid, common_parts
 from pipejax.shapes import Float, Int, NumpyArray
 from pipejax.table import ScheduleTable
@@ -17,8 +18,15 @@ OBJECTIVES = ("makespan", "span")
 LINKS = ("delay", "queued")
 WEIGHT_SHARE = 1 / 3  # of an activation: what the weight gradient needs
 
+# phases of cells that a table may have: messages follow from the links, the rest is reordered
+SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
+
 PerStage = Int[NumpyArray, " stages"]
 PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
+
+
+class InfeasibleError(ValueError):
+    """No schedule keeps the memory limit."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,9 +152,19 @@ class Problem:
         }
 
     @property
+    def shape(self) -> str:
+        """Short text that problems share whose plans have the same ops in the same places."""
+        content = self.content()
+        return _hash([content[name] for name in ("placement", "pipe_of", "objective")])[:8]
+
+    @property
     def key(self) -> str:
-        """Short text that problems with the same content share."""
-        return hashlib.sha256(json.dumps(self.content(), sort_keys=True).encode()).hexdigest()[:24]
+        """Short text that problems with the same content share; it begins with the shape."""
+        return f"{self.shape}-{_hash(self.content())[:24]}"
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def pose(
@@ -178,8 +196,9 @@ def pose(
       The problem.
 
     Raises:
-      ValueError: if an argument is not of that form, a cost is negative, or a limit is below one
-        activation of a stage: then no schedule exists.
+      InfeasibleError: if a limit is below one activation of a stage: then no schedule exists.
+      ValueError: if an argument is not of that form, a cost is negative, or the table has cells
+        that are not scheduled here.
 
     Example:
       >>> from pipejax import schedules
@@ -187,20 +206,26 @@ def pose(
       >>> pose(table, Costs.uniform(table, forward=1.0, backward=2.0), memory_limit=0.5)
       Traceback (most recent call last):
       ...
-      ValueError: memory_limit 0.5 of worker 0 is below one activation of stage 0, 1: infeasible
+      pipejax.optimize.problem.InfeasibleError: memory_limit 0.5 of worker 0 is below one ...
     """
     costs.check_values()
     costs.check_shapes(table.num_stages, table.num_pipes)
     for value, known, name in ((objective, OBJECTIVES, "objective"), (link, LINKS, "link")):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    found = {Phase(code) for code in np.unique([table.phase, table.partners.phase]).tolist()}
+    for phase in sorted(found - {*SCHEDULED}):
+        if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):
+            raise ValueError(
+                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
+            )
     if not 0 <= weight_share <= 1:
         raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     for stage, worker in zip(*np.nonzero(_holds(table)), strict=True):
         if size[stage] > limits[worker] * (1 + 1e-9):
-            raise ValueError(
+            raise InfeasibleError(
                 f"memory_limit {limits[worker]:g} of worker {worker} is below one activation of "
                 f"stage {stage}, {size[stage]:g}: infeasible"
             )

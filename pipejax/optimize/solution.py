@@ -25,9 +25,9 @@ class Solution:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> best = Solution(table, 10.0, 8.0, "feasible", 0.0, 0, "1f1b", 0.1, {})
+      >>> best = Solution(table, 8.0, 6.0, "feasible", 0.0, 0, "1f1b", 0.1, {})
       >>> best.gap
-      0.2
+      0.25
     """
 
     table: ScheduleTable

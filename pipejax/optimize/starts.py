@@ -54,23 +54,25 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
     Yields:
       Plans that keep the limits.
     """
+    there, back = (problem.lag + problem.transmit)[:, 0].tolist()
     pipe = LimitedPipe.of(
         problem.num_stages,
         problem.num_microbatches,
-        forward=problem.forward,
-        input_grad=problem.input_grad,
-        weight_grad=problem.weight_grad,
-        there=problem.lag[0, 0] + problem.transmit[0, 0],
-        back=problem.lag[1, 0] + problem.transmit[1, 0],
-        sizes=problem.sizes,
-        limits=problem.limits,
+        forward=problem.forward.tolist(),
+        input_grad=problem.input_grad.tolist(),
+        weight_grad=problem.weight_grad.tolist(),
+        there=there,
+        back=back,
+        sizes=problem.sizes.tolist(),
+        limits=problem.limits.tolist(),
         weight_share=float((problem.kept / problem.sizes).max()),
     )
     by_span = problem.objective == "span"
     yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
     if problem.offload is not None:
-        ops = ada_offload_starts(pipe, offload=problem.offload, load=problem.load,
-                                 host_links=problem.host_links)  # fmt: skip
+        offload = problem.offload.tolist()
+        load = None if problem.load is None else problem.load.tolist()
+        ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
         yield Start("ada-offload", _plan(problem, ops))
 
 

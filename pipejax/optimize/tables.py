@@ -135,6 +135,28 @@ def host_finish(
     return np.array(finish)
 
 
+def keeps_limits(problem: Problem, plan: Plan) -> bool:
+    """Return whether a plan keeps the problem's limits, and offloads only where that may be.
+
+    Args:
+      problem: the problem.
+      plan: its starts.
+
+    Returns:
+      Whether it does.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> problem = pose(table, Costs.uniform(table, forward=1.0, backward=2.0), memory_limit=3)
+      >>> keeps_limits(problem, to_plan(problem, table))
+      False
+    """
+    may_offload = problem.offload is not None or not plan.offloaded
+    return may_offload and bool((peaks(problem, plan) <= problem.limits).all())
+
+
 def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
     """Return the most parts that each worker holds at once.
 

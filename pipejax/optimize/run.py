@@ -1,8 +1,7 @@
-"""The best schedule for given times under a memory limit, found better and better."""
+"""One optimisation: quick schedules first, then better and better ones, and a bound."""
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,92 +11,53 @@ from pipejax.optimize.baselines import baseline_tables
 from pipejax.optimize.bounds import lower_bound
 from pipejax.optimize.greedy import greedy_plan
 from pipejax.optimize.model import ScheduleModel
+from pipejax.optimize.neighbours import rows_keep_limits
 from pipejax.optimize.period import FoldedModel, depth_of, extended, fold
 from pipejax.optimize.plan import Plan, objective_of
-from pipejax.optimize.problem import WEIGHT_SHARE, Problem, pose
+from pipejax.optimize.problem import InfeasibleError, Problem
 from pipejax.optimize.relaxed import relaxed_bound
 from pipejax.optimize.search import search
 from pipejax.optimize.solution import Solution
 from pipejax.optimize.starts import greedy_starts, is_pipe, pipe_plans
-from pipejax.optimize.tables import host_finish, peaks, to_plan, to_table
+from pipejax.optimize.store import Store
+from pipejax.optimize.tables import host_finish, keeps_limits, to_plan, to_table
 from pipejax.table import ScheduleTable
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
+BETWEEN = 0.5  # seconds between news of the bound alone, at least
 LENGTHS = (1, 2)  # microbatches of a period that are tried, and the whole memory limit
 _SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.5}  # of the time that is left then
 
 
-def optimize(
-    table: ScheduleTable,
-    costs: Costs,
-    *,
-    memory_limit: float | Sequence[float],
-    sizes: float | Sequence[float] = 1.0,
-    weight_share: float = WEIGHT_SHARE,
-    offload: bool = False,
-    link: str = "delay",
-    host_links: Sequence[Sequence[int]] = (),
-    objective: str = "makespan",
-    time_limit: float = 60.0,
-    threads: int | None = None,
-) -> Iterator[Solution]:
-    """Optimise a schedule under a memory limit; every solution is better than the one before.
-
-    Args:
-      table: says where stages are and which pipe a microbatch belongs to; its order is a start
-        where it keeps the limit.
-      costs: unbatched [s].
-      memory_limit: what a worker can hold, or one entry per worker, in the unit of `sizes`.
-      sizes: what an activation takes, or one entry per stage; 1 counts activations.
-      weight_share: share of it that stays after I for W.
-      offload: whether activations may go to the host and back, at the costs of O and L.
-      link: "delay" or "queued".
-      host_links: groups of workers that share a host link.
-      objective: "makespan", or "span": the longest time between a worker's first start and last
-        end.
-      time_limit: seconds.
-      threads: of the solver; one per processor if None.
-
-    Yields:
-      Solutions; the last one carries the final bound.
-
-    Raises:
-      ValueError: if an argument is not of that form, or no schedule keeps the limit.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
-      >>> *_, best = optimize(table, costs, memory_limit=3)
-      >>> best.makespan, best.status
-      (310.0, 'optimal')
-    """
-    problem = pose(
-        table, costs, memory_limit=memory_limit, sizes=sizes, weight_share=weight_share,
-        offload=offload, link=link, host_links=host_links, objective=objective,
-    )  # fmt: skip
-    if not time_limit > 0:
-        raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
-    run = _Run(problem, costs, link, time_limit, threads or os.cpu_count() or 1)
-    return run.solutions(table)
-
-
-class _Run:
+class Run:
     """One optimisation: what is known so far, and the steps that find more."""
 
     def __init__(
-        self, problem: Problem, costs: Costs, link: str, time_limit: float, threads: int
-    ) -> None:
+        self, problem: Problem, costs: Costs, link: str, time_limit: float, threads: int,
+        store: Store | None,
+    ) -> None:  # fmt: skip
+        """Begin: the time runs.
+
+        Args:
+          problem: the problem.
+          costs: what it was posed with [s].
+          link: link model.
+          time_limit: seconds.
+          threads: of the solver.
+          store: where solved problems are kept, or None.
+        """
         self.problem, self.costs, self.link, self.threads = problem, costs, link, threads
-        self.begun = time.monotonic()
+        self.store = store
+        self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
         self.bound = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
         self.best: Solution | None = None
         self.baseline: dict[str, float | None] = {}
+        self.is_answered = self.is_infeasible = False
 
     @property
     def left(self) -> float:
@@ -107,18 +67,65 @@ class _Run:
     @property
     def is_closed(self) -> bool:
         """Whether the plan is as good as the bound."""
-        return self.plan is not None and self.value <= self.bound
+        return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def solutions(self, table: ScheduleTable) -> Iterator[Solution]:
-        for step in (self._first, lambda: self._baselines(table), self._greedy, self._relaxed,
-                     self._period, self._search):  # fmt: skip
-            if (not self.is_closed and self.left > 0) or self.plan is None:
-                yield from step()
-        if self.best is None:
+        """Run all steps until the plan is as good as the bound, or time is up.
+
+        Args:
+          table: the given schedule.
+
+        Yields:
+          Solutions, the last one with the final bound.
+        """
+        try:
+            for step in (self._stored, self._first, lambda: self._baselines(table), self._greedy,
+                         self._relaxed, self._period, self._search):  # fmt: skip
+                if (not self.is_closed and self.left > 0) or self.plan is None:
+                    yield from step()
+            if not self.baseline and self.left > 0:  # answered before they were looked at
+                yield from self._baselines(table)
+            if self.best is None:
+                raise self._failure()
+            yield self._solution(self.best.table, self.best.makespan, self.best.source)
+        finally:  # however it ends: what was found is kept
+            self._save()
+
+    def _failure(self) -> ValueError:
+        if self.is_infeasible:
+            return InfeasibleError("no schedule keeps memory_limit: infeasible")
+        return ValueError(
+            f"no schedule within memory_limit was found in {self.until - self.begun:g} "
+            "seconds: give more time_limit or memory_limit"
+        )
+
+    def _stored(self) -> Iterator[Solution]:
+        """What is known of the problem, or of others like it."""
+        if self.store is None:
             return
-        final = self._solution(self.best.table, self.best.makespan, self.best.source)
-        if final != self.best:
-            yield final
+        own = self.store.get(self.problem)
+        if own is not None:
+            self.bound = max(self.bound, own.proven_bound)
+            yield from self._take("store", own.table)
+            self.is_answered = self.best is not None and self.best.status == "optimal"
+        if self.is_answered:
+            return
+        near = self.store.nearest(self.problem)
+        self.bound = max(self.bound, near.bound)
+        for other in near.starts:
+            if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
+                yield from self._take("neighbour", other.table)
+                continue
+            plan = to_plan(self.problem, other.table)
+            if keeps_limits(self.problem, plan):
+                yield from self._offer("neighbour", plan)
+
+    def _save(self) -> None:
+        if self.store is not None and self.best is not None:
+            now = time.monotonic()
+            self.store.put(self.problem, self.best.table, self.bound,
+                           seconds=now - self.saved, source=self.best.source)  # fmt: skip
+            self.saved = now
 
     def _first(self) -> Iterator[Solution]:
         plan = greedy_plan(self.problem, self.problem.limits)
@@ -128,7 +135,7 @@ class _Run:
     def _baselines(self, table: ScheduleTable) -> Iterator[Solution]:
         for name, other in baseline_tables(self.problem, table):
             plan = to_plan(self.problem, other)
-            keeps = bool((peaks(self.problem, plan) <= self.problem.limits).all())
+            keeps = keeps_limits(self.problem, plan)
             self.baseline[name] = self._measure(other) if keeps else None
             if keeps:
                 yield from self._offer(name, plan)
@@ -183,6 +190,9 @@ class _Run:
             self.bound = max(self.bound, min(-(-found.bound // parts), self._horizon))
             if found.plan is not None:
                 yield from self._offer("search", found.plan, problem)
+            elif time.monotonic() > self.told + BETWEEN and self.best is not None:
+                yield from self._tell(self.best.table, self.best.makespan, self.best.source)
+            self.is_infeasible = found.closed and self.plan is None
 
     @property
     def _parts(self) -> int:
@@ -198,7 +208,9 @@ class _Run:
             return self.value
         work = self.problem.forward + self.problem.input_grad + self.problem.weight_grad
         hops = int(self.problem.lag.max(initial=0) + self.problem.transmit.max(initial=0))
-        each = int(work.sum()) + 2 * self.problem.num_stages * hops
+        host = sum(int(times.sum()) for times in (self.problem.offload, self.problem.load)
+                   if times is not None)  # fmt: skip
+        each = int(work.sum()) + 2 * self.problem.num_stages * hops + host
         return self.problem.num_microbatches * each + int(self.problem.step_end.max())
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
@@ -207,14 +219,24 @@ class _Run:
         value = objective_of(problem, plan) * problem.unit
         if self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9):
             return
-        table = to_table(problem, plan, f"optimized {source}")
+        yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
+
+    def _take(self, source: str, table: ScheduleTable) -> Iterator[Solution]:
+        """Take a table that keeps the limits."""
         plan = to_plan(self.problem, table)  # as early as its rows allow
         value = objective_of(self.problem, plan)
-        self.plan, self.value = plan, value
+        if self.plan is None or value < self.value:
+            self.plan, self.value = plan, value
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.makespan:
-            self.best = self._solution(table, makespan, source)
-            yield self.best
+            yield from self._tell(table, makespan, source)
+
+    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Iterator[Solution]:
+        """Yield what is best now; it is in the store before anybody hears of it."""
+        self.best = self._solution(table, makespan, source)
+        self._save()
+        self.told = time.monotonic()
+        yield self.best
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
