@@ -35,7 +35,7 @@ def _best(values: xr.DataArray, methods: Sequence[str]) -> xr.DataArray:
 def _where(values: xr.DataArray) -> str:
     """Name the problem with the largest value."""
     at = values.stack(case=values.dims)
-    at = at.isel(case=int(at.argmax("case")))
+    at = at.isel(case=int(at.fillna(-np.inf).argmax("case")))
     link = float(at.host_link)
     return (f"{at.model.item()}, M={int(at.microbatches)}, limit {float(at.limit):g}, "
             + (f"offload in {link:g} F" if np.isfinite(link) else "no host link"))  # fmt: skip

@@ -20,10 +20,10 @@ from sweeps.optpipe_cases import NO_LINK, Pipe, Setting, solutions
 
 LONGER = 6.0  # than a solve of the grid is one whose solutions are followed
 SETTINGS = (
-    Setting(Pipe("1.5B", 4, 24), 16, 0.75, 1.0),
-    Setting(Pipe("1.5B", 8, 24), 16, 0.5, NO_LINK),
-    Setting(Pipe("1.5B", 8, 24), 16, 0.5, 1.0),
-    Setting(Pipe("14.6B", 16, 48), 32, 0.5, 1.0),
+    Setting(Pipe("1.5B", 4, 24), 8, 0.75, 1.0),
+    Setting(Pipe("1.5B", 4, 24), 16, 0.75, NO_LINK),
+    Setting(Pipe("1.5B", 8, 24), 16, 1.0, 2.0),
+    Setting(Pipe("6.2B", 8, 24), 16, 0.5, 2.0),
 )
 SMALL = (Setting(Pipe("1.5B", 4, 24), 8, 0.5, NO_LINK),)
 STEPS = tuple(int(n) for n in np.unique(np.geomspace(1, 1e5, 61).astype(int)))

@@ -41,6 +41,7 @@ def test_times_and_figures_are_those_of_the_source():
         assert profile.searched == tuple(known.get(f"zb.t5.{model}.m{m}.{s}") for s in SEARCHED)
 
 
+@pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
 def test_a_method_that_does_not_fit_has_no_makespan():
     tight, plain = (Setting(SMALL, 8, limit, NO_LINK) for limit in (0.5, 1.0))
     found = {method: by_method(tight, method) for method in METHODS}
@@ -56,6 +57,7 @@ def test_a_method_that_does_not_fit_has_no_makespan():
     assert plain.work == pytest.approx(8 * total)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_fastest_schedule_that_fits_is_taken():
     """PipeOffload at P = 8 holds 6 with every other activation away, 4 with all of them."""
     pipe = Pipe("1.5B", 8, 24)
@@ -120,6 +122,7 @@ def test_jobs_step_by_step(steps):
     assert found["stay"] == [pytest.approx(1.0 + steps * 1.5)]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_rows_of_the_published_table():
     asked = list(optpipe_published.rows())
     assert len(asked) == 23
@@ -132,6 +135,7 @@ def test_the_rows_of_the_published_table():
         assert record["bound"] <= record["ours"]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_small_comparison(tmp_path):
     """Everything once, as tiny as it gets."""
     optpipe.main(["--out", str(tmp_path), "--small", "--seconds", "0.2"])
@@ -217,7 +221,7 @@ def test_every_verdict_can_fail(what):
     elif what == "published":
         data[store] = made.published(better=-1e-4)
     else:
-        data[store]["time"] = -data[store].time
+        data[store]["time"] = 1 / data[store].time
     found = verdicts(data)
     assert {n: found[n] for n in numbers} == dict.fromkeys(numbers, "differs")
 
