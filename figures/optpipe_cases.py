@@ -32,10 +32,8 @@ BOUND: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": 
 BOUND_IN_MEMORY: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": ":"}
 ROW_HEIGHT = 0.06  # of the rows of crosses, in parts of the axes
 POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "refine": {"label": "start at once, take what is better", "color": style.VERMILION,
-               "linestyle": "-"},
-    "wait": {"label": "wait until the search ends", "color": style.BLUE, "linestyle": "--"},
-    "stay": {"label": "stay with the best heuristic", "color": style.BLACK, "linestyle": ":"},
+    "wait": {"label": "waits until the search ends", "color": style.BLUE, "linestyle": "--"},
+    "stay": {"label": "stays with the best heuristic", "color": style.BLACK, "linestyle": ":"},
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import plain_numbers
 from figures.optpipe_cases import BOUND, POLICIES
 from pipejax import style
 
@@ -47,7 +46,7 @@ def _anytime(data: xr.Dataset) -> Figure:
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
         axes.set_ylabel("step time [s]")
-        axes.set_title(_name(case), loc="left")
+        axes.set_title(f"{case.case.item()}:\n{_ended(case)}", loc="left", fontsize=7)
     panels[-1].set_xlabel("time of the search [s]")
     panels[-min(2, len(panels))].set_xlabel("time of the search [s]")
     handles = [
@@ -55,15 +54,16 @@ def _anytime(data: xr.Dataset) -> Figure:
         Line2D([], [], color=SEARCHED, marker="o", linestyle="", label="found by a search"),
         Line2D([], [], label="bound at the end: no schedule is below", **BOUND),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, title_fontsize=7,
+                  title="Limits in peaks of 1F1B")  # fmt: skip
     return figure
 
 
-def _name(case: xr.Dataset) -> str:
-    """The case in two lines: what runs, and how it ended."""
-    pipe, rest = str(case.case.item()).split(", M=")
-    count, limit, link = rest.split(", ")
-    return f"{pipe}, M={count}, {limit},\n{link}: {case.status.item()}"
+def _ended(case: xr.Dataset) -> str:
+    """Say how far from the best the last schedule can be."""
+    if str(case.status.item()) == "optimal":
+        return f"proven to be the best after {float(case.ended):.2g} s"
+    return f"no schedule is more than {100 * float(case.gap):.2g} % shorter"
 
 
 def _training(data: xr.Dataset) -> Figure:
@@ -72,17 +72,19 @@ def _training(data: xr.Dataset) -> Figure:
         case = data.isel(case=k)
         reference = case.time.sel(policy="refine")
         for policy, look in POLICIES.items():
-            axes.plot(case.steps, case.time.sel(policy=policy) / reference, **look)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        plain_numbers(axes.yaxis, (1, 1.1, 1.2, 1.5, 2, 3, 5, 7))
-        axes.set_ylabel("time / that of starting\nat once")
-        worth = _worth(case)
-        axes.set_title(f"{_name(case).splitlines()[0]}\n{worth}", loc="left")
+            extra = 100 * (case.time.sel(policy=policy) / reference - 1)
+            axes.plot(case.steps, extra.where(extra > 0), **look)
+        axes.set(xscale="log", yscale="log", ylabel="more time [%]")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{case.case.item()}\n{_worth(case)}", loc="left", fontsize=7)
     panels[-1].set_xlabel("steps of the job")
     panels[-min(2, len(panels))].set_xlabel("steps of the job")
     handles = [Line2D([], [], **look) for look in POLICIES.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=3, title_fontsize=7,
+        title="A job that ..., against one that starts on the first schedule and replaces it by "
+              "every better one",
+    )  # fmt: skip
     return figure
 
 

@@ -105,7 +105,7 @@ class Setting(NamedTuple):
     def words(self) -> str:
         """All of it, for people and as a key."""
         link = f"offload in {self.host_link:g} F" if self.has_link else "no host link"
-        return f"{self.pipe.label}, M={self.microbatches}, {self.limit:g} peaks of 1F1B, {link}"
+        return f"{self.pipe.label}, M={self.microbatches}, limit {self.limit:g}, {link}"
 
     def costs(self, table: pj.ScheduleTable) -> pj.Costs:
         """Price a table.

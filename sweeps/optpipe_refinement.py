@@ -82,7 +82,9 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     }  # fmt: skip
     each = {name: ("case", [record[name] for record in found], {"units": "s"})
             for name in ("work", "bound")}  # fmt: skip
+    last = np.array([each[-1].makespan for each in news])
     ended = {
+        "gap": ("case", np.maximum(0, 1 - np.array(each["bound"][1]) / last), {"units": "1"}),
         "ended": ("case", [record["seconds"] for record in found], {"units": "s"}),
         "status": ("case", [record["status"] for record in found]),
     }

@@ -48,7 +48,7 @@ def test_every_method_has_a_look():
     colours = [look["color"] for look in (*optpipe_cases.LOOK.values(), optpipe_cases.IN_MEMORY)]
     assert len(set(colours)) == len(colours)
     assert optpipe_refinement.SEARCHES == refinement_sweep.SEARCHES
-    assert set(optpipe_cases.POLICIES) == set(refinement_sweep.POLICIES)
+    assert {*optpipe_cases.POLICIES, "refine"} == set(refinement_sweep.POLICIES)
 
 
 def test_idle_share_by_memory_limit(grid):
@@ -111,7 +111,10 @@ def test_gaps_and_times(grid):
 def test_solutions_that_get_better():
     drawn = optpipe_refinement.draw(made.refinement())
     first, second = drawn["optpipe_anytime"].axes
-    assert first.get_title(loc="left").endswith("no host link: feasible")
+    assert first.get_title(loc="left").endswith(
+        "no host link:\nno schedule is more than 9.1 % shorter"
+    )
+    assert second.get_title(loc="left").endswith("proven to be the best after 20 s")
     by_colour = {
         line.get_color(): line.get_xdata() for line in first.lines if line.get_marker() == "o"
     }
@@ -122,7 +125,7 @@ def test_solutions_that_get_better():
     job, _ = drawn["optpipe_training"].axes
     data = made.refinement()
     lines = {line.get_color(): line.get_ydata() for line in job.lines}
-    expected = data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine")
+    expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
     for policy, look in optpipe_cases.POLICIES.items():
         np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
     assert "at 1000 steps waiting costs 1." in job.get_title(loc="left")
