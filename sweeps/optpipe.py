@@ -17,6 +17,7 @@ from pipejax.provenance import provenance
 from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_timelines
 from sweeps.journal import Journal
 
+SECONDS = 6.0  # of a solve: all parts together take about half an hour on two cores
 PARTS: Mapping[str, Callable[[Journal, float, bool], xr.Dataset]] = {
     "grid": optpipe_grid.sweep, "published": optpipe_published.sweep,
     "refinement": optpipe_refinement.sweep, "timelines": optpipe_timelines.sweep,
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of Zarr stores to write")
     parser.add_argument("--only", choices=PARTS, help="one part, made anew")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each solve, at most")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each solve, at most")
     parser.add_argument("--small", action="store_true", help="a few tiny problems, to try it out")
     options = parser.parse_args(arguments)
     if not options.seconds > 0:

@@ -18,7 +18,7 @@ from rich.progress import track
 from sweeps.journal import Journal, Record
 from sweeps.optpipe_cases import NO_LINK, Pipe, Setting, solutions
 
-LONGER = 6.0  # than a solve of the grid is one whose solutions are followed
+LONGER = 8.0  # than a solve of the grid is one whose solutions are followed
 SETTINGS = (
     Setting(Pipe("1.5B", 4, 24), 8, 0.75, 1.0),
     Setting(Pipe("1.5B", 4, 24), 16, 0.75, NO_LINK),
