@@ -236,7 +236,9 @@ def test_the_grid_stays_within_its_time():
     assert len(set(asked)) == len(asked)
     few = [s for s in asked if s.host_link not in optpipe_grid.EVERYWHERE]
     assert {(s.limit, s.microbatches) for s in few} == {(0.5, 16), (1.0, 16)}
-    seconds = optpipe.SECONDS * (len(asked) + optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1))
+    seconds = optpipe.SECONDS * (
+        len(asked) + optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1)
+    )
     published = optpipe_published.SECONDS * len(list(optpipe_published.rows()))
     assert (seconds + published) / 60 < 30
     assert optpipe_cases.METHODS.keys() == set(optpipe_grid.METHODS)
