@@ -9,7 +9,7 @@ FIGURES := figures/out
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help paper pipedream sweeps figures test lint types tests bench format lock clean
+.PHONY: help paper pipedream optpipe sweeps figures test lint types tests bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,11 @@ pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experimen
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)
 
+optpipe: $(READY)  ## repeat OptPipe: schedules under a memory limit, figures, claims (half an hour)
+	$(BIN)/python -m sweeps.optpipe --out $(RESULTS)
+	$(MAKE) figures
+	$(BIN)/python -m sweeps.optpipe_claims --data $(RESULTS)
+
 sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
 	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
@@ -53,11 +58,12 @@ types: $(READY)  ## mypy, strict
 tests: $(READY)  ## tests and doctests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-bench: $(READY)  ## engine, sweep, tuning and training against plain Python, NumPy, Numba and search
+bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
 	$(BIN)/python -m benchmarks.pipedream --out $(RESULTS)/benchmark_pipedream.json
+	$(BIN)/python -m benchmarks.optimize --out $(RESULTS)/benchmark_optimize.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .

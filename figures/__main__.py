@@ -21,6 +21,11 @@ from figures import (
     hanayo,
     jitter,
     memory,
+    optpipe_gaps,
+    optpipe_links,
+    optpipe_memory,
+    optpipe_refinement,
+    optpipe_timelines,
     pareto,
     pipedream_curves,
     pipedream_machines,
@@ -54,6 +59,10 @@ PIPEDREAM: Mapping[str, ModuleType] = {
     "logistic": pipedream_curves, "language": pipedream_curves, "scaling": pipedream_scaling,
     "machines": pipedream_machines,
 }  # fmt: skip
+OPTPIPE: Mapping[str, tuple[ModuleType, ...]] = {
+    "grid": (optpipe_memory, optpipe_links, optpipe_gaps), "refinement": (optpipe_refinement,),
+    "timelines": (optpipe_timelines,),
+}  # fmt: skip
 
 
 STORES: Mapping[str, Source] = {
@@ -76,6 +85,12 @@ STORES: Mapping[str, Source] = {
             f"python -m sweeps.pipedream --only {name} --out", (script,), to_folder=True
         )
         for name, script in PIPEDREAM.items()
+    },
+    **{
+        f"optpipe_{name}.zarr": Source(
+            f"python -m sweeps.optpipe --only {name} --out", scripts, to_folder=True
+        )
+        for name, scripts in OPTPIPE.items()
     },
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}

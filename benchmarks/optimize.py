@@ -1,0 +1,183 @@
+"""What each redundant constraint and setting of the search buys: `python -m benchmarks.optimize`.
+
+Prints a table and writes JSON. A case is searched with everything, then with one thing changed, all
+changes in turn, round after round: a machine that slows down for a while slows down all of them.
+Every search begins at the same greedy plan. Times are medians over the rounds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+from ortools.sat.python import cp_model
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import pipejax as pj
+from pipejax.optimize import search as searching
+from pipejax.optimize.model import REDUNDANT, ScheduleModel
+from pipejax.optimize.plan import objective_of
+from pipejax.optimize.problem import Problem, pose
+from pipejax.optimize.starts import greedy_starts, pipe_plans
+
+SECONDS = 10.0  # of F, I and W, and of O and L
+
+
+class Case(NamedTuple):
+    """A pipe with F = I = W = 10 s."""
+
+    workers: int
+    microbatches: int
+    limit: float
+    offload: bool
+
+    @property
+    def label(self) -> str:
+        """Name in the table."""
+        link = "offload in 1 F" if self.offload else "nothing offloaded"
+        return f"P={self.workers}, M={self.microbatches}, {self.limit:g} activations, {link}"
+
+    def problem(self) -> Problem:
+        """The problem in whole numbers."""
+        table = pj.schedules.build(
+            "1f1b", num_workers=self.workers, num_microbatches=self.microbatches
+        )
+        costs = pj.Costs.uniform(table, forward=SECONDS, input_grad=SECONDS, weight_grad=SECONDS,
+                                 offload=SECONDS)  # fmt: skip
+        return pose(table, costs, memory_limit=self.limit, offload=self.offload)
+
+
+class Variant(NamedTuple):
+    """One thing that is changed."""
+
+    redundant: tuple[str, ...] = REDUNDANT
+    settings: dict[str, Any] = {}  # noqa: RUF012  of the solver
+    parts: int = 1  # of a unit, on the grid that is searched
+    start: bool = True  # whether the search begins at the greedy plan
+
+
+CASES = (Case(4, 8, 2.0, False), Case(4, 8, 2.0, True), Case(8, 16, 4.0, False))
+VARIANTS = {
+    "everything": Variant(),
+    **{f"without {name}": Variant(tuple(r for r in REDUNDANT if r != name)) for name in REDUNDANT},
+    "without any of them": Variant(()),
+    "without a start": Variant(start=False),
+    "with probing": Variant(settings={"cp_model_probing_level": 2}),
+    "with symmetry": Variant(settings={"symmetry_level": 2}),
+    "grid 15 times finer": Variant(parts=15),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a search, at most")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", default="", help="numbers of cases, as '0 2'; all if none")
+    parser.add_argument("--out", type=Path, default=Path("results/benchmark_optimize.json"))
+    arguments = parser.parse_args()
+    cases = [CASES[int(k)] for k in arguments.cases.split()] or CASES
+    console = Console(stderr=True)
+    work = [(case, name) for case in cases for _ in range(arguments.repeats) for name in VARIANTS]
+    runs = [
+        {"case": case.label, "variant": name, **measure(case, VARIANTS[name], arguments.seconds)}
+        for case, name in track(work, "searching", console=console)
+    ]
+    result = {
+        "machine": {"processor": platform.processor() or platform.machine(),
+                    "cores": os.cpu_count()},
+        "seconds": arguments.seconds,
+        "rows": [row(runs, case.label, name) for case in cases for name in VARIANTS],
+    }  # fmt: skip
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1))
+    show(result)
+
+
+def measure(case, variant, seconds):
+    """Search once; when each better value came, and when it was proven."""
+    plain = case.problem()
+    plan = start_of(plain)
+    problem = plain.finer(variant.parts)
+    value = objective_of(plain, plan)
+    horizon = value if variant.start else 2 * value
+    began = time.perf_counter()
+    model = ScheduleModel(problem, variant.parts * horizon, variant.redundant)
+    if variant.start:
+        model.hint(plan.finer(variant.parts))
+    values, bound, proof = [], 0, None
+    with mock.patch.object(searching, "new_solver", changed(variant.settings)):
+        for found in searching.search(model, seconds, os.cpu_count() or 1):
+            now = time.perf_counter() - began
+            bound = max(bound, found.bound)
+            if found.plan is not None:
+                values.append((now, objective_of(problem, found.plan) * problem.unit))
+            if found.closed:
+                proof = now
+    best = values[-1][1] if values else None
+    return {"values": values, "value": best, "start": value * plain.unit, "proof": proof,
+            "bound": min(bound * problem.unit, np.inf if best is None else best)}  # fmt: skip
+
+
+def start_of(problem):
+    """The best plan that takes no search."""
+    starts = [*greedy_starts(problem, 2.0), *pipe_plans(problem)]
+    return min((start.plan for start in starts), key=lambda plan: objective_of(problem, plan))
+
+
+def changed(settings):
+    """A maker of solvers with other settings."""
+    make = searching.new_solver
+
+    def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
+        solver = make(seconds, workers)
+        for name, value in settings.items():
+            setattr(solver.parameters, name, value)
+        return solver
+
+    return new_solver
+
+
+def row(runs, case, name):
+    """Medians of one case and variant; None where half of the runs did not get there."""
+    mine = [run for run in runs if (run["case"], run["variant"]) == (case, name)]
+    known = [run["value"] for run in runs if run["case"] == case and run["value"] is not None]
+    best = min(known)
+    reached = [next((t for t, v in run["values"] if v <= best), None) for run in mine]
+    ends = [np.inf if run["value"] is None else run["value"] for run in mine]
+    return {
+        "case": case, "variant": name, "start": mine[0]["start"], "best": best,
+        "value": statistics.median(ends), "bound": statistics.median(run["bound"] for run in mine),
+        "to_best": median(reached), "to_proof": median([run["proof"] for run in mine]),
+    }  # fmt: skip
+
+
+def median(times):
+    """The median where those that are None come last."""
+    middle = statistics.median([np.inf if t is None else t for t in times])
+    return middle if np.isfinite(middle) else None
+
+
+def show(result):
+    limit = result["seconds"]
+    for case in dict.fromkeys(row["case"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["case"] == case]
+        table = Table(title=f"{case}: start {rows[0]['start']:g} s, best {rows[0]['best']:g} s")
+        for column in ("", "value [s]", "to the best [s]", "bound [s]", "to the proof [s]"):
+            table.add_column(column, justify="left" if not column else "right")
+        for row in rows:
+            reached, proven = (f"{row[k]:.2f}" if row[k] is not None else f"> {limit:g}"
+                               for k in ("to_best", "to_proof"))  # fmt: skip
+            table.add_row(row["variant"], f"{row['value']:g}", reached, f"{row['bound']:g}", proven)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

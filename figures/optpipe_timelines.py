@@ -1,0 +1,76 @@
+"""Timelines of three schedules under one memory limit, with the memory that each worker holds."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.optpipe_cases import LOOK
+from pipejax import style
+from pipejax.activation_memory import ActivationMemory
+from pipejax.drawing import bar_entries, draw_bars
+from pipejax.memory_chart import Curves, draw_memory
+from pipejax.ops import Op, Phase
+from pipejax.timeline import Bar
+
+HEIGHTS = (1.15, 0.95)  # of a timeline and of its memory [inch]
+COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
+
+
+def draw(data: xr.Dataset) -> dict[str, Figure]:
+    """Draw a timeline and the memory under it for each schedule, on one time axis."""
+    until = float(data.makespan.max())
+    names = [str(name) for name in data.schedule.values]
+    figure, panels = plt.subplots(
+        2 * len(names), 1, figsize=(style.PAGE, sum(HEIGHTS) * len(names) + 0.9), sharex=True,
+        height_ratios=HEIGHTS * len(names),
+    )  # fmt: skip
+    drawn = []
+    for k, name in enumerate(names):
+        bars = _bars(data.isel(op=np.flatnonzero((data.case_of_op == name).values)))
+        drawn += bars
+        _timeline(panels[2 * k], data.sel(schedule=name), bars, until)
+        _memory(panels[2 * k + 1], data, name, until)
+    panels[-1].set_xlabel("time [s]")
+    figure.legend(handles=bar_entries(drawn), loc="outside lower center", ncols=9,
+                  title=_caption(data), title_fontsize=7)  # fmt: skip
+    return {"optpipe_timelines": figure}
+
+
+def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> None:
+    draw_bars(axes, bars, workers=int(run.attrs["workers"]), until=until)
+    axes.axvline(float(run.makespan), color=style.BLACK, linewidth=0.6, linestyle=":")
+    limit = run.attrs["activations"]
+    over = float(run.peak.max()) > limit * (1 + 1e-9)
+    note = f"; out of memory: it holds {float(run.peak.max()):g} of {limit:g}" if over else ""
+    axes.set_title(f"{LOOK[str(run.schedule.item())]['label']}: {float(run.makespan):.4g} s, "
+                   f"idle {100 * float(run.bubble_ratio):.1f} %{note}", loc="left")  # fmt: skip
+
+
+def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
+    """What each worker holds; the largest peak of all fills its row."""
+    run = data.sel(schedule=name)
+    mine = data.isel(change=np.flatnonzero((data.case_of_change == name).values))
+    held = ActivationMemory(
+        mine.holder.values, mine.time.values, mine.held.values, run.peak.values,
+        run.peak_at.values, np.ones(data.attrs["workers"]), 0.0,
+    )  # fmt: skip
+    draw_memory(axes, Curves(held, "activations held", "{:.3g}".format), until=until)
+
+
+def _bars(ops: xr.Dataset) -> list[Bar]:
+    columns = (ops[name].values.tolist() for name in COLUMNS)
+    return [Bar(worker, start, finish, (Op(Phase[phase], stage, microbatch),), critical)
+            for worker, start, finish, phase, stage, microbatch, critical
+            in zip(*columns, strict=True)]  # fmt: skip
+
+
+def _caption(data: xr.Dataset) -> str:
+    times = ", ".join(f"{letter} {data.attrs[f'{letter} [ms]']:.3g} ms" for letter in "FIW")
+    return (
+        f"{data.attrs['model']} on {data.attrs['workers']} workers, {data.attrs['microbatches']} "
+        "microbatches (numbers); every worker may hold "
+        f"{data.attrs['activations']:g} activations.\n"
+        f"{times}, an offload or a load {data.attrs['offload [ms]']:.3g} ms: thin bars."
+    )

@@ -1,0 +1,61 @@
+"""Schedules under a memory limit against the best there is: the comparison of arXiv 2510.05186.
+
+Idle share by memory limit and by speed of the host link, for methods of the literature and for the
+optimum with its proven bound; the published figures of searched schedules; how solutions get better
+while training runs on them; three timelines.
+"""
+
+import argparse
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import xarray as xr
+from rich.console import Console
+
+from pipejax.provenance import provenance
+from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_timelines
+from sweeps.journal import Journal
+
+SECONDS = 6.0  # of a solve: all parts together take about half an hour on two cores
+PARTS: Mapping[str, Callable[[Journal, float, bool], xr.Dataset]] = {
+    "grid": optpipe_grid.sweep, "published": optpipe_published.sweep,
+    "refinement": optpipe_refinement.sweep, "timelines": optpipe_timelines.sweep,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the dataset of every part that is not there yet.
+
+    Args:
+      arguments: of the command line; those of the process if None.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of Zarr stores to write")
+    parser.add_argument("--only", choices=PARTS, help="one part, made anew")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each solve, at most")
+    parser.add_argument("--small", action="store_true", help="a few tiny problems, to try it out")
+    options = parser.parse_args(arguments)
+    if not options.seconds > 0:
+        parser.error(f"--seconds must be above 0, got {options.seconds:g}")
+    shown = Console(stderr=True)
+    for name in PARTS if options.only is None else [options.only]:
+        path = options.out / f"optpipe_{name}.zarr"
+        if path.exists() and options.only is None:
+            shown.print(f"{path} is there: --only {name} makes it anew", soft_wrap=True)
+            continue
+        origin = provenance()
+        context = f"{options.seconds:g} s, code {origin['code']}"
+        journal = Journal(path.with_suffix(".jsonl"), context)
+        data = PARTS[name](journal, options.seconds, options.small)
+        unfinished = path.with_suffix(".unfinished")
+        attributes = {"seconds of a solve": options.seconds, **origin}
+        data.assign_attrs(attributes).to_zarr(unfinished, mode="w", zarr_format=2)
+        shutil.rmtree(path, ignore_errors=True)
+        unfinished.rename(path)
+        journal.path.unlink(missing_ok=True)
+        shown.print(f"wrote {path}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

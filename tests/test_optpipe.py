@@ -1,0 +1,244 @@
+"""The comparison with OptPipe: its problems, what solves know together, and verdicts that can fail."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import optpipe_data as made
+import pytest
+import xarray as xr
+
+from sweeps import (
+    optpipe,
+    optpipe_cases,
+    optpipe_claims,
+    optpipe_grid,
+    optpipe_published,
+    optpipe_refinement,
+    optpipe_timelines,
+)
+from sweeps.claims import judge
+from sweeps.journal import Journal
+from sweeps.optpipe_cases import METHODS, NO_LINK, OPTIMUM, Pipe, Setting, by_method
+from sweeps.optpipe_refinement import job_times
+from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
+
+SMALL = Pipe("1.5B", 4, 24)
+
+
+def test_times_and_figures_are_those_of_the_source():
+    path = Path(__file__).parent / "data" / "published.json"
+    known = {record["id"]: record["value"] for record in json.loads(path.read_text())}
+    for model, shape in MODELS.items():
+        config = known[f"zb.t3.{model}"]
+        assert shape == (config["p"], config["hidden"], config["heads"], config["seq"])
+    printed = {key for key in known if key.startswith("zb.prof.")}
+    assert len(printed) == 4 * len(PROFILES)
+    for (model, m), profile in PROFILES.items():
+        names = ("T_F", "T_B", "T_W", "T_comm")
+        assert profile[:4] == tuple(known[f"zb.prof.{model}.m{m}.{name}"] for name in names)
+        assert profile.searched == tuple(known.get(f"zb.t5.{model}.m{m}.{s}") for s in SEARCHED)
+
+
+@pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
+def test_a_method_that_does_not_fit_has_no_makespan():
+    tight, plain = (Setting(SMALL, 8, limit, NO_LINK) for limit in (0.5, 1.0))
+    found = {method: by_method(tight, method) for method in METHODS}
+    assert {m for m, one in found.items() if one["out_of_memory"]} == set(METHODS) - {"ada-offload"}
+    assert math.isnan(found["1f1b"]["makespan"])
+    assert (found["1f1b"]["peak"], found["ada-offload"]["peak"]) == (4.0, 2.0)
+    fitting = by_method(plain, "1f1b")
+    times = SMALL.times
+    total = sum(times.values())
+    # P divides M: (M+P-1) T + (2(P-1)(M/P+1) - 2) c
+    assert fitting["makespan"] == pytest.approx(11 * total + 16 * SMALL.message, rel=1e-12)
+    assert not fitting["out_of_memory"]
+    assert plain.work == pytest.approx(8 * total)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_fastest_schedule_that_fits_is_taken():
+    """PipeOffload at P = 8 holds 6 with every other activation away, 4 with all of them."""
+    pipe = Pipe("1.5B", 8, 24)
+    slow = {
+        limit: by_method(Setting(pipe, 16, limit, 2.0), "pipe-offload") for limit in (0.5, 0.75)
+    }
+    assert [one["peak"] for one in slow.values()] == [4.0, 6.0]
+    assert slow[0.5]["makespan"] > slow[0.75]["makespan"]  # the link is too slow for all of them
+    assert by_method(Setting(pipe, 16, 0.25, 2.0), "pipe-offload")["out_of_memory"]
+    assert by_method(Setting(pipe, 16, 1.0, NO_LINK), "pipe-offload")["offloaded"] == 0
+
+
+def test_a_journal_goes_on_where_it_was(tmp_path):
+    path, made_now = tmp_path / "some.jsonl", []
+
+    def make(value):
+        made_now.append(value)
+        return {"value": value}
+
+    for _ in range(2):
+        journal = Journal(path, "code 1")
+        for value in (1.0, math.inf):
+            assert journal.once(f"case {value}", lambda value=value: make(value)) == {
+                "value": value
+            }
+    assert made_now == [1.0, math.inf]
+    path.write_text(path.read_text() + '{"key": "cut sh')  # killed while it wrote
+    assert len(Journal(path, "code 1").records) == 2
+    assert path.read_text().endswith("\n")
+    Journal(path, "code 2").once("case 1.0", lambda: make(3.0))
+    assert made_now[2:] == [3.0]
+
+
+def test_solves_know_more_together():
+    """More memory is never worse, nor a faster link; a bound for more memory holds for less."""
+    strange = {(0.5, NO_LINK): 0.4, (1.0, NO_LINK): 0.6, (2.0, NO_LINK): 0.2, (0.5, 1.0): 0.5,
+               (1.0, 1.0): 0.3, (2.0, 1.0): 0.3, (0.5, 0.5): 0.3, (1.0, 0.5): 0.35}  # fmt: skip
+    bounds = {(0.5, NO_LINK): 0.0, (1.0, NO_LINK): 0.1}
+    data = made.grid(lambda s: strange[s.limit, s.host_link],
+                     lambda s: bounds.get((s.limit, s.host_link), 0.05))  # fmt: skip
+    at = data.isel(model=0, microbatches=0).sel(schedule=OPTIMUM).bubble_ratio
+    np.testing.assert_allclose(at.sel(host_link=NO_LINK), [0.4, 0.4, 0.2])
+    np.testing.assert_allclose(at.sel(host_link=1.0), [0.4, 0.3, 0.2])
+    np.testing.assert_allclose(at.sel(host_link=0.5), [0.3, 0.3, np.nan])  # that was not asked
+    own = 1 - data.work / data.solve_makespan
+    assert float(
+        own.isel(model=0, microbatches=0).sel(limit=1.0, host_link=NO_LINK)
+    ) == pytest.approx(0.6)
+    low = data.isel(model=0, microbatches=0).bound_bubble_ratio
+    np.testing.assert_allclose(low.sel(host_link=NO_LINK), [0.1, 0.1, 0.05])
+    assert not data.out_of_memory.sel(schedule=OPTIMUM).any()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 40])
+def test_jobs_step_by_step(steps):
+    clock = made.NEWS[0].seconds
+    for _ in range(steps):
+        clock += [one for one in made.NEWS if one.seconds <= clock][-1].makespan
+    found = job_times(made.NEWS, 20.0, [steps])
+    assert found["refine"] == [pytest.approx(clock)]
+    assert found["wait"] == [pytest.approx(20 + steps * 1.1)]
+    assert found["stay"] == [pytest.approx(1.0 + steps * 1.5)]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_rows_of_the_published_table():
+    asked = list(optpipe_published.rows())
+    assert len(asked) == 23
+    assert {row.setting.activations / row.setting.pipe.workers for row in asked} == {1.0, 2.0}
+    large = [row for row in asked if row.setting.pipe.workers == 32]
+    assert len(large) == 6
+    for row in (asked[0], large[1]):  # one that is searched, one that is left to the heuristic
+        record = optpipe_published._solved(row, 0.3)
+        assert record["ours"] <= row.published + optpipe_claims.PRINTED
+        assert record["bound"] <= record["ours"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_small_comparison(tmp_path):
+    """Everything once, as tiny as it gets."""
+    optpipe.main(["--out", str(tmp_path), "--small", "--seconds", "0.2"])
+    assert not list(tmp_path.glob("*.jsonl"))
+    with xr.open_zarr(tmp_path / "optpipe_grid.zarr") as store:
+        grid = store.load()
+    ours = grid.makespan.sel(schedule=OPTIMUM)
+    assert bool((grid.makespan.min("schedule") >= ours * (1 - 1e-9)).all())
+    assert bool((grid.lower_bound <= ours).all())
+    assert grid.attrs["seconds of a solve"] == 0.2
+    with xr.open_zarr(tmp_path / "optpipe_timelines.zarr") as store:
+        runs = store.load()
+    limit = runs.attrs["activations"]
+    assert (runs.peak.max("worker_index").values <= limit + 1e-9).tolist() == [False, True, True]
+    for name in optpipe_timelines.SHOWN:
+        assert float(runs.finish[(runs.case_of_op == name).values].max()) == runs.makespan.sel(
+            schedule=name
+        )
+    with xr.open_zarr(tmp_path / "optpipe_refinement.zarr") as store:
+        assert bool((store.time.sel(policy="refine") <= store.time.sel(policy="wait")).all())
+
+
+def test_a_part_that_was_cut_short_goes_on(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def part(journal, seconds, small):
+        for case in range(3):
+            if len(asked) == 2 and case == 2:
+                asked.append("cut")
+                raise KeyboardInterrupt
+            journal.once(f"case {case}", lambda case=case: asked.append(case) or {"value": case})
+        return xr.Dataset({"value": ("case", [r["value"] for r in journal.records.values()])})
+
+    monkeypatch.setattr(optpipe, "PARTS", {"quick": part})
+    with pytest.raises(KeyboardInterrupt):
+        optpipe.main(["--out", str(tmp_path)])
+    optpipe.main(["--out", str(tmp_path)])
+    assert asked == [0, 1, "cut", 2]
+    optpipe.main(["--out", str(tmp_path)])
+    assert "is there: --only quick makes it anew" in capsys.readouterr().err
+    optpipe.main(["--out", str(tmp_path), "--only", "quick"])
+    assert asked == [0, 1, "cut", 2, 0, 1, 2]
+    with xr.open_zarr(tmp_path / "optpipe_quick.zarr") as data:
+        assert data.value.values.tolist() == [0, 1, 2]
+        assert "code" in data.attrs
+
+
+def test_seconds_must_be_above_0(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        optpipe.main(["--out", str(tmp_path), "--seconds", "0"])
+    assert stop.value.code == 2
+    assert "--seconds must be above 0, got 0" in capsys.readouterr().err
+
+
+def verdicts(data):
+    return {row["number"]: row["verdict"] for row in judge(optpipe_claims.CLAIMS, data)}
+
+
+def everything():
+    return {"grid": made.grid(), "published": made.published(), "refinement": made.refinement()}
+
+
+def test_figures_that_hold_are_reproduced():
+    assert {n for n, verdict in verdicts(everything()).items() if verdict == "differs"} == set()
+
+
+SPOILED = {
+    "idle": ("grid", ("1", "1, tight", "1, AdaOffload", "2, tight", "2, ample", "4", "4, all")),
+    "no schedule": ("grid", ("3", "5")),
+    "published": ("published", ("7, 1.5B, M=24, ZB-1p", "7, 28.3B, M=256, ZB-2p")),
+    "jobs": ("refinement", ("6, wait", "6, stay")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_every_verdict_can_fail(what):
+    store, numbers = SPOILED[what]
+    data = everything()
+    if what == "idle":
+        data[store] = made.grid(lambda setting: 0.49)
+    elif what == "no schedule":
+        data[store].makespan.loc[{"schedule": OPTIMUM, "limit": 0.5}] = np.nan
+    elif what == "published":
+        data[store] = made.published(better=-1e-4)
+    else:
+        data[store]["time"] = 1 / data[store].time
+    found = verdicts(data)
+    assert {n: found[n] for n in numbers} == dict.fromkeys(numbers, "differs")
+
+
+def test_every_claim_is_spoiled_once():
+    numbers = {number for _, those in SPOILED.values() for number in those}
+    assert {c.number for c in optpipe_claims.CLAIMS if not c.number.startswith("7")} < numbers
+
+
+def test_the_grid_stays_within_its_time():
+    asked = list(optpipe_grid.settings())
+    assert len(set(asked)) == len(asked)
+    few = [s for s in asked if s.host_link not in optpipe_grid.EVERYWHERE]
+    assert {(s.limit, s.microbatches) for s in few} == {(0.5, 16), (1.0, 16)}
+    seconds = optpipe.SECONDS * (
+        len(asked) + optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1)
+    )
+    published = optpipe_published.SECONDS * len(list(optpipe_published.rows()))
+    assert (seconds + published) / 60 < 30
+    assert optpipe_cases.METHODS.keys() == set(optpipe_grid.METHODS)
