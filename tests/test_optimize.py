@@ -10,6 +10,14 @@ from hypothesis import strategies as st
 
 import pipejax as pj
 from pipejax.optimize import optimize
+from pipejax.optimize.bounds import stage_bounds
+from pipejax.optimize.cyclic import cut, shortest_ring
+from pipejax.optimize.period import FoldedModel, depth_of, extended, fold
+from pipejax.optimize.plan import gradient_end, objective_of
+from pipejax.optimize.problem import pose
+from pipejax.optimize.relaxed import relaxed_bound
+from pipejax.optimize.search import search
+from pipejax.optimize.tables import peaks, to_plan, to_table
 
 THIRD = Fraction(1, 3)
 
@@ -114,3 +122,123 @@ def test_every_order_of_tiny_problems(data):
     best = solve(table, costs, memory_limit=limits)
     assert (best.makespan, best.status) == (expected, "optimal")
     check(best, costs, limits)
+
+
+def random_problem(rng):
+    """A small table of any kind with costs by stage, and options of the optimiser."""
+    kind, workers, microbatches, options = [
+        ("1f1b", 3, 4, {}),
+        ("interleaved-1f1b", 2, 4, {"stages_per_worker": 2}),
+        ("hanayo", 2, 3, {}),
+        ("chimera", 2, 4, {}),
+    ][rng.integers(4)]
+    table = pj.schedules.build(kind, num_workers=workers, num_microbatches=microbatches, **options)
+    times = lambda: rng.integers(1, 8, table.num_stages) * rng.choice([1.0, 0.1, 1 / 3])  # noqa: E731
+    costs = {"forward": times(), "input_grad": times(), "weight_grad": times()}
+    if rng.random() < 0.5:  # a whole backward may be faster than its halves
+        costs["backward"] = costs["input_grad"] + costs["weight_grad"] * rng.choice([0.3, 1.2])
+    if rng.random() < 0.3:
+        costs |= {"update": times(), "all_reduce": times()}
+    offload = bool(rng.random() < 0.5)
+    if offload:
+        costs |= {"offload": times(), "load": times()}
+    costs |= {"latency": float(rng.integers(3)), "transmit": float(rng.integers(3))}
+    sizes = rng.integers(1, 4, table.num_stages).astype(float)
+    most = np.bincount(table.placement[0]).max() * sizes.max()
+    return table, pj.Costs.per_stage(table, **costs), {
+        "memory_limit": float(rng.integers(1, 4) * most),
+        "sizes": sizes,
+        "weight_share": float(rng.integers(4) / 3),
+        "offload": offload,
+        "link": str(rng.choice(["delay", "queued"])),
+        "host_links": ((0, 1),) if offload and rng.random() < 0.5 else (),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solutions_of_any_placement_are_what_the_evaluator_says(seed):
+    table, costs, options = random_problem(np.random.default_rng(seed))
+    best = solve(table, costs, time_limit=2.0, **options)
+    share = Fraction(options["weight_share"]).limit_denominator(3)
+    run = {name: options[name] for name in ("link", "host_links")}
+    check(best, costs, options["memory_limit"], share, options["sizes"].tolist(), **run)
+
+
+def test_spans_are_shorter_than_the_published_searched_ones():
+    table = pipe(8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
+    costs = pj.Costs.uniform(
+        table, forward=29.802, input_grad=29.428, weight_grad=19.53, transfer=0.577
+    )
+    best = solve(table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=8.0)
+    assert 1 - 32 * (29.802 + 29.428 + 19.53) / best.makespan <= 0.0022 + 5e-5
+    assert pj.evaluate(best.table, costs).max_span == pytest.approx(best.makespan, rel=1e-12)
+
+
+def test_a_period_put_in_keeps_limits_and_the_end():
+    table = pipe(3, 40)
+    costs = pj.Costs.per_stage(
+        table, forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
+    )
+    problem = pose(table, costs, memory_limit=2)
+    ring = shortest_ring(problem, 2, 100, 10.0, 2)
+    whole = cut(problem, ring)
+    folded = fold(problem, 2, depth_of(problem, whole) + 1)
+    small = problem.with_microbatches(folded.microbatches)
+    start = cut(small, ring)
+    model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
+    model.hint(start)
+    plans = [found.plan for found in search(model, 10.0, 2) if found.plan is not None]
+    assert folded.repeats > 5
+    for plan in plans:
+        many = extended(problem, folded, plan)
+        assert (peaks(problem, many) <= problem.limits).all()
+        put_in = folded.repeats * (plan.forward[0, folded.warm + 2] - plan.forward[0, folded.warm])
+        assert objective_of(problem, many) == objective_of(small, plan) + put_in
+        # the rows of the table run no later than the plan says: no op was put before its input
+        again = to_plan(problem, to_table(problem, many, "many"))
+        assert (gradient_end(problem, again) <= gradient_end(problem, many)).all()
+
+
+def test_one_stage_alone_bounds_the_whole():
+    table = pipe(4, 8)
+    problem = pose(table, equal(table), memory_limit=2)
+    bounds = [relaxed_bound(problem, stage, 100, 10.0, 2) for stage in range(4)]
+    assert max(bounds) * problem.unit <= 410.0
+    assert max(bounds) > max(stage_bounds(problem))
+
+
+def test_times_that_are_no_multiples_of_anything_state_their_rounding():
+    table = pipe(3, 6)
+    costs = pj.Costs.uniform(table, forward=2**0.5, input_grad=3**0.5, weight_grad=1.0)
+    best = solve(table, costs, memory_limit=2, time_limit=10.0)
+    assert best.rounding > 0
+    assert best.lower_bound <= best.makespan
+    check(best, costs, 2)
+
+
+def test_the_first_solution_comes_at_once_and_each_is_better():
+    table = pipe(8, 32)
+    costs = equal(table, 10.0)
+    run = optimize(table, costs, memory_limit=4, offload=True, time_limit=3.0, threads=2)
+    first = next(run)
+    assert first.seconds < 1.0
+    makespans = [first.makespan, *(better.makespan for better in run)]
+    assert makespans == sorted(makespans, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_limit": 0.5}, "memory_limit 0.5 of worker 0 is below one activation, 1"),
+        ({"memory_limit": 2, "weight_share": 1.5}, r"weight_share must be in \[0, 1\], got 1.5"),
+        ({"memory_limit": [2, 2]}, "memory_limit has 2 entries, the table has 4 workers"),
+        ({"memory_limit": 2, "link": "rendezvous"}, "link must be one of delay, queued"),
+        ({"memory_limit": 2, "objective": "speed"}, "objective must be one of makespan, span"),
+        ({"memory_limit": 2, "time_limit": 0}, "time_limit must be"),
+        ({"memory_limit": float("nan")}, "memory_limit must be finite and above 0"),
+    ],
+)
+def test_mistakes(options, message):
+    table = pipe(4, 8)
+    with pytest.raises(ValueError, match=message):
+        list(optimize(table, equal(table), **options))

@@ -25,6 +25,15 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
 
     Yields:
       Names and tables; they need not keep the limits.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> [name for name, _ in baseline_tables(problem, table)][:3]
+      ['1f1b', 'zb-h1', 'zb-h2']
     """
     yield given.name, given
     if not is_pipe(problem):

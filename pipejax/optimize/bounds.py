@@ -41,6 +41,15 @@ def paths(problem: Problem) -> Paths:
 
     Returns:
       Paths [units].
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> paths(problem).head.tolist(), paths(problem).trip.tolist()
+      ([[0, 1]], [[2, 0]])
     """
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
@@ -108,6 +117,15 @@ def stage_bounds(problem: Problem) -> PerStage:
 
     Returns:
       (stages) units.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> stage_bounds(problem).tolist()
+      [6, 6]
     """
     way, count = paths(problem), problem.num_microbatches
     return np.array([_chain(problem, way, 0, s, count) for s in range(problem.num_stages)])
@@ -128,6 +146,15 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
 
     Returns:
       i0 and w0 for each microbatch.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> memory_order(problem, stage=0, worker=0, count=4)
+      [(0, 0), (0, 0), (1, 1), (2, 2)]
     """
     size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
     if not size:

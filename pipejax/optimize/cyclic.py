@@ -134,6 +134,16 @@ def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
 
     Returns:
       The problem in large units, and how many units one is.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> coarse, unit = coarser(problem, parts=3)
+      >>> coarse.forward.tolist(), unit
+      ([1, 1], 1)
     """
     unit = max(1, int((problem.forward + problem.gradient).max()) // parts)
     names = ("forward", "input_grad", "weight_grad", "backward", "lag", "transmit")
@@ -194,6 +204,16 @@ def cut(problem: Problem, ring: Ring) -> Plan:
 
     Returns:
       The plan.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> ring = shortest_ring(problem, 1, 20, 10.0, 1)
+      >>> cut(problem, ring).forward[0].tolist()  # one microbatch in a period of 3
+      [0, 3]
     """
     count = 1 + max(number for _, _, number in ring.starts)
     shape = problem.num_stages, problem.num_microbatches

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipejax.checks import whole_number
 from pipejax.costs import Costs
 from pipejax.host_links import link_of_worker
-from pipejax.optimize.problem import WEIGHT_SHARE, pose
+from pipejax.optimize.problem import WEIGHT_SHARE, PerEntry, pose
 from pipejax.optimize.solution import Solution
 from pipejax.optimize.store import Store
 from pipejax.table import ScheduleTable
@@ -17,8 +17,8 @@ def optimize(
     table: ScheduleTable,
     costs: Costs,
     *,
-    memory_limit: float | Sequence[float],
-    sizes: float | Sequence[float] = 1.0,
+    memory_limit: PerEntry,
+    sizes: PerEntry = 1.0,
     weight_share: float = WEIGHT_SHARE,
     offload: bool = False,
     link: str = "delay",

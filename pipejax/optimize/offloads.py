@@ -23,6 +23,16 @@ def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
 
     Returns:
       The plan with offloads, or None where none were found.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2, offload=True)
+      >>> from pipejax.optimize.greedy import greedy_plan
+      >>> add_offloads(problem, greedy_plan(problem, problem.limits), 1.0).offloaded
+      0
     """
     offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
     shared = {worker for group in problem.host_links for worker in group}

@@ -83,6 +83,16 @@ def depth_of(problem: Problem, plan: Plan) -> int:
 
     Returns:
       Microbatches.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> from pipejax.optimize.greedy import greedy_plan
+      >>> depth_of(problem, greedy_plan(problem, problem.limits))
+      2
     """
     end = gradient_end(problem, plan)
     most = 0
@@ -158,6 +168,19 @@ def extended(problem: Problem, folded: Fold, plan: Plan) -> Plan:
 
     Returns:
       A plan of the whole problem.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.cyclic import cut, shortest_ring
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=64)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> folded = fold(problem, length=1, depth=2)
+      >>> ring = shortest_ring(problem, 1, 20, 10.0, 1)
+      >>> small = cut(problem.with_microbatches(folded.microbatches), ring)
+      >>> extended(problem, folded, small).forward[0, -3:].tolist()  # a microbatch in 3 units
+      [183, 186, 189]
     """
     cut = folded.warm + folded.tied
     period = int(plan.forward[0, cut] - plan.forward[0, cut - folded.length])

@@ -66,6 +66,17 @@ def gradient_end(problem: Problem, plan: Plan) -> PerOp:
 
     Returns:
       (stages, microbatches) units.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> one = np.array([[3]])
+      >>> alone = problem.with_microbatches(1)
+      >>> gradient_end(alone, Plan(one, one, one, one < 0, one, one)).tolist()
+      [[4], [4]]
     """
     lasts = np.where(plan.whole, 0, problem.weight_grad[:, None])
     return plan.weight_grad + lasts
@@ -80,6 +91,17 @@ def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
 
     Returns:
       (stages, microbatches) units.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> one = np.array([[3]])
+      >>> alone = problem.with_microbatches(1)
+      >>> input_grad_end(alone, Plan(one, one, one, one > 0, one, one)).tolist()  # B takes 2
+      [[5], [5]]
     """
     lasts = np.where(plan.whole, problem.backward[:, None], problem.input_grad[:, None])
     return plan.input_grad + lasts
@@ -94,6 +116,16 @@ def objective_of(problem: Problem, plan: Plan) -> int:
 
     Returns:
       Units.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> from pipejax.optimize.greedy import greedy_plan
+      >>> objective_of(problem, greedy_plan(problem, problem.limits))
+      7
     """
     end = gradient_end(problem, plan)
     if problem.objective == "span":

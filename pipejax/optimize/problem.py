@@ -21,6 +21,7 @@ WEIGHT_SHARE = 1 / 3  # of an activation: what the weight gradient needs
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
 SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
 
+PerEntry = float | Sequence[float] | Float[NumpyArray, "..."]
 PerStage = Int[NumpyArray, " stages"]
 PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
 
@@ -171,8 +172,8 @@ def pose(
     table: ScheduleTable,
     costs: Costs,
     *,
-    memory_limit: float | Sequence[float],
-    sizes: float | Sequence[float] = 1.0,
+    memory_limit: PerEntry,
+    sizes: PerEntry = 1.0,
     weight_share: float = WEIGHT_SHARE,
     offload: bool = False,
     link: str = "delay",

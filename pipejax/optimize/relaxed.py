@@ -73,6 +73,15 @@ def relaxed_bound(problem: Problem, stage: int, horizon: int, seconds: float, wo
 
     Returns:
       Units that no schedule of the whole can go below.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> relaxed_bound(problem, stage=1, horizon=20, seconds=10.0, workers=1)
+      7
     """
     bound = 0
     for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, workers):

@@ -269,7 +269,7 @@ class Run:
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
-        bound = self.bound * self.problem.unit
+        bound = min(self.bound * self.problem.unit, makespan)  # equal up to the rounding of floats
         return Solution(
             table=table,
             makespan=makespan,

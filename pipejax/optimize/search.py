@@ -63,6 +63,10 @@ def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
 
     Returns:
       The solver.
+
+    Example:
+      >>> new_solver(seconds=5.0, workers=2).parameters.num_workers
+      2
     """
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)

@@ -41,6 +41,15 @@ def is_pipe(problem: Problem) -> bool:
 
     Returns:
       Whether it is so.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> is_pipe(problem)
+      True
     """
     return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
 
@@ -53,6 +62,15 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
 
     Yields:
       Plans that keep the limits.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> [start.source for start in pipe_plans(problem)]
+      ['zero-bubble']
     """
     there, back = (problem.lag + problem.transmit)[:, 0].tolist()
     pipe = LimitedPipe.of(
@@ -99,6 +117,17 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
 
     Yields:
       Plans that keep the limits, each shorter than the one before.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> from pipejax.optimize.plan import objective_of
+      >>> *_, last = greedy_starts(problem, 1.0)
+      >>> objective_of(problem, last.plan)
+      7
     """
     until = time.monotonic() + seconds
     best: int | None = None

@@ -26,6 +26,18 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
     Raises:
       ValueError: if the plan does not keep the limits.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> from pipejax.optimize.greedy import greedy_plan
+      >>> print(to_table(problem, greedy_plan(problem, problem.limits), "greedy"))
+                 0    1    2    3    4    5
+      worker 0  0F0  0F1  0I0  0W0  0I1  0W1
+      worker 1  1F0  1I0  1F1  1I1  1W0  1W1
     """
     ops = timed_ops(problem, plan)
     rows = rows_from_starts(
@@ -52,6 +64,16 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
 
     Returns:
       F, I and W or B, O and L.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> from pipejax.optimize.greedy import greedy_plan
+      >>> len(timed_ops(problem, greedy_plan(problem, problem.limits)).start)
+      12
     """
     whole, out = plan.whole, plan.offload != NEVER
     every = np.ones_like(whole)
@@ -86,6 +108,15 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
 
     Returns:
       The plan; it need not keep the limits.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> to_plan(problem, table).forward.tolist(), to_plan(problem, table).whole.all()
+      ([[0, 1], [1, 4]], np.True_)
     """
     program = lower(table, link="queued" if problem.queues else "delay", step_end=False,
                     host_links=problem.host_links)  # fmt: skip
@@ -125,6 +156,16 @@ def host_finish(
 
     Returns:
       (nodes) finish times, the same floats as those of `evaluate`.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> program = lower(table, step_end=False)
+      >>> float(host_finish(program, cost_vector(program, costs)).max())
+      9.0
     """
     lag, lasts = vector[program.lag_index].tolist(), vector[program.duration_index].tolist()
     finish: list[float] = []
@@ -166,6 +207,15 @@ def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
 
     Returns:
       (workers) parts.
+
+    Example:
+      >>> from pipejax import Costs, schedules
+      >>> from pipejax.optimize.problem import pose
+      >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
+      >>> problem = pose(table, costs, memory_limit=2)
+      >>> peaks(problem, to_plan(problem, table)).tolist()  # three parts to an activation
+      [6, 3]
     """
     size, kept = problem.sizes[:, None], problem.kept[:, None]
     whole, out = plan.whole, plan.offload != NEVER
