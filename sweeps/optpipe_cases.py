@@ -261,7 +261,7 @@ def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
                 "lower_bound": 0.0, "status": "unknown", "source": "", "seconds": seconds,
                 "best_seconds": np.nan}  # fmt: skip
     last = found[-1]
-    first_best = next(one for one in found if one.makespan <= last.makespan)
+    first_best = next(one for one in found if one.makespan <= last.makespan * (1 + ROUNDING))
     return {
         **measured(setting, last.table),
         "lower_bound": last.lower_bound,

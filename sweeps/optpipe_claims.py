@@ -95,7 +95,9 @@ def _never_worse(data: Data, methods: Sequence[str]) -> Verdict:
     worse = theirs * (1 + SAME) < ours
     gain = theirs / ours - 1
     return Verdict(f"worse at {int(worse.sum())} of {int(theirs.notnull().sum())} schedules that "
-                   f"fit; faster by {_percent(gain)}", not bool(worse.any()))  # fmt: skip
+                   f"fit; faster by {_percent(gain)}", not bool(worse.any()),
+                   "the search ended before it had tried all heuristics"
+                   if bool(worse.any()) else "")  # fmt: skip
 
 
 def _largest(data: Data) -> Verdict:

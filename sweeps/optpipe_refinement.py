@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sweeps.journal import Journal, Record
-from sweeps.optpipe_cases import NO_LINK, Pipe, Setting, solutions
+from sweeps.optpipe_cases import NO_LINK, ROUNDING, Pipe, Setting, solutions
 
 LONGER = 8.0  # than a solve of the grid is one whose solutions are followed
 SETTINGS = (
@@ -102,7 +102,8 @@ def _followed(setting: Setting, seconds: float) -> Record:
     found = list(solutions(setting, seconds))
     news: list[News] = []
     for one in found:
-        if not news or one.makespan < news[-1].makespan:  # not where only the bound is new
+        # not where only the bound is new, or the last bit of a sum
+        if not news or one.makespan < news[-1].makespan * (1 - ROUNDING):
             news.append(News(one.seconds, one.makespan, one.lower_bound, one.source))
     last = found[-1]
     return {"news": news, "seconds": last.seconds, "bound": last.lower_bound,

@@ -95,7 +95,7 @@ def test_solves_know_more_together():
     """More memory is never worse, nor a faster link; a bound for more memory holds for less."""
     strange = {(0.5, NO_LINK): 0.4, (1.0, NO_LINK): 0.6, (2.0, NO_LINK): 0.2, (0.5, 1.0): 0.5,
                (1.0, 1.0): 0.3, (2.0, 1.0): 0.3, (0.5, 0.5): 0.3, (1.0, 0.5): 0.35}  # fmt: skip
-    bounds = {(0.5, NO_LINK): 0.0, (1.0, NO_LINK): 0.1}
+    bounds = {(1.0, NO_LINK): 0.03, (2.0, NO_LINK): 0.1, (0.5, 1.0): 0.2}
     data = made.grid(lambda s: strange[s.limit, s.host_link],
                      lambda s: bounds.get((s.limit, s.host_link), 0.05))  # fmt: skip
     at = data.isel(model=0, microbatches=0).sel(schedule=OPTIMUM).bubble_ratio
@@ -107,7 +107,10 @@ def test_solves_know_more_together():
         own.isel(model=0, microbatches=0).sel(limit=1.0, host_link=NO_LINK)
     ) == pytest.approx(0.6)
     low = data.isel(model=0, microbatches=0).bound_bubble_ratio
-    np.testing.assert_allclose(low.sel(host_link=NO_LINK), [0.1, 0.1, 0.05])
+    np.testing.assert_allclose(low.sel(host_link=NO_LINK), [0.2, 0.1, 0.1])
+    np.testing.assert_allclose(low.sel(host_link=1.0), [0.2, 0.05, 0.05])
+    known = data.makespan.sel(schedule=OPTIMUM, drop=True).notnull()
+    assert bool((known == data.solved).all())
     assert not data.out_of_memory.sel(schedule=OPTIMUM).any()
 
 
