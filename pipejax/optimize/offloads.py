@@ -5,6 +5,7 @@ it has a solution, a plan made for more memory runs, as fast, in less.
 """
 
 import dataclasses
+import time
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -19,7 +20,7 @@ def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
     Args:
       problem: the problem, with offload times.
       plan: starts of all compute ops.
-      seconds: time to spend on each host link, at most.
+      seconds: time to spend on all host links together, at most.
 
     Returns:
       The plan with offloads, or None where none were found.
@@ -37,8 +38,9 @@ def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
     offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
     shared = {worker for group in problem.host_links for worker in group}
     own = [(worker,) for worker in range(problem.num_workers) if worker not in shared]
+    until = time.monotonic() + seconds
     for group in (*problem.host_links, *own):
-        found = _on_link(problem, plan, group, seconds)
+        found = _on_link(problem, plan, group, max(0.01, until - time.monotonic()))
         if found is None:
             return None
         for (stage, microbatch), (leaves, comes) in found.items():

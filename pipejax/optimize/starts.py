@@ -18,7 +18,6 @@ from pipejax.schedules.offload_search import ada_offload_starts
 from pipejax.schedules.zero_bubble_search import zero_bubble_starts
 
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
-OFFLOAD_SECONDS = 1.0  # to find offloads for one plan
 
 
 class Start(NamedTuple):
@@ -153,7 +152,7 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
             return
         if best is not None and value >= best:
             return
-        with_offloads = add_offloads(problem, plan, OFFLOAD_SECONDS)
+        with_offloads = add_offloads(problem, plan, until - time.monotonic())
         if with_offloads is not None:
             best = value
             yield Start("greedy with offloads", with_offloads)

@@ -68,8 +68,11 @@ def ada_offload_starts(
         there = per_entry(offload, pipe.num_stages, "offload")
         back = there if load is None else per_entry(load, pipe.num_stages, "load")
         times = (there.tolist(), back.tolist())
-    variants = itertools.product(AHEAD, (1, 2) if times else (1,), (True, False))
-    runs = (_Run(pipe, times, host_links, Rules(*v)).run() for v in variants)
+    rules = [Rules(*v) for v in itertools.product(AHEAD, (1, 2), (True, False))]
+    # on a slow link nothing may be better than a little; then no activation returns, either way
+    runs = [_Run(pipe, None, host_links, r).run() for r in rules if r.due == 1]
+    if times is not None:
+        runs += [_Run(pipe, times, host_links, r).run() for r in rules]
     return min((TimedOps.of(run.log) for run in runs), key=lambda ops: float(ops.end.max()))
 
 
