@@ -10,8 +10,9 @@ from pipejax.optimize.problem import Problem
 from pipejax.optimize.starts import is_pipe
 from pipejax.table import ScheduleTable
 
-IN_MEMORY: tuple[str, ...] = ("1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zero-bubble")
-WITH_OFFLOADS: tuple[str, ...] = ("pipe-offload", "ada-offload")
+# the most promising first: a short time limit may leave out the last ones
+IN_MEMORY: tuple[str, ...] = ("zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", "1f1b")
+WITH_OFFLOADS: tuple[str, ...] = ("ada-offload", "pipe-offload")
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
@@ -33,12 +34,12 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
       >>> costs = Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0)
       >>> problem = pose(table, costs, memory_limit=2)
       >>> [name for name, _ in baseline_tables(problem, table)][:3]
-      ['1f1b', 'zb-h1', 'zb-h2']
+      ['1f1b', 'zero-bubble', 'zb-1p']
     """
     yield given.name, given
     if not is_pipe(problem):
         return
-    for name in IN_MEMORY + (WITH_OFFLOADS if problem.offload is not None else ()):
+    for name in (WITH_OFFLOADS if problem.offload is not None else ()) + IN_MEMORY:
         if name == given.name:
             continue
         takes = schedules.REGISTRY[name].options

@@ -269,7 +269,9 @@ class Run:
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
-        bound = min(self.bound * self.problem.unit, makespan)  # equal up to the rounding of floats
+        bound = min(self.bound * self.problem.unit, makespan)
+        if self.problem.exact and makespan - bound <= rounding:
+            bound = makespan  # equal up to the rounding of floats
         return Solution(
             table=table,
             makespan=makespan,
