@@ -44,7 +44,7 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
         ops,
         sizes=problem.sizes.astype(float),
         limits=problem.limits.astype(float),
-        weight_share=float(problem.kept[0] / problem.sizes[0]),
+        weight_share=problem.kept / problem.sizes,
         host_links=problem.host_links,
     )
     return ScheduleTable.from_rows(

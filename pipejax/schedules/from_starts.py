@@ -71,7 +71,7 @@ def rows_from_starts(
     *,
     sizes: Sequence[float] | Float[NumpyArray, " stages"],
     limits: Sequence[float] | Float[NumpyArray, " workers"],
-    weight_share: float = WEIGHT_SHARE,
+    weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
     """Put ops with start times into rows that keep a memory limit at all times.
@@ -84,7 +84,7 @@ def rows_from_starts(
         not overlap, and neither do the transfers of its host link.
       sizes: (stages) memory that an activation takes from its forward to its backward.
       limits: (workers) memory for activations, in the unit of sizes.
-      weight_share: share of an activation that only W frees; I frees the rest.
+      weight_share: share of an activation that only W frees, or one per stage; I frees the rest.
       host_links: groups of workers that share a host link, whose ops go in the order of the
         columns; these follow the starts.
 
@@ -107,12 +107,13 @@ def rows_from_starts(
         if code not in KNOWN:
             known = ", ".join(phase.name for phase in KNOWN)
             raise ValueError(f"no rows are made from starts of {Phase(code).name}: only of {known}")
-    freed = {Phase.B: 1.0, Phase.I: 1.0 - weight_share, Phase.W: weight_share}
+    size = np.asarray(sizes, float)
+    kept = size * weight_share
     rows = []
     for worker, limit in enumerate(limits):
         mine = TimedOps(*(field[ops.worker == worker] for field in ops))
         row = TimedOps(*(field[_row_order(mine)] for field in mine))
-        rows.append(_with_waits(row, np.asarray(sizes, float), float(limit), freed))
+        rows.append(_with_waits(row, size, kept, float(limit)))
     start = {Op(Phase(code), stage, microbatch): time for code, stage, microbatch, time
              in zip(*(c.tolist() for c in (*ops[:3], ops.start)), strict=True)}  # fmt: skip
     for group in host_links:
@@ -168,10 +169,14 @@ def _levels(row: TimedOps, taken: Float[NumpyArray, " ops"]) -> Float[NumpyArray
 
 
 def _with_waits(
-    row: TimedOps, sizes: Float[NumpyArray, " stages"], limit: float, freed: dict[Phase, float]
+    row: TimedOps,
+    sizes: Float[NumpyArray, " stages"],
+    kept: Float[NumpyArray, " stages"],
+    limit: float,
 ) -> list[Cell]:
     """Cells of a row, with a WAIT_O wherever only an offload makes room."""
-    size = sizes[row.stage]
+    size, rest = sizes[row.stage], kept[row.stage]
+    frees = np.select([row.phase == Phase.I, row.phase == Phase.W], [size - rest, rest], size)
     level = _levels(row, np.where(np.isin(row.phase, (Phase.F, Phase.L)), size, 0.0))
     most = limit * (1 + ROUNDING)
     free = 0.0  # by the gradients so far
@@ -180,9 +185,9 @@ def _with_waits(
     certain = 0  # offloads that have surely ended
     before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (row.phase, row.stage, row.microbatch, size, level, row.start + _tolerance(row),
-               row.end)  # fmt: skip
-    for code, stage, microbatch, takes, held, start, end in zip(
+    columns = (row.phase, row.stage, row.microbatch, size, frees, level,
+               row.start + _tolerance(row), row.end)  # fmt: skip
+    for code, stage, microbatch, takes, gives, held, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         op = Op(Phase(code), stage, microbatch)
@@ -202,7 +207,7 @@ def _with_waits(
             _check_room(held - free - offloaded[-1] <= most, op, limit)
             before_load[stage, microbatch] = len(offloads)
         else:
-            free += freed[op.phase] * takes
+            free += gives
             if op.phase in (Phase.B, Phase.I):
                 certain = max(certain, before_load.get((stage, microbatch), 0))
         cells.append((op,))
