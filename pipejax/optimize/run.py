@@ -29,6 +29,7 @@ MANY_STARTS = 10_000  # ops times units from which a finer grid is searched fast
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
 COUNTS = (1, 2)  # microbatches of a period that are tried
+GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 _SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is left then
 
@@ -148,7 +149,8 @@ class Run:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
                 yield from self._offer(*start)
-        for start in greedy_starts(self.problem, self.left * _SHARES["greedy"]):
+        seconds = min(GREEDY_SECONDS, self.left * _SHARES["greedy"])
+        for start in greedy_starts(self.problem, seconds):
             yield from self._offer(*start)
 
     def _relaxed(self) -> Iterator[Solution]:

@@ -17,6 +17,7 @@ from pipejax.schedules.limited import LimitedPipe
 from pipejax.schedules.offload_search import ada_offload_starts
 from pipejax.schedules.zero_bubble_search import zero_bubble_starts
 
+OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
 
 
@@ -152,7 +153,8 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
             return
         if best is not None and value >= best:
             return
-        with_offloads = add_offloads(problem, plan, until - time.monotonic())
+        seconds = min(OFFLOAD_SECONDS, until - time.monotonic())
+        with_offloads = add_offloads(problem, plan, seconds)
         if with_offloads is not None:
             best = value
             yield Start("greedy with offloads", with_offloads)
