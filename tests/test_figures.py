@@ -276,6 +276,7 @@ def test_every_script_has_a_store():
         "figures.__init__",
         "figures.__main__",
         "figures.cases",
+        "figures.optpipe_cases",
         "figures.pipedream_cases",
     }
     assert jitter.__name__ in scripts

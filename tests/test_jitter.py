@@ -209,7 +209,7 @@ def test_command(call, tmp_path):
     assert code == 0
     assert text.count("\n") == 1
     result = json.loads(text)
-    assert set(result) == {"workers", "microbatches", "link", "queues", "jitter", "samples", "seed",
+    assert set(result) == {"workers", "microbatches", "link", "queues", "host_links", "jitter", "samples", "seed",
                            "quantile", "out", "rows"}  # fmt: skip
     assert result["jitter"]["op"] == "lognormal:0.2"
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)

@@ -166,7 +166,9 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
 
 def test_ctrl_c_prints_the_best_so_far(tmp_path):
     """With exit code 0: an interrupted search is one with less time."""
-    code = "from pipejax.cli import main; main()"
+    # tests that run in the background hand down that the signal is ignored
+    code = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from pipejax.cli import main; main()")  # fmt: skip
     arguments = ["optimize", *HARD, "--store", str(tmp_path), "--json"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
