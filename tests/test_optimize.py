@@ -204,8 +204,15 @@ def test_one_stage_alone_bounds_the_whole():
     table = pipe(4, 8)
     problem = pose(table, equal(table), memory_limit=2)
     bounds = [relaxed_bound(problem, stage, 100, 10.0, 2) for stage in range(4)]
-    assert max(bounds) * problem.unit <= 410.0
+    assert max(bounds) <= 41
     assert max(bounds) > max(stage_bounds(problem))
+
+
+def test_one_stage_alone_knows_no_span_but_its_own():
+    table = pipe(4, 4)
+    problem = pose(table, equal(table), memory_limit=4, objective="span")
+    # the last stage works all the time from its first op on: 4 x 3 units
+    assert relaxed_bound(problem, 3, 100, 10.0, 2) == 12
 
 
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():

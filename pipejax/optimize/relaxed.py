@@ -39,6 +39,8 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
         return np.array([0, int(values[stage]), 0])
 
     before, between, after = (int(way_of[pipe, stage]) for way_of in way)
+    if problem.objective == "span":  # of the stage's own worker: what is around it does not count
+        before = after = 0
     lag = np.array([[[before, between]], [[after, 0]]])
     return dataclasses.replace(
         problem,
