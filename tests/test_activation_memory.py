@@ -190,7 +190,7 @@ ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,I=1,W=1"]
 
 
-def test_evaluate_prints_the_peak_and_when(answer, call, mistake):
+def test_evaluate_prints_the_peak_and_when(answer, call):
     found = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     memory = pj.activation_memory(pj.evaluate(table, pj.Costs.complete(
@@ -202,12 +202,20 @@ def test_evaluate_prints_the_peak_and_when(answer, call, mistake):
     assert held["activation_memory"]["peak"][0] == 2 * held["peak_in_flight"][0]
     _, out, _ = call("evaluate", *ONE, *TIMES)
     assert f"4 at {memory.peak_at[0]:g} s" in out
-    mistake("--weight-share must be a number from 0 to 1, got 2", "evaluate", *ONE, *TIMES,
-            "--weight-share", "2")  # fmt: skip
-    mistake("--activation-sizes must be a number or one for each of 4 stages, got 2", "evaluate",
-            *ONE, *TIMES, "--activation-sizes", "1,2")  # fmt: skip
-    mistake("--activation-sizes must be a finite number of at least 0, got '-1'", "evaluate",
-            *ONE, *TIMES, "--activation-sizes", "-1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--weight-share", "2", "--weight-share must be a number from 0 to 1, got 2"),
+        ("--activation-sizes", "1,2", "must be a number or one for each of 4 stages, got 2"),
+        ("--activation-sizes", "-1", "must be a finite number of at least 0, got '-1'"),
+    ],
+)
+def test_mistakes(mistake, option, value, message):
+    line = mistake("evaluate", *ONE, *TIMES, option, value)
+    assert option in line
+    assert message in line
 
 
 def test_a_model_gives_bytes(answer, mistake):
@@ -220,8 +228,8 @@ def test_a_model_gives_bytes(answer, mistake):
     # B frees all at once, so the rows alone say what is held
     held = peak_activation_bytes(table, np.asarray(stage_bytes(workload, table).activations))
     np.testing.assert_allclose(found["peak"], held)
-    mistake("--activation-sizes does not go with --model", "evaluate", *model,
-            "--activation-sizes", "1")  # fmt: skip
+    line = mistake("evaluate", *model, "--activation-sizes", "1")
+    assert "--activation-sizes does not go with --model" in line
 
 
 def test_show_draws_memory_and_host_links(answer, call, tmp_path):

@@ -231,11 +231,11 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes(mistake, case):
     arguments, pattern = MISTAKES[case]
-    mistake(pattern, "optimize", *arguments)
+    assert re.search(pattern, mistake("optimize", *arguments))
 
 
 def test_other_commands_read_the_limit_as_before(answer, mistake):
-    mistake("1f1b takes no memory_limit", "evaluate", *THREE)
+    assert "1f1b takes no memory_limit" in mistake("evaluate", *THREE)
     run = answer("evaluate", "--schedule", "zero-bubble", *THREE[2:])
     assert max(run["activation_memory"]["peak"]) <= 3
 
@@ -246,7 +246,7 @@ def test_without_the_solver(mistake, monkeypatch):
         if name.startswith(("ortools.", "pipejax.optimize.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
-    mistake(line, "optimize", *THREE)
+    assert re.search(line, mistake("optimize", *THREE))
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
     with pytest.raises(ModuleNotFoundError, match=line):
