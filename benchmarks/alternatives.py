@@ -1,14 +1,14 @@
 """What people write instead: the same recurrence in plain Python, NumPy and blocked Numba.
 
-All take one program as lists or arrays of binary ops (`pipejax.binary_ops`) and a cost matrix
-(rows, batch), and return the makespans of the batch. They do nothing but the recurrence.
+All take one program as lists or arrays of binary ops (pipejax.engine.batched.binary_program) and a
+cost matrix (rows, batch), and return the batch's makespans. They do nothing but the recurrence.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.binary_ops import NEVER, START, START_SLOT
+from pipejax.engine.batched.binary_program import NEVER, START, START_SLOT
 
 try:
     import numba

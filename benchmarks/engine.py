@@ -22,9 +22,9 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives
-from pipejax.binary_ops import binary_ops
-from pipejax.cost_rows import batch_leaves, cost_rows
-from pipejax.one_function import wide_vectors
+from pipejax.engine.batched.binary_program import binary_ops
+from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
+from pipejax.engine.batched.single_xla_call import wide_vectors
 
 SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 1e8  # ops times configurations of a measurement
@@ -34,26 +34,40 @@ NUMBA_BLOCKS = (256, 512, 1024, 2048)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default=" ".join(f"{p}x{m}" for p, m in SIZES),
-                        help="workers x microbatches, as '8x32 16x128'")  # fmt: skip
+    parser.add_argument(
+        "--sizes",
+        default=" ".join(f"{p}x{m}" for p, m in SIZES),
+        help="workers x microbatches, as '8x32 16x128'",
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
-    cases = [(p, m, dtype, kind) for p, m in sizes for dtype in ("float32", "float64")
-             for kind in ("uniform", "per stage")]  # fmt: skip
+    cases = [
+        (p, m, dtype, kind)
+        for p, m in sizes
+        for dtype in ("float32", "float64")
+        for kind in ("uniform", "per stage")
+    ]
     console = Console(stderr=True)
     rows = [
         measure(*case, arguments.repeats) for case in track(cases, "measuring", console=console)
     ]
     result = {
-        "machine": {"processor": platform.processor() or platform.machine(),
-                    "cores": os.cpu_count(), "backend": jax.default_backend(), **limits()},
-        "versions": {"jax": jax.__version__, "numpy": np.__version__,
-                     "numba": getattr(alternatives.numba, "__version__", None)},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "backend": jax.default_backend(),
+            **limits(),
+        },
+        "versions": {
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "numba": getattr(alternatives.numba, "__version__", None),
+        },
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
         "rows": rows,
-    }  # fmt: skip
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1))
     show(result)
@@ -86,9 +100,13 @@ def measure(workers, microbatches, dtype, kind, repeats):
         first, seconds = in_turn(ours | theirs, repeats)
         check(ours["value"](), theirs)
     found = {
-        "workers": workers, "microbatches": microbatches, "dtype": dtype, "costs": kind,
-        "ops": num_ops, "configurations": size,
-    }  # fmt: skip
+        "workers": workers,
+        "microbatches": microbatches,
+        "dtype": dtype,
+        "costs": kind,
+        "ops": num_ops,
+        "configurations": size,
+    }
     # the Python loop is timed on a few configurations only
     seconds["Python loop"] *= size / min(size, 20)
     blocked = [name for name in seconds if name.startswith("Numba")]
@@ -176,20 +194,34 @@ def show(result):
     grid = Table(title="configurations per second, and how many times those of each alternative")
     theirs = ("Numba blocked", "NumPy batch", "Python loop")
     names = ("value", "value and gradient", "smooth", *theirs)
-    for heading in ("P x M", "precision", "costs", *names, "x Numba", "x Python",
-                    "gradient / value", "of the limit", "first call"):  # fmt: skip
+    for heading in (
+        "P x M",
+        "precision",
+        "costs",
+        *names,
+        "x Numba",
+        "x Python",
+        "gradient / value",
+        "of the limit",
+        "first call",
+    ):
         grid.add_column(heading, justify="right")
     for row in result["rows"]:
         rate, times = row["configurations_per_second"], row["times_the_value"]
         share = rate["value"] * row["ops"] / machine["max_add_ops_per_second"]
-        over = [f"{times[name]:.2f}" if name in times else "-" for name in
-                ("Numba blocked", "Python loop", "value and gradient")]  # fmt: skip
+        over = [
+            f"{times[name]:.2f}" if name in times else "-"
+            for name in ("Numba blocked", "Python loop", "value and gradient")
+        ]
         grid.add_row(
-            f"{row['workers']} x {row['microbatches']}", row["dtype"], row["costs"],
+            f"{row['workers']} x {row['microbatches']}",
+            row["dtype"],
+            row["costs"],
             *(f"{rate[name]:.3g}" if name in rate else "-" for name in names),
-            *over, f"{100 * share:.0f} %",
+            *over,
+            f"{100 * share:.0f} %",
             f"{row['first_call_seconds']['value']:.1f} s",
-        )  # fmt: skip
+        )
     console = Console(width=190)
     console.print(grid)
     console.print(

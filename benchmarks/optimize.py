@@ -22,11 +22,11 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.optimize import search as searching
-from pipejax.optimize.model import REDUNDANT, ScheduleModel
-from pipejax.optimize.plan import objective_of
-from pipejax.optimize.problem import Problem, pose
-from pipejax.optimize.starts import greedy_starts, pipe_plans
+from pipejax.search.schedule import cp_search as searching
+from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel
+from pipejax.search.schedule.initial_plans import greedy_starts, pipe_plans
+from pipejax.search.schedule.plan import objective_of
+from pipejax.search.schedule.problem import Problem, pose
 
 SECONDS = 10.0  # of F, I and W, and of O and L
 
@@ -50,8 +50,9 @@ class Case(NamedTuple):
         table = pj.schedules.build(
             "1f1b", num_workers=self.workers, num_microbatches=self.microbatches
         )
-        costs = pj.Costs.uniform(table, forward=SECONDS, input_grad=SECONDS, weight_grad=SECONDS,
-                                 offload=SECONDS)  # fmt: skip
+        costs = pj.Costs.uniform(
+            table, forward=SECONDS, input_grad=SECONDS, weight_grad=SECONDS, offload=SECONDS
+        )
         return pose(table, costs, memory_limit=self.limit, offload=self.offload)
 
 
@@ -91,11 +92,13 @@ def main():
         for case, name in track(work, "searching", console=console)
     ]
     result = {
-        "machine": {"processor": platform.processor() or platform.machine(),
-                    "cores": os.cpu_count()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
         "seconds": arguments.seconds,
         "rows": [row(runs, case.label, name) for case in cases for name in VARIANTS],
-    }  # fmt: skip
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1))
     show(result)
@@ -122,8 +125,13 @@ def measure(case, variant, seconds):
             if found.closed:
                 proof = now
     best = values[-1][1] if values else None
-    return {"values": values, "value": best, "start": value * plain.unit, "proof": proof,
-            "bound": min(bound * problem.unit, np.inf if best is None else best)}  # fmt: skip
+    return {
+        "values": values,
+        "value": best,
+        "start": value * plain.unit,
+        "proof": proof,
+        "bound": min(bound * problem.unit, np.inf if best is None else best),
+    }
 
 
 def start_of(problem):
@@ -153,10 +161,15 @@ def row(runs, case, name):
     reached = [next((t for t, v in run["values"] if v <= best), None) for run in mine]
     ends = [np.inf if run["value"] is None else run["value"] for run in mine]
     return {
-        "case": case, "variant": name, "start": mine[0]["start"], "best": best,
-        "value": statistics.median(ends), "bound": statistics.median(run["bound"] for run in mine),
-        "to_best": median(reached), "to_proof": median([run["proof"] for run in mine]),
-    }  # fmt: skip
+        "case": case,
+        "variant": name,
+        "start": mine[0]["start"],
+        "best": best,
+        "value": statistics.median(ends),
+        "bound": statistics.median(run["bound"] for run in mine),
+        "to_best": median(reached),
+        "to_proof": median([run["proof"] for run in mine]),
+    }
 
 
 def median(times):
@@ -173,8 +186,10 @@ def show(result):
         for column in ("", "value [s]", "to the best [s]", "bound [s]", "to the proof [s]"):
             table.add_column(column, justify="left" if not column else "right")
         for row in rows:
-            reached, proven = (f"{row[k]:.2f}" if row[k] is not None else f"> {limit:g}"
-                               for k in ("to_best", "to_proof"))  # fmt: skip
+            reached, proven = (
+                f"{row[k]:.2f}" if row[k] is not None else f"> {limit:g}"
+                for k in ("to_best", "to_proof")
+            )
             table.add_row(row["variant"], f"{row['value']:g}", reached, f"{row['bound']:g}", proven)
         Console().print(table)
 

@@ -57,9 +57,13 @@ def timed_call(objective, updates, repeats):
     for _ in range(1 + repeats):
         began = time.perf_counter()
         runs = pt.sweep_randomized_pipedream(
-            objective, step_sizes=STEP_SIZES, seeds=SEEDS, updates=updates, delta=list(DELTAS),
+            objective,
+            step_sizes=STEP_SIZES,
+            seeds=SEEDS,
+            updates=updates,
+            delta=list(DELTAS),
             every=EVERY,
-        )  # fmt: skip
+        )
         jax.block_until_ready(runs.blocks)
         seconds.append(time.perf_counter() - began)
     return runs, seconds
@@ -78,8 +82,11 @@ def timed_loop(objective, runs, updates, count):
         seconds += time.perf_counter() - began
         expected = np.asarray(runs.blocks[d, g, s])
         start = runs.gap[d, g, s, 0]
-        worst = max(worst, np.abs(blocks - expected).max() / np.abs(expected).max(),
-                    np.abs(gaps - runs.gap[d, g, s]).max() / start)  # fmt: skip
+        worst = max(
+            worst,
+            np.abs(blocks - expected).max() / np.abs(expected).max(),
+            np.abs(gaps - runs.gap[d, g, s]).max() / start,
+        )
     if not worst <= TOLERANCE:
         raise AssertionError(f"loop and call differ by {worst:.1e}, more than {TOLERANCE:.0e}")
     return seconds / len(sampled), float(worst)
@@ -113,12 +120,17 @@ def numpy_run(x, y, step_size, drawn):
 def summary(runs, arguments, first, again, loop, difference):
     updates = runs.diverged.size * arguments.updates
     return {
-        "machine": {"processor": platform.processor() or platform.machine(),
-                    "cores": os.cpu_count()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
         "versions": {"jax": jax.__version__, "numpy": np.__version__},
-        "runs": runs.diverged.size, "updates_of_a_run": arguments.updates,
+        "runs": runs.diverged.size,
+        "updates_of_a_run": arguments.updates,
         "diverged": int(runs.diverged.sum()),
-        "first_call_seconds": first, "seconds": again, "updates_per_second": updates / again,
+        "first_call_seconds": first,
+        "seconds": again,
+        "updates_per_second": updates / again,
         "numpy_sampled_runs": min(arguments.sample, int((~runs.diverged).sum())),
         "numpy_seconds_of_all": loop * runs.diverged.size,
         "numpy_updates_per_second": arguments.updates / loop,
@@ -126,7 +138,7 @@ def summary(runs, arguments, first, again, loop, difference):
         "ratio_first_call": loop * runs.diverged.size / first,
         "largest_relative_difference": difference,
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-    }  # fmt: skip
+    }
 
 
 def show(result):
@@ -139,8 +151,12 @@ def show(result):
         ("warm call", result["seconds"]),
         ("NumPy loop", result["numpy_seconds_of_all"]),
     ):
-        grid.add_row(name, f"{seconds:.1f}", f"{total / seconds:,.0f}",
-                     f"{result['numpy_seconds_of_all'] / seconds:.1f}")  # fmt: skip
+        grid.add_row(
+            name,
+            f"{seconds:.1f}",
+            f"{total / seconds:,.0f}",
+            f"{result['numpy_seconds_of_all'] / seconds:.1f}",
+        )
     console = Console()
     console.print(grid)
     console.print(

@@ -21,13 +21,20 @@ from rich.progress import Progress
 
 import pipejax as pj
 from benchmarks.alternatives import python_loop, recurrence
-from pipejax.binary_ops import binary_ops
-from pipejax.cost_rows import cost_rows
+from pipejax.costs.roofline import stage_work
+from pipejax.engine.batched.binary_program import binary_ops
+from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.sweep import read_sweep, run_sweep
-from pipejax.work import stage_work
 
-PER_STAGE = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce",
-             "update")  # fmt: skip
+PER_STAGE = (
+    "forward",
+    "backward",
+    "input_grad",
+    "weight_grad",
+    "recompute",
+    "all_reduce",
+    "update",
+)
 GRID = Path(__file__).with_name("sweep_10m.toml")
 
 
@@ -46,11 +53,15 @@ def main():
             size = sum(f.stat().st_size for f in store.rglob("*") if f.is_file())
     rate = sweep.num_points / seconds
     result = {
-        "points": sweep.num_points, "seconds": seconds, "points_per_second": rate,
-        "python_points_per_second": loop_rate, "ratio": rate / loop_rate,
-        "largest_relative_difference": difference, "store_MB": size / 1e6,
+        "points": sweep.num_points,
+        "seconds": seconds,
+        "points_per_second": rate,
+        "python_points_per_second": loop_rate,
+        "ratio": rate / loop_rate,
+        "largest_relative_difference": difference,
+        "store_MB": size / 1e6,
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-    }  # fmt: skip
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1))
     Console().print(
@@ -58,8 +69,9 @@ def main():
         f"{rate:,.0f} points/s, {result['peak_memory_GB']:.2f} GB\n"
         f"plain Python loop: {loop_rate:,.0f} points/s, without building and writing\n"
         f"ratio {rate / loop_rate:,.0f}; largest relative difference {difference:.1e} on "
-        f"{arguments.sample} points", soft_wrap=True,
-    )  # fmt: skip
+        f"{arguments.sample} points",
+        soft_wrap=True,
+    )
 
 
 def timed_sweep(sweep, store):
@@ -96,21 +108,28 @@ def timed_loop(sweep, data, count):
 def built(point):
     """What does not depend on the system: program and work of one microbatch, as plain numbers."""
     table = pj.schedules.build(
-        point["schedule"].name, num_workers=point["workers"],
+        point["schedule"].name,
+        num_workers=point["workers"],
         num_microbatches=point["minibatch"] // point["microbatch_size"],
         **dict(point["schedule"].options),
-    )  # fmt: skip
-    workload = pj.Workload(point["model"], point["minibatch"],
-                           tensor_parallel=point["tensor_parallel"],
-                           recompute=point["recompute"])  # fmt: skip
+    )
+    workload = pj.Workload(
+        point["model"],
+        point["minibatch"],
+        tensor_parallel=point["tensor_parallel"],
+        recompute=point["recompute"],
+    )
     work = stage_work(workload, table, gpus_per_node=point["system"].gpus_per_node)
     program = pj.lower(table)
     per_stage = np.zeros((1, table.num_stages))
     per_link = np.zeros((1, 2, table.num_pipes, table.num_stages - 1))
     shapes = pj.Costs(**dict.fromkeys(PER_STAGE, per_stage), latency=per_link, transmit=per_link)
     rows = cost_rows(program, shapes)
-    lists = {name: np.asarray(value).tolist() for name, value in work._asdict().items()
-             if not isinstance(value, tuple)}  # fmt: skip
+    lists = {
+        name: np.asarray(value).tolist()
+        for name, value in work._asdict().items()
+        if not isinstance(value, tuple)
+    }
     return recurrence(binary_ops(program), rows), rows.sources, work._replace(**lists)
 
 
@@ -144,16 +163,22 @@ def evaluate_point(point, program, sources, work):
     columns = {name: [] for name in PER_STAGE}
     for s, layers in enumerate(work.layers):
         forward = layers * again + work.has_head[s] * head[0]
-        input_grad = (layers * (layer[1] + exchange) + work.has_head[s] * head[1]
-                      + work.recomputed[s] * again)  # fmt: skip
+        input_grad = (
+            layers * (layer[1] + exchange) + work.has_head[s] * head[1] + work.recomputed[s] * again
+        )
         weight_grad = layers * layer[2] + work.has_head[s] * head[2]
-        reduction = all_reduce(work.gradient_near[s], work.gradient_bytes[s],
-                               work.gradient_participants[s])  # fmt: skip
+        reduction = all_reduce(
+            work.gradient_near[s], work.gradient_bytes[s], work.gradient_participants[s]
+        )
         for name, value in (
-            ("forward", forward), ("input_grad", input_grad), ("weight_grad", weight_grad),
-            ("backward", input_grad + weight_grad), ("recompute", layers * again),
-            ("all_reduce", reduction), ("update", roofline(0.0, work.update_bytes[s])),
-        ):  # fmt: skip
+            ("forward", forward),
+            ("input_grad", input_grad),
+            ("weight_grad", weight_grad),
+            ("backward", input_grad + weight_grad),
+            ("recompute", layers * again),
+            ("all_reduce", reduction),
+            ("update", roofline(0.0, work.update_bytes[s])),
+        ):
             columns[name].append(value)
     near = [flag for pipe in work.message_near for flag in pipe] * 2
     columns["latency"] = [(node if flag else network)[1] for flag in near]

@@ -20,9 +20,9 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.hardware import Efficiency, Link, System
-from pipejax.transformer import Model
-from pipejax.tuning import Family, Problem, search_microbatches, tune_microbatches
+from pipejax.costs.model import Model
+from pipejax.costs.system import Efficiency, Link, System
+from pipejax.search.tuning import Family, Problem, search_microbatches, tune_microbatches
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "chimera")
 WORKERS = (4, 8)
@@ -44,12 +44,14 @@ def main():
         for k, case in enumerate(track(cases, "tuning", console=Console(stderr=True)))
     ]
     result = {
-        "machine": {"processor": platform.processor() or platform.machine(),
-                    "cores": os.cpu_count()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+        },
         "versions": {"jax": jax.__version__, "numpy": np.__version__},
         "all": total(rows),
         "rows": rows,
-    }  # fmt: skip
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1))
     show(result)
@@ -84,9 +86,11 @@ def compare(found):
         "legal_sizes": float(legal.mean()),
         "evaluated_sizes": float(np.bincount(tuned.sizes.pair, tuned.sizes.is_known).mean()),
         "memory_binds": float(1 - none_too_large.mean()),
-        "best_sizes": {int(b): int(n) for b, n in zip(
-            *np.unique(best.microbatch_size, return_counts=True), strict=True)},
-    }  # fmt: skip
+        "best_sizes": {
+            int(b): int(n)
+            for b, n in zip(*np.unique(best.microbatch_size, return_counts=True), strict=True)
+        },
+    }
 
 
 def total(rows):
@@ -109,14 +113,18 @@ def random_pairs(schedule, workers, count, seed, minibatches=MINIBATCHES):
     """Random models and systems; each fits with some microbatch size, many not with all."""
     rng = np.random.default_rng(seed)
     split = (1, 8)[seed % 2]  # a worker is one accelerator, or a node of eight
-    workloads = [pj.Workload(random_model(rng), int(rng.choice(minibatches)), tensor_parallel=split)
-                 for _ in range(count)]  # fmt: skip
+    workloads = [
+        pj.Workload(random_model(rng), int(rng.choice(minibatches)), tensor_parallel=split)
+        for _ in range(count)
+    ]
     systems = [random_system(rng, split) for _ in range(count)]
     problem = Problem.of(Family(schedule, workers), workloads, systems, memory_limit=False)
     least = problem.relaxed_need(np.arange(count), np.ones(count))
     room = least * between(rng, 1.4, 40, count)
-    systems = [dataclasses.replace(system, memory_capacity=float(each))
-               for system, each in zip(systems, room, strict=True)]  # fmt: skip
+    systems = [
+        dataclasses.replace(system, memory_capacity=float(each))
+        for system, each in zip(systems, room, strict=True)
+    ]
     return workloads, systems
 
 
@@ -129,13 +137,22 @@ def random_model(rng):
     heads = int(rng.integers(8, 129))
     hidden = 128 * heads
     return Model(
-        name="random", source=SOURCE, layers=int(rng.integers(16, 129)), hidden=hidden,
-        heads=heads, kv_heads=heads, ffn_hidden=4 * hidden,
+        name="random",
+        source=SOURCE,
+        layers=int(rng.integers(16, 129)),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        ffn_hidden=4 * hidden,
         vocabulary=int(between(rng, 16_000, 256_000)),
         sequence=int(rng.choice([512, 1024, 2048, 4096, 8192])),
-        gated_mlp=False, biases=True, learned_positions=True, tied_embeddings=True, dropout=True,
+        gated_mlp=False,
+        biases=True,
+        learned_positions=True,
+        tied_embeddings=True,
+        dropout=True,
         flash_attention=True,
-    )  # fmt: skip
+    )
 
 
 def random_system(rng, gpus_per_node):
@@ -150,8 +167,10 @@ def random_system(rng, gpus_per_node):
         memory_capacity=1.0,
         node=Link(float(between(rng, 3e10, 3e12)), float(between(rng, 1e-6, 1e-4)), 0.8),
         network=Link(float(between(rng, 1e9, 1e12)), float(between(rng, 1e-6, 1e-3)), 0.9),
-        gpus_per_node=gpus_per_node, name="random", source=SOURCE,
-    )  # fmt: skip
+        gpus_per_node=gpus_per_node,
+        name="random",
+        source=SOURCE,
+    )
 
 
 def random_steps(rng, low, high):
@@ -162,20 +181,37 @@ def random_steps(rng, low, high):
 
 def show(result):
     grid = Table(title="tuned microbatch size against exhaustive search")
-    for heading in ("schedule", "P", "pairs", "equal", "worst loss", "sizes", "evaluated",
-                    "memory binds", "tuned", "exhaustive", "tuned again",
-                    "exhaustive again"):  # fmt: skip
+    for heading in (
+        "schedule",
+        "P",
+        "pairs",
+        "equal",
+        "worst loss",
+        "sizes",
+        "evaluated",
+        "memory binds",
+        "tuned",
+        "exhaustive",
+        "tuned again",
+        "exhaustive again",
+    ):
         grid.add_column(heading, justify="right")
     for row in result["rows"]:
         seconds = row["seconds"]
         grid.add_row(
-            row["schedule"], str(row["workers"]), str(row["pairs"]),
-            f"{100 * row['equal'] / row['pairs']:.2f} %", f"{100 * row['worst_loss']:.3f} %",
-            f"{row['legal_sizes']:.1f}", f"{row['evaluated_sizes']:.1f}",
+            row["schedule"],
+            str(row["workers"]),
+            str(row["pairs"]),
+            f"{100 * row['equal'] / row['pairs']:.2f} %",
+            f"{100 * row['worst_loss']:.3f} %",
+            f"{row['legal_sizes']:.1f}",
+            f"{row['evaluated_sizes']:.1f}",
             f"{100 * row['memory_binds']:.0f} %",
-            *(f"{seconds[key]:.1f} s" for key in ("tuned_first", "exhaustive_first",
-                                                  "tuned_again", "exhaustive_again")),
-        )  # fmt: skip
+            *(
+                f"{seconds[key]:.1f} s"
+                for key in ("tuned_first", "exhaustive_first", "tuned_again", "exhaustive_again")
+            ),
+        )
     console = Console(width=160)
     console.print(grid)
     everything = result["all"]

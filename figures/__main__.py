@@ -37,7 +37,7 @@ from figures import (
     timelines,
     tornado,
 )
-from pipejax import style
+from pipejax.plots import style
 
 
 class Source(NamedTuple):
@@ -55,14 +55,19 @@ class Source(NamedTuple):
 
 
 PIPEDREAM: Mapping[str, ModuleType] = {
-    "quadratic": pipedream_curves, "match": pipedream_match, "nesterov": pipedream_curves,
-    "logistic": pipedream_curves, "language": pipedream_curves, "scaling": pipedream_scaling,
+    "quadratic": pipedream_curves,
+    "match": pipedream_match,
+    "nesterov": pipedream_curves,
+    "logistic": pipedream_curves,
+    "language": pipedream_curves,
+    "scaling": pipedream_scaling,
     "machines": pipedream_machines,
-}  # fmt: skip
+}
 OPTPIPE: Mapping[str, tuple[ModuleType, ...]] = {
-    "grid": (optpipe_memory, optpipe_links, optpipe_gaps), "refinement": (optpipe_refinement,),
+    "grid": (optpipe_memory, optpipe_links, optpipe_gaps),
+    "refinement": (optpipe_refinement,),
     "timelines": (optpipe_timelines,),
-}  # fmt: skip
+}
 
 
 STORES: Mapping[str, Source] = {
@@ -111,16 +116,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     there = [name for name in STORES if (options.data / name).exists()]
     if not there:
-        print(f"error: --data {options.data} holds none of {', '.join(STORES)}: `make sweeps` and "
-              "`make paper` write them", file=sys.stderr)  # fmt: skip
+        print(
+            f"error: --data {options.data} holds none of {', '.join(STORES)}: `make sweeps` and "
+            "`make paper` write them",
+            file=sys.stderr,
+        )
         return 2
     drawn = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
     for name in (name for name in STORES if name not in there):
         target = options.data if STORES[name].to_folder else options.data / name
-        shown.print(f"no {options.data / name}: `{STORES[name].command} {target}` "
-                    "writes it", soft_wrap=True)  # fmt: skip
+        shown.print(
+            f"no {options.data / name}: `{STORES[name].command} {target}` writes it", soft_wrap=True
+        )
     return 0
 
 

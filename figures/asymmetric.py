@@ -5,10 +5,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.cases import count_axis
-from pipejax import style
+from pipejax.plots import style
 
-SYSTEMS = {"slow_nw_mid_cp": ("slow network", ":"), "mid_nw_mid_cp": ("mid network", "--"),
-           "fast_nw_mid_cp": ("fast network", "-")}  # fmt: skip
+SYSTEMS = {
+    "slow_nw_mid_cp": ("slow network", ":"),
+    "mid_nw_mid_cp": ("mid network", "--"),
+    "fast_nw_mid_cp": ("fast network", "-"),
+}
 COLOURS = (style.SKY, style.VERMILION)
 
 
@@ -22,8 +25,14 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for workers, colour in zip(data.workers.values, COLOURS, strict=True):
         for system, (label, dashes) in SYSTEMS.items():
             ratio = (time["asymmetric"] / time["equal"]).sel(workers=workers, system=system)
-            left.plot(data.microbatches, 100 * (ratio - 1), color=colour, linestyle=dashes,
-                      marker="o", label=f"S={workers}, {label}")  # fmt: skip
+            left.plot(
+                data.microbatches,
+                100 * (ratio - 1),
+                color=colour,
+                linestyle=dashes,
+                marker="o",
+                label=f"S={workers}, {label}",
+            )
         ratio = (memory["asymmetric"] / memory["equal"]).sel(workers=workers)
         right.plot(data.microbatches, 100 * (ratio - 1), color=colour, marker="o")
     left.set_ylabel("step time against equal stages [%]")

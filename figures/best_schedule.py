@@ -12,19 +12,23 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from figures.cases import LOOK, network_axes, plain_numbers
-from pipejax import style
+from pipejax.plots import style
+from pipejax.plots.tornado import NAMES
 from pipejax.sweep import STATUS
-from pipejax.tornado import NAMES
 
 # edges in the colour of the faces: without them viewers show gaps between the cells
 CELLS: Any = {"shading": "nearest", "edgecolors": "face", "linewidth": 0.3}
 PLAN = ("schedule", "microbatch_size", "recompute")  # what may be chosen on a network
 RESOURCE_COLOUR = {
-    "compute.peak": style.ORANGE, "compute.latency": style.YELLOW,
-    "memory.bandwidth": style.BLUE, "memory.latency": style.SKY,
-    "node.bandwidth": style.GREEN, "node.latency": style.GREY,
-    "network.bandwidth": style.PURPLE, "network.latency": style.SILVER,
-}  # fmt: skip
+    "compute.peak": style.ORANGE,
+    "compute.latency": style.YELLOW,
+    "memory.bandwidth": style.BLUE,
+    "memory.latency": style.SKY,
+    "node.bandwidth": style.GREEN,
+    "node.latency": style.GREY,
+    "network.bandwidth": style.PURPLE,
+    "network.latency": style.SILVER,
+}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -32,8 +36,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     best = fastest(data)
     figure, panels = plt.subplots(1, 3, figsize=(style.PAGE, 3.1), sharex=True, sharey=True)
     schedules = {str(name): LOOK[name]["label"] for name in data.schedule.values}
-    _categories(panels[0], best.schedule, schedules,
-                {name: LOOK[name]["color"] for name in schedules})  # fmt: skip
+    _categories(
+        panels[0], best.schedule, schedules, {name: LOOK[name]["color"] for name in schedules}
+    )
     panels[0].set_title("fastest schedule", loc="left")
     _step_time(figure, panels[1], best.step_time)
     panels[1].set_title("its step time [s]", loc="left")
@@ -44,8 +49,11 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.label_outer()
     figure.suptitle(
         f"{data.title}, minibatch {int(data.minibatch)}: fastest of all microbatch sizes, with and "
-        "without recomputation, that fit the memory", fontsize=7, x=0.01, ha="left",
-    )  # fmt: skip
+        "without recomputation, that fit the memory",
+        fontsize=7,
+        x=0.01,
+        ha="left",
+    )
     return {"best_schedule": figure}
 
 
@@ -67,8 +75,10 @@ def fastest(data: xr.Dataset) -> xr.Dataset:
     at = times.plan.isel(plan=chosen)
     names = {name: at[name].astype(str) for name in PLAN}
     names["bound_by"] = xr.apply_ufunc(lambda code: meanings[code], bounds)
-    found = {name: values.drop_vars(("plan", *PLAN), errors="ignore").where(is_there, "")
-             for name, values in names.items()}  # fmt: skip
+    found = {
+        name: values.drop_vars(("plan", *PLAN), errors="ignore").where(is_there, "")
+        for name, values in names.items()
+    }
     return xr.Dataset({"step_time": times.min("plan"), **found})
 
 
@@ -82,20 +92,26 @@ def _categories(
     for code, name in enumerate(used):
         codes[(shown == name).values] = code
     axes.pcolormesh(
-        *_centres(shown), codes, cmap=ListedColormap([colours[name] for name in used]),
-        vmin=-0.5, vmax=len(used) - 0.5, **CELLS,
-    )  # fmt: skip
+        *_centres(shown),
+        codes,
+        cmap=ListedColormap([colours[name] for name in used]),
+        vmin=-0.5,
+        vmax=len(used) - 0.5,
+        **CELLS,
+    )
     axes.legend(
         handles=[Patch(color=colours[name], label=labels[name]) for name in used],
-        loc="upper center", bbox_to_anchor=(0.5, -0.24),
-    )  # fmt: skip
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.24),
+    )
 
 
 def _step_time(figure: Figure, axes: Axes, values: xr.DataArray) -> None:
     shown = values.transpose("network.latency", "network.bandwidth")
     mesh = axes.pcolormesh(*_centres(shown), shown, cmap="cividis_r", norm="log", **CELLS)
-    scale = figure.colorbar(mesh, cax=axes.inset_axes((0, -0.42, 1, 0.06)),
-                            orientation="horizontal")  # fmt: skip
+    scale = figure.colorbar(
+        mesh, cax=axes.inset_axes((0, -0.42, 1, 0.06)), orientation="horizontal"
+    )
     plain_numbers(scale.ax.xaxis)
     scale.ax.minorticks_off()
 

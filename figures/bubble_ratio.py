@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, count_axis
-from pipejax import style
+from pipejax.plots import style
 
 NAMES = ("gpipe", "1f1b", "chimera", "hanayo, 2 waves", "interleaved-1f1b")
 SLOTS = "F=1, B=2"
@@ -23,9 +23,15 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             axes.plot(data.microbatches, 100 * table, **{**look, "linestyle": "-"})
             formula = at.formula_bubble_ratio.sel(schedule=name)
             axes.plot(
-                data.microbatches, 100 * formula, color=look["color"], linestyle=":", marker="o",
-                markersize=7, markerfacecolor="none", linewidth=0.8,
-            )  # fmt: skip
+                data.microbatches,
+                100 * formula,
+                color=look["color"],
+                linestyle=":",
+                marker="o",
+                markersize=7,
+                markerfacecolor="none",
+                linewidth=0.8,
+            )
         axes.set_title(f"{workers} workers", loc="left")
         axes.set_xlabel("microbatches")
         count_axis(axes, data.microbatches.values)
@@ -34,8 +40,16 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     handles, _ = panels[0].get_legend_handles_labels()
     kinds = [
         Line2D([], [], color="black", linestyle="-", label=f"filled, solid: table ({SLOTS} slots)"),
-        Line2D([], [], color="black", linestyle=":", marker="o", markersize=7,
-               markerfacecolor="none", label="open, dotted: published formula"),
-    ]  # fmt: skip
+        Line2D(
+            [],
+            [],
+            color="black",
+            linestyle=":",
+            marker="o",
+            markersize=7,
+            markerfacecolor="none",
+            label="open, dotted: published formula",
+        ),
+    ]
     figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
     return {"bubble_ratio": figure}

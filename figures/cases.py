@@ -8,25 +8,49 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from pipejax import style
+from pipejax.plots import style
 
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"label": "GPipe", "color": style.GREY, "marker": "s", "linestyle": "-"},
     "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
     "chimera": {"label": "Chimera", "color": style.VERMILION, "marker": "^", "linestyle": "-"},
     "chimera-asymmetric": {
-        "label": "Chimera 1:2", "color": style.ORANGE, "marker": "v", "linestyle": "-"},
+        "label": "Chimera 1:2",
+        "color": style.ORANGE,
+        "marker": "v",
+        "linestyle": "-",
+    },
     "hanayo, 1 wave": {
-        "label": "Hanayo, 1 wave", "color": style.PURPLE, "marker": "P", "linestyle": ":"},
+        "label": "Hanayo, 1 wave",
+        "color": style.PURPLE,
+        "marker": "P",
+        "linestyle": ":",
+    },
     "hanayo, 2 waves": {
-        "label": "Hanayo, 2 waves", "color": style.GREEN, "marker": "X", "linestyle": "-"},
+        "label": "Hanayo, 2 waves",
+        "color": style.GREEN,
+        "marker": "X",
+        "linestyle": "-",
+    },
     "hanayo, 4 waves": {
-        "label": "Hanayo, 4 waves", "color": style.YELLOW, "marker": "+", "linestyle": "--"},
+        "label": "Hanayo, 4 waves",
+        "color": style.YELLOW,
+        "marker": "+",
+        "linestyle": "--",
+    },
     "interleaved-1f1b": {
-        "label": "interleaved 1F1B, V=2", "color": style.BLUE, "marker": "D", "linestyle": "-"},
+        "label": "interleaved 1F1B, V=2",
+        "color": style.BLUE,
+        "marker": "D",
+        "linestyle": "-",
+    },
     "interleaved-1f1b, 5 stages": {
-        "label": "interleaved 1F1B, V=5", "color": style.SKY, "marker": "d", "linestyle": "-"},
-}  # fmt: skip
+        "label": "interleaved 1F1B, V=5",
+        "color": style.SKY,
+        "marker": "d",
+        "linestyle": "-",
+    },
+}
 # names that `pipejax sweep` gives to schedules with options
 _DECLARED: Mapping[str, str] = {
     "interleaved-1f1b stages_per_worker=2": "interleaved-1f1b",
@@ -36,12 +60,16 @@ _DECLARED: Mapping[str, str] = {
     "hanayo waves=4": "hanayo, 4 waves",
 }
 LOOK: Mapping[str, Mapping[str, Any]] = {
-    **_OWN, **{name: _OWN[same] for name, same in _DECLARED.items()},
-}  # fmt: skip
+    **_OWN,
+    **{name: _OWN[same] for name, same in _DECLARED.items()},
+}
 MAIN = ("gpipe", "1f1b", "chimera", "chimera-asymmetric", "hanayo, 2 waves", "interleaved-1f1b")
 POINTS: Mapping[str, Any] = {  # small and open, where there are many
-    "linestyle": "", "markersize": 2.6, "markerfacecolor": "none", "markeredgewidth": 0.7,
-}  # fmt: skip
+    "linestyle": "",
+    "markersize": 2.6,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.7,
+}
 SYSTEM_NAME = "{} network, {} compute"
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import POINTS, count_axis
-from pipejax import style
+from pipejax.plots import style
 
 COLOURS = (style.BLACK, style.SKY, style.GREEN, style.ORANGE, style.PURPLE)  # by delta
 MARKERS = ("o", "s")  # by objective
@@ -24,9 +24,13 @@ TERMS: Mapping[str, Mapping[str, Any]] = {
 CASE = {"objective": "random quadratic", "delta": 60}
 LAW_COLOURS = (style.ORANGE, style.BLUE, style.BLACK)  # by K
 BELOW: Mapping[str, Any] = {
-    "loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 2, "columnspacing": 0.8,
-    "handlelength": 1.6, "fontsize": 6,
-}  # fmt: skip
+    "loc": "upper center",
+    "bbox_to_anchor": (0.45, -0.2),
+    "ncols": 2,
+    "columnspacing": 0.8,
+    "handlelength": 1.6,
+    "fontsize": 6,
+}
 GRADIENT = r"mean $|\nabla f|^2$"
 
 
@@ -53,20 +57,37 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
     }
     axes.plot(data.late_total, data.late_measured, **late)
     axes.plot(data.late_total_without_delay, data.late_measured, markerfacecolor="white", **late)
-    for measured, full, cut in zip(data.late_measured.values, data.late_total.values,
-                                   data.late_total_without_delay.values, strict=True):  # fmt: skip
+    for measured, full, cut in zip(
+        data.late_measured.values,
+        data.late_total.values,
+        data.late_total_without_delay.values,
+        strict=True,
+    ):
         axes.plot([cut, full], [measured] * 2, color=style.VERMILION, linewidth=0.6, zorder=0)
-    axes.set(xscale="log", yscale="log", xlabel=f"bound on the {GRADIENT}",
-             ylabel=f"measured {GRADIENT}")  # fmt: skip
+    axes.set(
+        xscale="log", yscale="log", xlabel=f"bound on the {GRADIENT}", ylabel=f"measured {GRADIENT}"
+    )
     low, high = data.measured.min() / 3, data.total.max() * 2
     axes.plot([low, high], [low, high], color=style.GREY, linewidth=0.8, zorder=0)
     axes.set(xlim=(low, high), ylim=(low, data.measured.max() * 30))
     axes.set_title("(a) measured is below the bound,\nnot so without its delay term", loc="left")
-    kinds = [Line2D([], [], color=style.BLACK, marker=marker, markersize=3, linestyle="",
-                    markerfacecolor="none", label=str(name))
-             for name, marker in zip(data.objective.values, MARKERS, strict=True)]  # fmt: skip
-    deltas = [Line2D([], [], color=colour, marker="", label=rf"$\delta$ = {delta}")
-              for delta, colour in zip(data.delta.values, COLOURS, strict=False)]  # fmt: skip
+    kinds = [
+        Line2D(
+            [],
+            [],
+            color=style.BLACK,
+            marker=marker,
+            markersize=3,
+            linestyle="",
+            markerfacecolor="none",
+            label=str(name),
+        )
+        for name, marker in zip(data.objective.values, MARKERS, strict=True)
+    ]
+    deltas = [
+        Line2D([], [], color=colour, marker="", label=rf"$\delta$ = {delta}")
+        for delta, colour in zip(data.delta.values, COLOURS, strict=False)
+    ]
     others = [
         Line2D([], [], color=style.GREY, linewidth=0.8, label="measured = bound"),
         Line2D([], [], **late, label="late blocks"),
@@ -79,19 +100,41 @@ def _terms(axes: Axes, data: xr.Dataset) -> None:
     at = data.sel(CASE)
     for name, look in TERMS.items():
         axes.plot(at.step_size, at[name], **{"label": f"{name} term", **look})
-    axes.plot(at.step_size, at.measured, marker="o", markersize=3, linestyle="", color=style.BLACK,
-              label="measured, mean of seeds")  # fmt: skip
-    best: dict[str, Any] = {"markersize": 8, "linestyle": "", "marker": "*", 
-                            "markeredgecolor": style.BLACK, "markeredgewidth": 0.5}  # fmt: skip
+    axes.plot(
+        at.step_size,
+        at.measured,
+        marker="o",
+        markersize=3,
+        linestyle="",
+        color=style.BLACK,
+        label="measured, mean of seeds",
+    )
+    best: dict[str, Any] = {
+        "markersize": 8,
+        "linestyle": "",
+        "marker": "*",
+        "markeredgecolor": style.BLACK,
+        "markeredgewidth": 0.5,
+    }
     axes.plot(at.best_step_size, at.least_bound, color=style.YELLOW, label="least bound", **best)
-    axes.plot(at.best_measured, at.measured.sel(step_size=at.best_measured), color=style.VERMILION,
-              label="least measured", **best)  # fmt: skip
+    axes.plot(
+        at.best_measured,
+        at.measured.sel(step_size=at.best_measured),
+        color=style.VERMILION,
+        label="least measured",
+        **best,
+    )
     axes.set(xscale="log", yscale="log", xlabel=r"step size $\gamma$", ylabel=GRADIENT)
     known = at.step_size.where(at.measured.notnull(), drop=True)
-    axes.set(xlim=(known.min() / 1.5, known.max() * 1.5),
-             ylim=(at.measured.min() / 5, 5 * at.total.max()))  # fmt: skip
-    axes.set_title("(b) runs bear larger steps than\n"
-                   rf"the bound: quadratic, $\delta$ = {CASE['delta']}", loc="left")  # fmt: skip
+    axes.set(
+        xlim=(known.min() / 1.5, known.max() * 1.5),
+        ylim=(at.measured.min() / 5, 5 * at.total.max()),
+    )
+    axes.set_title(
+        "(b) runs bear larger steps than\n"
+        rf"the bound: quadratic, $\delta$ = {CASE['delta']}",
+        loc="left",
+    )
     axes.legend(**BELOW)
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, count_axis, network_of, plain_numbers
-from pipejax import style
+from pipejax.plots import style
 from pipejax.sweep import STATUS
 
 BANDWIDTHS = (5e9, 50e9, 400e9)  # the nearest ones of the grid are drawn [B/s]
@@ -16,13 +16,18 @@ LATENCY = 20e-6  # likewise [s]
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one column per bandwidth, one row per kind of recomputation."""
-    near = data.sel({"network.bandwidth": list(BANDWIDTHS), "network.latency": LATENCY},
-                    method="nearest").drop_duplicates("network.bandwidth")  # fmt: skip
+    near = data.sel(
+        {"network.bandwidth": list(BANDWIDTHS), "network.latency": LATENCY}, method="nearest"
+    ).drop_duplicates("network.bandwidth")
     rows, columns = near.recompute.values, near["network.bandwidth"].values
     figure, panels = plt.subplots(
-        len(rows), len(columns), figsize=(style.PAGE, 0.8 + 2.1 * len(rows)), sharex=True,
-        sharey="col", squeeze=False,
-    )  # fmt: skip
+        len(rows),
+        len(columns),
+        figsize=(style.PAGE, 0.8 + 2.1 * len(rows)),
+        sharex=True,
+        sharey="col",
+        squeeze=False,
+    )
     for row, recompute in zip(panels, rows, strict=True):
         for axes, bandwidth in zip(row, columns, strict=True):
             at = near.sel({"recompute": recompute, "network.bandwidth": bandwidth})
@@ -32,12 +37,22 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes in panels[-1]:
         axes.set_xlabel("microbatches")
     handles, _ = panels[0, 0].get_legend_handles_labels()
-    lost = Line2D([], [], color=style.BLACK, marker="o", markerfacecolor="white", linestyle="",
-                  label="hollow: out of memory")  # fmt: skip
+    lost = Line2D(
+        [],
+        [],
+        color=style.BLACK,
+        marker="o",
+        markerfacecolor="white",
+        linestyle="",
+        label="hollow: out of memory",
+    )
     figure.legend(
-        handles=[*handles, lost], loc="outside lower center", ncols=4,
-        title=f"{data.title}, minibatch {int(data.minibatch)}", title_fontsize=7,
-    )  # fmt: skip
+        handles=[*handles, lost],
+        loc="outside lower center",
+        ncols=4,
+        title=f"{data.title}, minibatch {int(data.minibatch)}",
+        title_fontsize=7,
+    )
     return {"design_run_time": figure}
 
 
@@ -49,8 +64,14 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
         one = at.sel(schedule=name)
         axes.plot(counts, one.step_time, **{**look, "linestyle": "-", "linewidth": 0.9})
         lost = one.step_time.where(one.status == STATUS.index("out of memory"))
-        axes.plot(counts, lost, linestyle="", marker=look["marker"], color=look["color"],
-                  markerfacecolor="white")  # fmt: skip
+        axes.plot(
+            counts,
+            lost,
+            linestyle="",
+            marker=look["marker"],
+            color=look["color"],
+            markerfacecolor="white",
+        )
     count_axis(axes, counts.values)
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)

@@ -6,7 +6,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.cases import LOOK, system_title
-from pipejax import style
+from pipejax.plots import style
 
 WAVES = ("hanayo, 1 wave", "hanayo, 2 waves", "hanayo, 4 waves")
 PUBLISHED = {"slow_nw_fast_cp": -12.32, "slow_nw_mid_cp": 2.33}  # arXiv:2605.24006
@@ -23,21 +23,42 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for k, name in enumerate(WAVES):
         values = gain.sel(schedule=name).values
         x = place + 0.25 * (k - 1)
-        axes.bar(x, np.maximum(values, LOWEST), 0.23, color=LOOK[name]["color"],
-                 label=LOOK[name]["label"])  # fmt: skip
+        axes.bar(
+            x,
+            np.maximum(values, LOWEST),
+            0.23,
+            color=LOOK[name]["color"],
+            label=LOOK[name]["label"],
+        )
         for position, value in zip(x, values, strict=True):
             if value < LOWEST:
-                axes.text(position, LOWEST + 2, f"{value:.0f}", rotation=90, ha="center",
-                          va="bottom", fontsize=6)  # fmt: skip
+                axes.text(
+                    position,
+                    LOWEST + 2,
+                    f"{value:.0f}",
+                    rotation=90,
+                    ha="center",
+                    va="bottom",
+                    fontsize=6,
+                )
     systems = [str(s) for s in data.system.values]
     axes.scatter(
-        [systems.index(s) for s in PUBLISHED], list(PUBLISHED.values()), marker="*", s=60,
-        color="black", zorder=3, label="published point",
-    )  # fmt: skip
+        [systems.index(s) for s in PUBLISHED],
+        list(PUBLISHED.values()),
+        marker="*",
+        s=60,
+        color="black",
+        zorder=3,
+        label="published point",
+    )
     axes.fill_between(
-        [2.5, len(systems) - 0.5], *PUBLISHED_BAND, color=style.GREY, alpha=0.4, linewidth=0,
+        [2.5, len(systems) - 0.5],
+        *PUBLISHED_BAND,
+        color=style.GREY,
+        alpha=0.4,
+        linewidth=0,
         label="published, mid and fast networks",
-    )  # fmt: skip
+    )
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xticks(place, [system_title(s).replace(", ", "\n") for s in systems], fontsize=6)
     axes.set_ylim(LOWEST, 30)

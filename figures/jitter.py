@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.cases import LOOK
-from pipejax import style
+from pipejax.plots import style
 
 LEVELS = (0.05, 0.5, 0.95)
 SHOWN = 0.999  # quantile up to which violins are drawn: single samples would press them flat
@@ -31,8 +31,10 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         f"{data.workers} workers, {data.microbatches} microbatches, "
         f"{data.sizes['sample']} samples. Violins reach to the 99.9th percentile,\n"
         "lines stand at the 5th, 50th and 95th, diamonds at the step time without jitter.",
-        fontsize=7, x=0.01, ha="left",
-    )  # fmt: skip
+        fontsize=7,
+        x=0.01,
+        ha="left",
+    )
     return {"jitter": figure}
 
 
@@ -43,11 +45,22 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
         samples = samples[samples <= float(values.sel(schedule=name).quantile(SHOWN))]
         colour = LOOK.get(name, {"color": style.GREY})["color"]
         parts: dict[str, Any] = axes.violinplot(
-            samples, positions=[place], orientation="horizontal", widths=0.85, showextrema=False,
+            samples,
+            positions=[place],
+            orientation="horizontal",
+            widths=0.85,
+            showextrema=False,
             points=300,
-        )  # fmt: skip
+        )
         parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = values.sel(schedule=name).quantile(list(LEVELS)).values
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=style.BLACK, linewidth=0.8)
-        axes.plot(float(without.sel(schedule=name)), place, marker="D", markersize=3.5,
-                  markerfacecolor="white", markeredgecolor=style.BLACK, linestyle="")  # fmt: skip
+        axes.plot(
+            float(without.sel(schedule=name)),
+            place,
+            marker="D",
+            markersize=3.5,
+            markerfacecolor="white",
+            markeredgecolor=style.BLACK,
+            linestyle="",
+        )

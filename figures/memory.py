@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from figures.cases import LOOK, MAIN
-from pipejax import style
+from pipejax.plots import style
 
 MICROBATCHES = {8: style.SKY, 32: style.BLUE, 256: style.BLACK}
 
@@ -37,10 +37,13 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     handles: list[Patch | Line2D] = [
         Patch(color=colour, label=f"{count} microbatches") for count, colour in MICROBATCHES.items()
     ]
-    handles.append(Line2D([], [], color=style.VERMILION,
-                          label="of it parameters, gradients, optimizer"))  # fmt: skip
+    handles.append(
+        Line2D([], [], color=style.VERMILION, label="of it parameters, gradients, optimizer")
+    )
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=4,
+        handles=handles,
+        loc="outside lower center",
+        ncols=4,
         title=f"{workers} workers, fixed minibatch, no recomputation",
-    )  # fmt: skip
+    )
     return {"memory": figure}

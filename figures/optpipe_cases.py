@@ -9,32 +9,68 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from pipejax import style
+from pipejax.plots import style
 
 LOOK: Mapping[str, Mapping[str, Any]] = {  # open marks stay visible around those that equal them
-    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--",
-             "markersize": 3},
-    "zb-1p": {"label": "ZB-1p", "color": style.SKY, "marker": "^", "linestyle": "-",
-              "markersize": 3.5},
-    "zb-2p": {"label": "ZB-2p", "color": style.BLUE, "marker": "o", "linestyle": "-",
-              "markersize": 7, "markerfacecolor": "none"},
-    "pipe-offload": {"label": "PipeOffload", "color": style.ORANGE, "marker": "s", "linestyle": ":",
-                     "markersize": 3},
-    "ada-offload": {"label": "AdaOffload", "color": style.GREEN, "marker": "D", "linestyle": "-",
-                    "markersize": 5.5, "markerfacecolor": "none"},
-    "optimum": {"label": "optimised", "color": style.VERMILION, "marker": "o", "linestyle": "-",
-                "markersize": 2.5},
-}  # fmt: skip
+    "1f1b": {
+        "label": "1F1B",
+        "color": style.BLACK,
+        "marker": "o",
+        "linestyle": "--",
+        "markersize": 3,
+    },
+    "zb-1p": {
+        "label": "ZB-1p",
+        "color": style.SKY,
+        "marker": "^",
+        "linestyle": "-",
+        "markersize": 3.5,
+    },
+    "zb-2p": {
+        "label": "ZB-2p",
+        "color": style.BLUE,
+        "marker": "o",
+        "linestyle": "-",
+        "markersize": 7,
+        "markerfacecolor": "none",
+    },
+    "pipe-offload": {
+        "label": "PipeOffload",
+        "color": style.ORANGE,
+        "marker": "s",
+        "linestyle": ":",
+        "markersize": 3,
+    },
+    "ada-offload": {
+        "label": "AdaOffload",
+        "color": style.GREEN,
+        "marker": "D",
+        "linestyle": "-",
+        "markersize": 5.5,
+        "markerfacecolor": "none",
+    },
+    "optimum": {
+        "label": "optimised",
+        "color": style.VERMILION,
+        "marker": "o",
+        "linestyle": "-",
+        "markersize": 2.5,
+    },
+}
 IN_MEMORY: Mapping[str, Any] = {
-    "label": "optimised, nothing offloaded", "color": style.PURPLE, "marker": "P",
-    "linestyle": "-", "markersize": 3.5}  # fmt: skip
+    "label": "optimised, nothing offloaded",
+    "color": style.PURPLE,
+    "marker": "P",
+    "linestyle": "-",
+    "markersize": 3.5,
+}
 BOUND: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": "-"}
 BOUND_IN_MEMORY: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": ":"}
 ROW_HEIGHT = 0.06  # of the rows of crosses, in parts of the axes
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "wait": {"label": "waits until the search ends", "color": style.BLUE, "linestyle": "--"},
     "stay": {"label": "stays with the best heuristic", "color": style.BLACK, "linestyle": ":"},
-}  # fmt: skip
+}
 
 
 def percent_of(ratio: xr.DataArray) -> xr.DataArray:
@@ -78,8 +114,15 @@ def mark_misfits(axes: Axes, x: xr.DataArray, out: Mapping[str, xr.DataArray]) -
     above = blended_transform_factory(axes.transData, axes.transAxes)
     for row, (name, places) in enumerate(out.items()):
         at = np.asarray(x)[np.asarray(places, bool)]
-        axes.plot(at, np.full(len(at), 1.0 - ROW_HEIGHT * (row + 0.5)), "x", transform=above,
-                  color=LOOK[name]["color"], markersize=3.5, zorder=5)  # fmt: skip
+        axes.plot(
+            at,
+            np.full(len(at), 1.0 - ROW_HEIGHT * (row + 0.5)),
+            "x",
+            transform=above,
+            color=LOOK[name]["color"],
+            markersize=3.5,
+            zorder=5,
+        )
 
 
 def leave_room(axes: Axes, rows: int) -> None:
@@ -95,8 +138,15 @@ def leave_room(axes: Axes, rows: int) -> None:
 
 def misfit_entry() -> Line2D:
     """Return the legend's entry of the crosses."""
-    return Line2D([], [], color=style.BLACK, marker="x", linestyle="", markersize=4,
-                  label="out of memory (colour of the method)")  # fmt: skip
+    return Line2D(
+        [],
+        [],
+        color=style.BLACK,
+        marker="x",
+        linestyle="",
+        markersize=4,
+        label="out of memory (colour of the method)",
+    )
 
 
 def link_words(host_link: float) -> str:

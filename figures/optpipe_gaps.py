@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipejax import style
+from pipejax.plots import style
 
 COLOURS = (style.SKY, style.GREEN, style.ORANGE, style.VERMILION, style.PURPLE, style.BLUE)
 KINDS: Mapping[bool, tuple[str, str, str]] = {  # whether something may be offloaded
-    False: ("o", style.BLACK, "nothing offloaded"), True: ("s", style.VERMILION, "may offload"),
-}  # fmt: skip
+    False: ("o", style.BLACK, "nothing offloaded"),
+    True: ("s", style.VERMILION, "may offload"),
+}
 SPREAD = 0.07  # between marks of one limit [peaks of 1F1B]
 
 
@@ -35,14 +36,20 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         loc="left",
     )
     limit = f"{data.attrs['seconds of a solve']:g} s"
-    right.set_title(f"when a solve of at most {limit} has its\nbest schedule, and proves it best",
-                    loc="left")  # fmt: skip
-    pipes = [Line2D([], [], color=c, marker="o", linestyle="", label=str(name))
-             for name, c in colour.items()]  # fmt: skip
-    kinds = [Line2D([], [], color=c, marker=marker, label=label) for marker, c, label in
-             KINDS.values()]  # fmt: skip
-    whens = [Line2D([], [], color=style.GREY, linestyle="--", label="best schedule found"),
-             Line2D([], [], color=style.GREY, linestyle="-", label="proven")]  # fmt: skip
+    right.set_title(
+        f"when a solve of at most {limit} has its\nbest schedule, and proves it best", loc="left"
+    )
+    pipes = [
+        Line2D([], [], color=c, marker="o", linestyle="", label=str(name))
+        for name, c in colour.items()
+    ]
+    kinds = [
+        Line2D([], [], color=c, marker=marker, label=label) for marker, c, label in KINDS.values()
+    ]
+    whens = [
+        Line2D([], [], color=style.GREY, linestyle="--", label="best schedule found"),
+        Line2D([], [], color=style.GREY, linestyle="-", label="proven"),
+    ]
     figure.legend(handles=[*pipes, *kinds, *whens], loc="outside lower center", ncols=4)
     return {"optpipe_gaps": figure}
 
@@ -56,8 +63,14 @@ def _gaps(axes: Axes, each: xr.Dataset, colour: Mapping[str, str]) -> None:
             held = (each.model == name) & (np.isfinite(each.host_link) == may)
             mine = each.isel(case=np.flatnonzero(held.values))
             shift = (2 * k + may - middle) * SPREAD / len(places)
-            axes.plot(mine.limit + shift, 100 * mine.solve_gap, marker, color=colour[name],
-                      markersize=3.2, alpha=0.8)  # fmt: skip
+            axes.plot(
+                mine.limit + shift,
+                100 * mine.solve_gap,
+                marker,
+                color=colour[name],
+                markersize=3.2,
+                alpha=0.8,
+            )
     limits = np.unique(each.limit)
     axes.set_xticks(limits, [f"{limit:g}" for limit in limits])
     axes.set(xlabel="memory limit [peaks of 1F1B]", ylabel="gap of a solve [%]")
@@ -73,7 +86,12 @@ def _times(axes: Axes, each: xr.Dataset) -> None:
         for seconds, dashes in ((mine.solve_best_seconds, "--"), (proven, "-")):
             known = np.sort(seconds.dropna("case").values)
             share = 100 * np.arange(1, len(known) + 1) / mine.sizes["case"]
-            axes.step([*known, end], [*share, share[-1] if len(known) else 0.0], where="post",
-                      color=shade, linestyle=dashes)  # fmt: skip
+            axes.step(
+                [*known, end],
+                [*share, share[-1] if len(known) else 0.0],
+                where="post",
+                color=shade,
+                linestyle=dashes,
+            )
     axes.set_xscale("log")
     axes.set(xlabel="time [s]", ylabel="problems [%]", ylim=(0, 102))

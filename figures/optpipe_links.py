@@ -17,7 +17,7 @@ from figures.optpipe_cases import (
     misfits,
     percent_of,
 )
-from pipejax import style
+from pipejax.plots import style
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -27,27 +27,39 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     at = data.sel(microbatches=counts[-1])
     limits = [v for v in data.limit.values if bool(at.solved.all("host_link").sel(limit=v).all())]
     figure, panels = plt.subplots(
-        len(limits), data.sizes["model"], figsize=(style.PAGE, 2.0 * len(limits) + 0.9),
-        sharex=True, sharey="row", squeeze=False,
-    )  # fmt: skip
+        len(limits),
+        data.sizes["model"],
+        figsize=(style.PAGE, 2.0 * len(limits) + 0.9),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+    )
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
             _panel(panels[row, column], at.sel(limit=limit).isel(model=column))
-        leave_room(panels[row, 0], max(len(misfits(at.sel(limit=limit).isel(model=column)))
-                                       for column in range(data.sizes["model"])))  # fmt: skip
+        leave_room(
+            panels[row, 0],
+            max(
+                len(misfits(at.sel(limit=limit).isel(model=column)))
+                for column in range(data.sizes["model"])
+            ),
+        )
         panels[row, 0].set_ylabel("idle share [%]")
     for axes in panels[-1]:
         axes.set_xlabel("time of an offload [F]")
-        axes.set_xticks(range(data.sizes["host_link"]),
-                        [_tick(link) for link in data.host_link.values])  # fmt: skip
+        axes.set_xticks(
+            range(data.sizes["host_link"]), [_tick(link) for link in data.host_link.values]
+        )
     lines = [Line2D([], [], **look) for look in LOOK.values()]
     bound = Line2D([], [], label="no schedule is below", **BOUND)
     figure.legend(
-        handles=[*lines, bound, misfit_entry()], loc="outside lower center", ncols=4,
+        handles=[*lines, bound, misfit_entry()],
+        loc="outside lower center",
+        ncols=4,
         title=f"M={int(at.microbatches)}. To the right the host link is faster; "
-              "a load takes as long as an offload.",
+        "a load takes as long as an offload.",
         title_fontsize=7,
-    )  # fmt: skip
+    )
     return {"optpipe_links": figure}
 
 

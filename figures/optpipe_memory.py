@@ -19,7 +19,7 @@ from figures.optpipe_cases import (
     misfits,
     percent_of,
 )
-from pipejax import style
+from pipejax.plots import style
 
 LINK = 1.0  # time of an offload, in forwards, where something may be offloaded
 OFFLOADING = ("pipe-offload", "ada-offload", "optimum")
@@ -29,9 +29,13 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per pipe and number of microbatches."""
     rows, columns = data.sizes["model"], data.sizes["microbatches"]
     figure, panels = plt.subplots(
-        rows, columns, figsize=(style.PAGE, 1.75 * rows + 0.9), sharex=True, sharey="row",
+        rows,
+        columns,
+        figsize=(style.PAGE, 1.75 * rows + 0.9),
+        sharex=True,
+        sharey="row",
         squeeze=False,
-    )  # fmt: skip
+    )
     for row in range(rows):
         for column in range(columns):
             _panel(panels[row, column], data.isel(model=row, microbatches=column))
@@ -47,14 +51,18 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.set_xlabel("memory limit [peaks of 1F1B]")
         axes.set_xticks(data.limit.values, [f"{limit:g}" for limit in data.limit.values])
     lines = [Line2D([], [], **look) for look in (*LOOK.values(), IN_MEMORY)]
-    bounds = [Line2D([], [], label="no schedule is below", **BOUND),
-              Line2D([], [], label="the same, nothing offloaded", **BOUND_IN_MEMORY)]  # fmt: skip
+    bounds = [
+        Line2D([], [], label="no schedule is below", **BOUND),
+        Line2D([], [], label="the same, nothing offloaded", **BOUND_IN_MEMORY),
+    ]
     figure.legend(
-        handles=[*lines, *bounds, misfit_entry()], loc="outside lower center", ncols=4,
+        handles=[*lines, *bounds, misfit_entry()],
+        loc="outside lower center",
+        ncols=4,
         title=f"PipeOffload, AdaOffload and optimised: {link_words(LINK)}, each way. "
-              "A better schedule is lower.",
+        "A better schedule is lower.",
         title_fontsize=7,
-    )  # fmt: skip
+    )
     return {"optpipe_memory": figure}
 
 

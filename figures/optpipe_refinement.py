@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.optpipe_cases import BOUND, POLICIES
-from pipejax import style
+from pipejax.plots import style
 
 HEURISTIC, SEARCHED = style.GREEN, style.VERMILION
 SEARCHES = ("search", "period")  # sources that are no heuristics begin so
@@ -38,8 +38,13 @@ def _anytime(data: xr.Dataset) -> Figure:
         case = data.isel(case=k)
         news = data.isel(news=np.flatnonzero(data.of_case.values == k))
         end = float(case.ended)
-        axes.step([*news.seconds.values, end], [*news.makespan.values, news.makespan.values[-1]],
-                  where="post", color=style.BLACK, linewidth=0.9)  # fmt: skip
+        axes.step(
+            [*news.seconds.values, end],
+            [*news.makespan.values, news.makespan.values[-1]],
+            where="post",
+            color=style.BLACK,
+            linewidth=0.9,
+        )
         searched = np.array([str(one).startswith(SEARCHES) for one in news.source.values])
         for which, colour in ((~searched, HEURISTIC), (searched, SEARCHED)):
             axes.plot(news.seconds[which], news.makespan[which], "o", color=colour, markersize=3.5)
@@ -54,8 +59,13 @@ def _anytime(data: xr.Dataset) -> Figure:
         Line2D([], [], color=SEARCHED, marker="o", linestyle="", label="found by a search"),
         Line2D([], [], label="bound at the end: no schedule is below", **BOUND),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, title_fontsize=7,
-                  title="Limits in peaks of 1F1B")  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        title_fontsize=7,
+        title="Limits in peaks of 1F1B",
+    )
     return figure
 
 
@@ -81,10 +91,13 @@ def _training(data: xr.Dataset) -> Figure:
     panels[-min(2, len(panels))].set_xlabel("steps of the job")
     handles = [Line2D([], [], **look) for look in POLICIES.values()]
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=3, title_fontsize=7,
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        title_fontsize=7,
         title="A job that ..., against one that starts on the first schedule and replaces it by "
-              "every better one",
-    )  # fmt: skip
+        "every better one",
+    )
     return figure
 
 
@@ -93,5 +106,7 @@ def _worth(case: xr.Dataset) -> str:
     place = int(np.abs(case.steps.values - 1000).argmin())
     at = case.time.isel(steps=place)
     gain = {p: float(at.sel(policy=p) / at.sel(policy="refine")) - 1 for p in ("wait", "stay")}
-    return (f"at {int(case.steps[place])} steps waiting costs {100 * gain['wait']:.2g} %, "
-            f"staying {100 * gain['stay']:.2g} %")  # fmt: skip
+    return (
+        f"at {int(case.steps[place])} steps waiting costs {100 * gain['wait']:.2g} %, "
+        f"staying {100 * gain['stay']:.2g} %"
+    )

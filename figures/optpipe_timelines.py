@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.optpipe_cases import LOOK
-from pipejax import style
-from pipejax.activation_memory import ActivationMemory
-from pipejax.drawing import bar_entries, draw_bars
-from pipejax.memory_chart import Curves, draw_memory
-from pipejax.ops import Op, Phase
-from pipejax.timeline import Bar
+from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.analysis.timeline import Bar
+from pipejax.plots import style
+from pipejax.plots.memory import Curves, draw_memory
+from pipejax.plots.timeline import bar_entries, draw_bars
+from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHTS = (1.15, 0.95)  # of a timeline and of its memory [inch]
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
@@ -23,9 +23,12 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     until = float(data.makespan.max())
     names = [str(name) for name in data.schedule.values]
     figure, panels = plt.subplots(
-        2 * len(names), 1, figsize=(style.PAGE, sum(HEIGHTS) * len(names) + 0.9), sharex=True,
+        2 * len(names),
+        1,
+        figsize=(style.PAGE, sum(HEIGHTS) * len(names) + 0.9),
+        sharex=True,
         height_ratios=HEIGHTS * len(names),
-    )  # fmt: skip
+    )
     drawn = []
     for k, name in enumerate(names):
         bars = _bars(data.isel(op=np.flatnonzero((data.case_of_op == name).values)))
@@ -33,8 +36,13 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         _timeline(panels[2 * k], data.sel(schedule=name), bars, until)
         _memory(panels[2 * k + 1], data, name, until)
     panels[-1].set_xlabel("time [s]")
-    figure.legend(handles=bar_entries(drawn), loc="outside lower center", ncols=9,
-                  title=_caption(data), title_fontsize=7)  # fmt: skip
+    figure.legend(
+        handles=bar_entries(drawn),
+        loc="outside lower center",
+        ncols=9,
+        title=_caption(data),
+        title_fontsize=7,
+    )
     return {"optpipe_timelines": figure}
 
 
@@ -44,8 +52,11 @@ def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> Non
     limit = run.attrs["activations"]
     over = float(run.peak.max()) > limit * (1 + 1e-9)
     note = f"; out of memory: it holds {float(run.peak.max()):g} of {limit:g}" if over else ""
-    axes.set_title(f"{LOOK[str(run.schedule.item())]['label']}: {float(run.makespan):.4g} s, "
-                   f"idle {100 * float(run.bubble_ratio):.1f} %{note}", loc="left")  # fmt: skip
+    axes.set_title(
+        f"{LOOK[str(run.schedule.item())]['label']}: {float(run.makespan):.4g} s, "
+        f"idle {100 * float(run.bubble_ratio):.1f} %{note}",
+        loc="left",
+    )
 
 
 def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
@@ -53,17 +64,23 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
     run = data.sel(schedule=name)
     mine = data.isel(change=np.flatnonzero((data.case_of_change == name).values))
     held = ActivationMemory(
-        mine.holder.values, mine.time.values, mine.held.values, run.peak.values,
-        run.peak_at.values, np.ones(data.attrs["workers"]), 0.0,
-    )  # fmt: skip
+        mine.holder.values,
+        mine.time.values,
+        mine.held.values,
+        run.peak.values,
+        run.peak_at.values,
+        np.ones(data.attrs["workers"]),
+        0.0,
+    )
     draw_memory(axes, Curves(held, "activations held", "{:.3g}".format), until=until)
 
 
 def _bars(ops: xr.Dataset) -> list[Bar]:
     columns = (ops[name].values.tolist() for name in COLUMNS)
-    return [Bar(worker, start, finish, (Op(Phase[phase], stage, microbatch),), critical)
-            for worker, start, finish, phase, stage, microbatch, critical
-            in zip(*columns, strict=True)]  # fmt: skip
+    return [
+        Bar(worker, start, finish, (Op(Phase[phase], stage, microbatch),), critical)
+        for worker, start, finish, phase, stage, microbatch, critical in zip(*columns, strict=True)
+    ]
 
 
 def _caption(data: xr.Dataset) -> str:

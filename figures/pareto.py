@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, network_of, plain_numbers
-from pipejax import style
-from pipejax.shapes import Bool, Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.plots import style
 
 BANDWIDTH, LATENCY = 50e9, 20e-6  # the nearest point of the grid is drawn [B/s], [s]
 # how markers are filled, by recomputation
@@ -31,22 +31,37 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for k, (name, size, recompute) in enumerate(plans.plan.values):
         look = LOOK[name]
         axes.plot(
-            memory[k], time[k], marker=look["marker"], color=look["color"], linestyle="",
-            fillstyle=FILL[recompute], alpha=1 if is_best[k] else 0.35,
+            memory[k],
+            time[k],
+            marker=look["marker"],
+            color=look["color"],
+            linestyle="",
+            fillstyle=FILL[recompute],
+            alpha=1 if is_best[k] else 0.35,
             markersize=6 if is_best[k] else 4,
-        )  # fmt: skip
+        )
         if is_best[k]:
-            axes.annotate(f"{size}", (memory[k], time[k]), xytext=(4, 4), fontsize=6,
-                          textcoords="offset points")  # fmt: skip
+            axes.annotate(
+                f"{size}",
+                (memory[k], time[k]),
+                xytext=(4, 4),
+                fontsize=6,
+                textcoords="offset points",
+            )
     capacity = float(data["memory.capacity"]) / 1e9
     axes.axvline(capacity, color=style.VERMILION, linestyle="--", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="memory of the fullest accelerator [GB]",
-             ylabel="step time [s]")  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="memory of the fullest accelerator [GB]",
+        ylabel="step time [s]",
+    )
     plain_numbers(axes.xaxis, (1, 2, 5))
     plain_numbers(axes.yaxis)
     figure.legend(handles=_entries(at, capacity), loc="outside lower center", ncols=4)
-    axes.set_title(f"{data.title}, minibatch {int(data.minibatch)}, network {network_of(at)}",
-                   loc="left")  # fmt: skip
+    axes.set_title(
+        f"{data.title}, minibatch {int(data.minibatch)}, network {network_of(at)}", loc="left"
+    )
     return {"pareto": figure}
 
 
@@ -69,12 +84,27 @@ def front(
 
 def _entries(at: xr.Dataset, capacity: float) -> list[Line2D]:
     schedules = [Line2D([], [], **{**LOOK[name], "linestyle": ""}) for name in at.schedule.values]
-    recompute = [Line2D([], [], color=style.BLACK, marker="o", linestyle="", fillstyle=FILL[kind],
-                        label=f"recompute: {kind}") for kind in at.recompute.values]  # fmt: skip
+    recompute = [
+        Line2D(
+            [],
+            [],
+            color=style.BLACK,
+            marker="o",
+            linestyle="",
+            fillstyle=FILL[kind],
+            label=f"recompute: {kind}",
+        )
+        for kind in at.recompute.values
+    ]
     lines = [
-        Line2D([], [], color=style.BLACK, linewidth=0.8,
-               label="front, with microbatch sizes"),
-        Line2D([], [], color=style.VERMILION, linestyle="--", linewidth=0.8,
-               label=f"capacity, {capacity:g} GB"),
-    ]  # fmt: skip
+        Line2D([], [], color=style.BLACK, linewidth=0.8, label="front, with microbatch sizes"),
+        Line2D(
+            [],
+            [],
+            color=style.VERMILION,
+            linestyle="--",
+            linewidth=0.8,
+            label=f"capacity, {capacity:g} GB",
+        ),
+    ]
     return [*schedules, *recompute, *lines]

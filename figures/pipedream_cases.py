@@ -9,20 +9,24 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from figures.cases import plain_numbers
-from pipejax import style
+from pipejax.plots import style
 from sweeps.pipedream_schemes import best_place, geometric_mean
 
 GAP = r"gap $f - f^*$"
 SHADE = 0.15  # opacity of bands
 DECADES = 3  # a shorter logarithmic axis has plain numbers
 OBJECTIVES: Mapping[str, str] = {
-    "quadratic": "Random quadratic", "nesterov": "Nesterov's quadratic",
-    "logistic": "Logistic regression", "language": "Small language model",
-}  # fmt: skip
+    "quadratic": "Random quadratic",
+    "nesterov": "Nesterov's quadratic",
+    "logistic": "Logistic regression",
+    "language": "Small language model",
+}
 NAMES: Mapping[str, str] = {
-    "pipedream-2bw": "PipeDream-2BW", "pipedream": "PipeDream", "local-sgd": "LocalSGD",
+    "pipedream-2bw": "PipeDream-2BW",
+    "pipedream": "PipeDream",
+    "local-sgd": "LocalSGD",
     "rpd": "RPD",
-}  # fmt: skip
+}
 COLOURS: Mapping[str, Sequence[str]] = {  # of each family, by its settings in their order
     "pipedream-2bw": (style.BLUE,),
     "pipedream": (style.BLACK,),
@@ -125,8 +129,14 @@ def plot_gap(
         return
     known = mean.notnull()
     axes.plot(x, mean, label=label, **look)
-    axes.fill_between(x, gap.min("seed").where(known), gap.max("seed").where(known),
-                      color=look["color"], alpha=SHADE, linewidth=0)  # fmt: skip
+    axes.fill_between(
+        x,
+        gap.min("seed").where(known),
+        gap.max("seed").where(known),
+        color=look["color"],
+        alpha=SHADE,
+        linewidth=0,
+    )
 
 
 def log_gap_axis(axes: Axes) -> None:

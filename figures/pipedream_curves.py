@@ -18,7 +18,7 @@ from figures.pipedream_cases import (
     power_of_two,
     tuned,
 )
-from pipejax import style
+from pipejax.plots import style
 from sweeps.pipedream_schemes import geometric_mean
 
 
@@ -47,8 +47,9 @@ VIEWS: Mapping[str, View] = {
     ),
 }
 X_LABELS: Mapping[str, str] = {
-    "time": "time [slots of one forward or backward]", "updates": "block updates",
-}  # fmt: skip
+    "time": "time [slots of one forward or backward]",
+    "updates": "block updates",
+}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -66,8 +67,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         + _outcome(best, view),
         loc="left",
     )
-    figure.legend(loc="outside right center", title="scheme, step size", title_fontsize=7,
-                  alignment="left")  # fmt: skip
+    figure.legend(
+        loc="outside right center", title="scheme, step size", title_fontsize=7, alignment="left"
+    )
     return {name: figure}
 
 
@@ -94,7 +96,11 @@ def _outcome(best: xr.Dataset, view: View) -> str:
         return f"Only {label_of(first)} does not diverge"
     second = str(order.scheme[1].item())
     overlap = bool(end.sel(scheme=first).max() > end.sel(scheme=second).min())
-    by = (f"{float(order[1] / order[0]):.2g} times" if view.scale == "log"
-          else f"{float(order[1] - order[0]):.2g} nats")  # fmt: skip
-    return (f"Lowest at the end: {label_of(first)}, {by} below {label_of(second)}"
-            + ("; their ranges overlap" if overlap else ""))  # fmt: skip
+    by = (
+        f"{float(order[1] / order[0]):.2g} times"
+        if view.scale == "log"
+        else f"{float(order[1] - order[0]):.2g} nats"
+    )
+    return f"Lowest at the end: {label_of(first)}, {by} below {label_of(second)}" + (
+        "; their ranges overlap" if overlap else ""
+    )

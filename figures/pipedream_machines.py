@@ -21,7 +21,7 @@ from figures.pipedream_cases import (
     range_of_seeds,
     tuned,
 )
-from pipejax import style
+from pipejax.plots import style
 
 SPEEDS = ("slow", "mid", "fast")
 SYSTEM = "{}_nw_{}_cp"
@@ -47,8 +47,10 @@ class Winner(NamedTuple):
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw a map of winners and three machines' curves for every objective."""
     best = tuned(data)
-    return {f"pipedream_machines_{name}": _figure(best.sel(objective=name), str(name))
-            for name in data.objective.values}  # fmt: skip
+    return {
+        f"pipedream_machines_{name}": _figure(best.sel(objective=name), str(name))
+        for name in data.objective.values
+    }
 
 
 def deadline(best: xr.Dataset) -> float:
@@ -70,8 +72,9 @@ def winner(best: xr.Dataset) -> Winner:
     for name in best.scheme.values:
         one = best.sel(scheme=name).transpose("seed", "sample")
         if bool((one.gap > 0).all()):
-            logs[str(name)] = np.array([np.interp(at, one.time, np.log(seed))
-                                        for seed in one.gap.values])  # fmt: skip
+            logs[str(name)] = np.array(
+                [np.interp(at, one.time, np.log(seed)) for seed in one.gap.values]
+            )
     order = sorted(logs, key=lambda name: logs[name].mean())
     if len(order) < 2:
         return Winner(order[0] if order else None, None, np.nan, 0)
@@ -93,8 +96,9 @@ def _figure(best: xr.Dataset, objective: str) -> Figure:
     assert first is not None
     first.set_ylabel(GAP)
     handles = [*first.get_legend_handles_labels()[0], range_of_seeds()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
-                  columnspacing=1.2)  # fmt: skip
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.2
+    )
     return figure
 
 
@@ -107,19 +111,37 @@ def _map(axes: Axes, best: xr.Dataset, objective: str) -> None:
             found = winner(best.sel(system=SYSTEM.format(network, compute)))
             colour = look[found.scheme]["color"] if found.scheme else style.GREY
             opacity = STRONG if found.seeds == seeds else PALE
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor="white",
-                                     linewidth=2, facecolor=to_rgba(colour, opacity)))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.5, row - 0.5),
+                    1,
+                    1,
+                    edgecolor="white",
+                    linewidth=2,
+                    facecolor=to_rgba(colour, opacity),
+                )
+            )
             dark = colour == style.BLACK and opacity == STRONG
-            axes.text(column, row, _words(found, seeds), ha="center", va="center", fontsize=7,
-                      color="white" if dark else style.BLACK)  # fmt: skip
+            axes.text(
+                column,
+                row,
+                _words(found, seeds),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else style.BLACK,
+            )
     axes.set(xlim=(-0.5, 2.5), ylim=(-0.5, 2.5), xlabel="network", ylabel="compute")
     axes.set_xticks(range(3), SPEEDS)
     axes.set_yticks(range(3), SPEEDS)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     title = OBJECTIVES.get(objective, objective)
-    axes.set_title(f"{title}: least gap at equal time, the earliest end of all "
-                   "schemes on each machine (pale: not in every seed)", loc="left")  # fmt: skip
+    axes.set_title(
+        f"{title}: least gap at equal time, the earliest end of all "
+        "schemes on each machine (pale: not in every seed)",
+        loc="left",
+    )
 
 
 def _words(found: Winner, seeds: int) -> str:
@@ -127,8 +149,10 @@ def _words(found: Winner, seeds: int) -> str:
         return "all diverge"
     if found.second is None:
         return f"{label_of(found.scheme)}\nall others diverge"
-    return (f"{label_of(found.scheme)}\n{found.lead:.3g} times below {label_of(found.second)}\n"
-            f"in {found.seeds} of {seeds} seeds")  # fmt: skip
+    return (
+        f"{label_of(found.scheme)}\n{found.lead:.3g} times below {label_of(found.second)}\n"
+        f"in {found.seeds} of {seeds} seeds"
+    )
 
 
 def _curves(axes: Axes, best: xr.Dataset) -> None:
@@ -136,8 +160,13 @@ def _curves(axes: Axes, best: xr.Dataset) -> None:
     for name, look in looks(schemes).items():
         at = best.sel(scheme=name)
         plot_gap(axes, at.time, at.gap, label_of(name), look)
-    axes.axvline(deadline(best), color=style.GREY, linewidth=0.8, linestyle=":",
-                 label="time of the comparison")  # fmt: skip
+    axes.axvline(
+        deadline(best),
+        color=style.GREY,
+        linewidth=0.8,
+        linestyle=":",
+        label="time of the comparison",
+    )
     axes.set_xlabel("time [s]")
     log_gap_axis(axes)
     axes.set_title(system_title(str(best.system.item())), loc="left")

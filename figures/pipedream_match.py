@@ -15,7 +15,7 @@ from figures.pipedream_cases import (
     range_of_seeds,
     tuned,
 )
-from pipejax import style
+from pipejax.plots import style
 from sweeps.pipedream_schemes import geometric_mean
 
 BAND = 10.0  # factor that the band reaches to either side
@@ -24,8 +24,9 @@ BAND = 10.0  # factor that the band reaches to either side
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw both curves for each number of stages, with an order of magnitude to either side."""
     best = tuned(data)
-    figure, panels = plt.subplots(1, data.sizes["stages"], figsize=(style.PAGE, 3.0),
-                                  sharey=True, squeeze=False)  # fmt: skip
+    figure, panels = plt.subplots(
+        1, data.sizes["stages"], figsize=(style.PAGE, 3.0), sharey=True, squeeze=False
+    )
     for axes, stages in zip(panels[0], data.stages.values, strict=True):
         _panel(axes, best.sel(stages=stages))
         axes.set_xlabel("block updates")
@@ -40,8 +41,15 @@ def _panel(axes: Axes, best: xr.Dataset) -> None:
     schemes = [str(name) for name in best.scheme.values]
     one = best.sel(scheme="pipedream")
     mean = geometric_mean(one.gap)
-    axes.fill_between(one.updates, mean / BAND, mean * BAND, color=style.SKY, alpha=0.2,
-                      linewidth=0, label=f"PipeDream times 1/{BAND:g} to {BAND:g}")  # fmt: skip
+    axes.fill_between(
+        one.updates,
+        mean / BAND,
+        mean * BAND,
+        color=style.SKY,
+        alpha=0.2,
+        linewidth=0,
+        label=f"PipeDream times 1/{BAND:g} to {BAND:g}",
+    )
     for name, look in looks(schemes).items():
         at = best.sel(scheme=name)
         plot_gap(axes, at.updates, at.gap, label_of(name), look)

@@ -8,16 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.cases import count_axis
-from figures.pipedream_cases import (
-    GAP,
-    OBJECTIVES,
-    label_of,
-    log_gap_axis,
-    looks,
-    plot_gap,
-    tuned,
-)
-from pipejax import style
+from figures.pipedream_cases import GAP, OBJECTIVES, label_of, log_gap_axis, looks, plot_gap, tuned
+from pipejax.plots import style
 from sweeps.pipedream_schemes import geometric_mean
 
 MARKERS = ("o", "s", "^", "D", "v")
@@ -40,8 +32,15 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         loc="left",
     )
     if best.edge.where(best.gap.notnull().all("seed"), False).any():
-        axes.plot([], [], marker="o", linestyle="", color=style.GREY, markerfacecolor="white",
-                  label="open: smallest or largest\nstep size that was tried")  # fmt: skip
+        axes.plot(
+            [],
+            [],
+            marker="o",
+            linestyle="",
+            color=style.GREY,
+            markerfacecolor="white",
+            label="open: smallest or largest\nstep size that was tried",
+        )
     figure.legend(loc="outside right center")
     return {"pipedream_scaling": figure}
 

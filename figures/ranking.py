@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from figures.cases import LOOK, system_title
-from pipejax import style
+from pipejax.plots import style
 
 NAMES = ("gpipe", "1f1b", "chimera")  # those with a published formula in the paper
 COLOURS = ("#BBBBBB", style.SKY, style.VERMILION)
@@ -38,15 +38,15 @@ def _map(data: xr.Dataset, workers: int) -> Figure:
             axes.text(column, row, text, ha="center", va="center", fontsize=6.5)
     axes.axhline(0.5, color="white", linewidth=3)
     axes.axhline(1.5, color="white", linewidth=3)
-    axes.set_xticks(range(data.sizes["microbatches"]),
-                    [str(int(m)) for m in data.microbatches.values])  # fmt: skip
+    axes.set_xticks(
+        range(data.sizes["microbatches"]), [str(int(m)) for m in data.microbatches.values]
+    )
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_xlabel("microbatches")
     axes.set_title(
         f"{workers} workers: smallest bubble (formula, table) and shortest step (runs)", loc="left"
     )
     axes.tick_params(length=0)
-    handles = [Patch(color=c, label=LOOK[n]["label"])
-               for c, n in zip(COLOURS, NAMES, strict=True)]  # fmt: skip
+    handles = [Patch(color=c, label=LOOK[n]["label"]) for c, n in zip(COLOURS, NAMES, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

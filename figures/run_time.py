@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.cases import LOOK, MAIN, count_axis, system_title
-from pipejax import style
+from pipejax.plots import style
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.cases import POINTS, count_axis
-from pipejax import style
+from pipejax.plots import style
 
 KINDS = (("max_delay", "largest", style.VERMILION, "o"), ("mean_delay", "mean", style.BLUE, "s"))
 SHOWN = (style.ORANGE, style.BLACK)  # colours of the distributions
@@ -47,8 +47,16 @@ def _distribution(axes: Axes, data: xr.Dataset) -> None:
     delay = np.arange(data.sizes["delay"])
     for stages, colour in zip(data.shown.values, SHOWN, strict=True):
         share = data.share.sel(shown=stages).values
-        axes.hist(delay / (stages**2 - stages / 2), bins=BINS, range=(0, 1), weights=share,
-                  histtype="step", color=colour, linewidth=1.1, label=f"S = {stages}")  # fmt: skip
+        axes.hist(
+            delay / (stages**2 - stages / 2),
+            bins=BINS,
+            range=(0, 1),
+            weights=share,
+            histtype="step",
+            color=colour,
+            linewidth=1.1,
+            label=f"S = {stages}",
+        )
     axes.set(xlabel="delay / largest, $S^2 - S/2$", ylabel="share of reads", xlim=(0, 1))
     axes.legend(loc="upper left")
     axes.set_title("(b) delays gather about\nhalf of the largest one", loc="left")

@@ -5,10 +5,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from figures.cases import LOOK
-from pipejax import style
-from pipejax.drawing import bar_entries, draw_bars
-from pipejax.ops import Op, Phase
-from pipejax.timeline import Bar
+from pipejax.analysis.timeline import Bar
+from pipejax.plots import style
+from pipejax.plots.timeline import bar_entries, draw_bars
+from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHT = 1.1  # of a panel [inch]
 
@@ -25,22 +25,25 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         draw_bars(axes, bars, workers=data.workers, until=until)
         run = data.sel(schedule=name)
         label = LOOK.get(name, {"label": name})["label"]
-        axes.set_title(f"{label}: {run.makespan:.4g} s, idle {100 * run.bubble_ratio:.1f} %",
-                       loc="left")  # fmt: skip
+        axes.set_title(
+            f"{label}: {run.makespan:.4g} s, idle {100 * run.bubble_ratio:.1f} %", loc="left"
+        )
         axes.axvline(float(run.makespan), color=style.BLACK, linewidth=0.6, linestyle=":")
     panels[-1, 0].set_xlabel("time [s]")
     figure.legend(
         handles=bar_entries([bar for bars in drawn.values() for bar in bars]),
-        loc="outside lower center", ncols=9,
+        loc="outside lower center",
+        ncols=9,
         title=_caption(data),
         title_fontsize=7,
-    )  # fmt: skip
+    )
     return {"timelines": figure}
 
 
 def _caption(data: xr.Dataset) -> str:
-    forward, backward, message = (data.attrs[f"{name} [s]"]
-                                  for name in ("forward", "backward", "message"))  # fmt: skip
+    forward, backward, message = (
+        data.attrs[f"{name} [s]"] for name in ("forward", "backward", "message")
+    )
     return (
         f"{data.workers} workers; numbers are those of the {data.microbatches} microbatches. "
         f"On a worker a microbatch\ntakes {forward:g} s forward and {backward:g} s backward, "
@@ -57,6 +60,7 @@ def _bars(ops: xr.Dataset) -> list[Bar]:
         if int(at.part):
             bars[-1] = bars[-1]._replace(ops=(*bars[-1].ops, op))
         else:
-            bars.append(Bar(int(at.worker), float(at.start), float(at.finish), (op,),
-                            bool(at.is_critical)))  # fmt: skip
+            bars.append(
+                Bar(int(at.worker), float(at.start), float(at.finish), (op,), bool(at.is_critical))
+            )
     return bars

@@ -7,39 +7,45 @@ from a schedule to a number: build or read a table, lower it to a program, price
 from importlib.metadata import PackageNotFoundError, version
 
 from pipejax import schedules
-from pipejax.activation_memory import ActivationMemory, activation_memory
-from pipejax.batch import makespans, makespans_and_grad, makespans_of, stream_makespans
-from pipejax.compare import Levels, levels
-from pipejax.cost_files import read_costs
-from pipejax.costs import Costs, NodeCosts, price
-from pipejax.evaluate import Evaluation, evaluate
-from pipejax.factors import Distribution, Jitter, Straggler
-from pipejax.files import read_table, write_table
-from pipejax.hardware import System, load_system
-from pipejax.jitter import Jittered, jitter, sample_costs
-from pipejax.long_schedules import makespans_at, throughput
-from pipejax.lowering import lower
-from pipejax.memory import in_flight, peak_in_flight
-from pipejax.ops import Op, Phase
-from pipejax.optimize import InfeasibleError, Solution, Store, StoreWarning, optimize
-from pipejax.program import Program, pad
-from pipejax.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
-from pipejax.robustness import Robustness, robustness
-from pipejax.staleness import Staleness, staleness
-from pipejax.table import ScheduleError, ScheduleTable
-from pipejax.trace import chrome_trace
-from pipejax.transfer_cells import insert_transfers
-from pipejax.transfer_order import TransferOrder, search_transfer_order
-from pipejax.transfer_waits import (
+from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
+from pipejax.analysis.chrome_trace import chrome_trace
+from pipejax.analysis.comparison import Levels, levels
+from pipejax.analysis.distributions import Distribution, Jitter, Straggler
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.head_of_line_blocking import (
     TransferWait,
     TransferWaits,
     queue_makespans,
     transfer_waits,
 )
-from pipejax.transformer import Model, load_model
-from pipejax.weights import WeightRule
-from pipejax.work import stage_costs
-from pipejax.workload import Workload, memory_bytes
+from pipejax.analysis.jitter import Jittered, jitter, sample_costs
+from pipejax.analysis.robustness import Robustness, robustness
+from pipejax.analysis.staleness import Staleness, staleness
+from pipejax.costs.costs import Costs
+from pipejax.costs.measured import read_costs
+from pipejax.costs.model import Model, load_model
+from pipejax.costs.roofline import stage_costs
+from pipejax.costs.system import System, load_system
+from pipejax.costs.workload import Workload, memory_bytes
+from pipejax.engine.batched.makespans import (
+    makespans,
+    makespans_and_grad,
+    makespans_of,
+    stream_makespans,
+)
+from pipejax.engine.lowering.communication_cells import insert_transfers
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program, pad
+from pipejax.engine.periodic_makespan import makespans_at, throughput
+from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.recurrence import CriticalPath, critical_path, finish_times, makespan, slack
+from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.weight_rule import WeightRule
+from pipejax.schedules.table.held_activations import in_flight, peak_in_flight
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.table.table_files import read_table, write_table
+from pipejax.search.schedule import InfeasibleError, Solution, Store, StoreWarning, optimize
+from pipejax.search.transfers.search import TransferOrder, search_transfer_order
 
 try:
     __version__ = version("pipejax")

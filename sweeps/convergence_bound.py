@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax.training as pt
-from pipejax.provenance import provenance
-from pipejax.shapes import Bool, Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.provenance import provenance
 from sweeps.command import write
 
 STAGES, DIMENSION, UPDATES = 8, 88, 3200
@@ -64,8 +64,10 @@ class Late(NamedTuple):
     seeds: int
 
 
-LATE = {"up to 400 updates": Late(0.0245, 400, False, 1),
-        "always 200 updates": Late(0.0154, 200, True, 3)}  # fmt: skip
+LATE = {
+    "up to 400 updates": Late(0.0245, 400, False, 1),
+    "always 200 updates": Late(0.0154, 200, True, 3),
+}
 LATE_UPDATES, LATE_STAGES = 40_000, 2
 
 
@@ -100,10 +102,16 @@ def sweep(
     for name in data.variables:
         data[name].attrs["units"] = "block updates" if "delta" in str(name) else "1"
     return data.assign_attrs(
-        {"title": "Randomized PipeDream against its bound", "stages": STAGES,
-         "dimension": DIMENSION, "updates": updates, "late_updates": late_updates,
-         "late_stages": LATE_STAGES, **provenance()}
-    )  # fmt: skip
+        {
+            "title": "Randomized PipeDream against its bound",
+            "stages": STAGES,
+            "dimension": DIMENSION,
+            "updates": updates,
+            "late_updates": late_updates,
+            "late_stages": LATE_STAGES,
+            **provenance(),
+        }
+    )
 
 
 def _trained(
@@ -113,11 +121,16 @@ def _trained(
     objective = OBJECTIVES[name]()
     runs = [
         pt.sweep_randomized_pipedream(
-            objective, step_sizes=np.array(step_sizes), seeds=[seed], updates=updates,
-            delta=list(DELTAS), every=updates // SAMPLES, norms=True,
+            objective,
+            step_sizes=np.array(step_sizes),
+            seeds=[seed],
+            updates=updates,
+            delta=list(DELTAS),
+            every=updates // SAMPLES,
+            norms=True,
         )
         for seed in track(seeds, name, console=Console(stderr=True))
-    ]  # fmt: skip
+    ]
     mean, largest, diverged = (
         np.concatenate(each, axis=-1) for each in zip(*map(_reported, runs), strict=True)
     )
@@ -180,17 +193,33 @@ def _late(updates: int) -> xr.Dataset:
     for late in track(LATE.values(), "late blocks", console=Console(stderr=True)):
         constant = np.full((1, LATE_STAGES), late.delta)
         run = pt.sweep_randomized_pipedream(
-            flat, step_sizes=[late.step_size], seeds=range(late.seeds), updates=updates,
-            every=updates // SAMPLES, norms=True,
+            flat,
+            step_sizes=[late.step_size],
+            seeds=range(late.seeds),
+            updates=updates,
+            every=updates // SAMPLES,
+            norms=True,
             **({"delays": constant} if late.is_constant else {"delta": late.delta}),
-        )  # fmt: skip
+        )
         mean, largest, diverged = _reported(run)
         terms = _bound(
-            LATE_STAGES, updates, late.step_size, largest.max(), late.delta,
-            smoothness=pt.smoothness(flat), gap=float(run.gap[0, 0, 0]),
-        )  # fmt: skip
-        rows.append({"measured": mean.mean(), "diverged": diverged.any(), **terms,
-                     "step_size": late.step_size, "delta": late.delta})  # fmt: skip
+            LATE_STAGES,
+            updates,
+            late.step_size,
+            largest.max(),
+            late.delta,
+            smoothness=pt.smoothness(flat),
+            gap=float(run.gap[0, 0, 0]),
+        )
+        rows.append(
+            {
+                "measured": mean.mean(),
+                "diverged": diverged.any(),
+                **terms,
+                "step_size": late.step_size,
+                "delta": late.delta,
+            }
+        )
     columns = {f"late_{key}": ("late", [row[key] for row in rows]) for key in rows[0]}
     return xr.Dataset(columns, coords={"late": list(LATE)})
 
@@ -209,12 +238,11 @@ def _law() -> xr.Dataset:
         best.append(bound.delay)
     return xr.Dataset(
         {
-            "law_delay": (axes, np.stack(fixed, axis=-1),
-                          {"step size": "best without delays"}),
+            "law_delay": (axes, np.stack(fixed, axis=-1), {"step size": "best without delays"}),
             "law_delay_tuned": (axes, np.stack(best, axis=-1), {"step size": "best with delays"}),
         },
         coords={"law_updates": updates, "law_stages": list(LAW_STAGES)},
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -11,13 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.cost_files import worker_times
-from pipejax.jitter_data import jitter_dataset
+from pipejax.analysis.jitter_dataset import jitter_dataset
+from pipejax.costs.measured import worker_times
 from sweeps.cases import build
 from sweeps.command import write
 
-SHOWN = ("gpipe", "1f1b", "chimera", "chimera-asymmetric", "hanayo, 1 wave", "hanayo, 2 waves",
-         "interleaved-1f1b")  # fmt: skip
+SHOWN = (
+    "gpipe",
+    "1f1b",
+    "chimera",
+    "chimera-asymmetric",
+    "hanayo, 1 wave",
+    "hanayo, 2 waves",
+    "interleaved-1f1b",
+)
 WORKERS, MICROBATCHES, SAMPLES, SEED = 8, 32, 10_000, 0
 SLOTS = {"F": 1, "B": 2}
 TIMES = {"forward": 0.010, "backward": 0.020}  # of a microbatch on a worker [s]
@@ -46,9 +53,13 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
         for case in SHOWN:
             table = build(case, WORKERS, MICROBATCHES, SLOTS)
             runs[case] = pj.jitter(
-                table, dataclasses.replace(worker_times(table, TIMES), **MESSAGE), JITTER,
-                samples=samples, seed=SEED, on_part=lambda count: progress.advance(task, count),
-            )  # fmt: skip
+                table,
+                dataclasses.replace(worker_times(table, TIMES), **MESSAGE),
+                JITTER,
+                samples=samples,
+                seed=SEED,
+                on_part=lambda count: progress.advance(task, count),
+            )
     data = jitter_dataset(runs)
     return data.assign_attrs({f"{name} [s]": value for name, value in {**TIMES, **MESSAGE}.items()})
 

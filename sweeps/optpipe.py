@@ -13,15 +13,17 @@ from pathlib import Path
 import xarray as xr
 from rich.console import Console
 
-from pipejax.provenance import provenance
+from pipejax.base.provenance import provenance
 from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_timelines
 from sweeps.journal import Journal
 
 SECONDS = 6.0  # of a solve: all parts together take about half an hour on two cores
 PARTS: Mapping[str, Callable[[Journal, float, bool], xr.Dataset]] = {
-    "grid": optpipe_grid.sweep, "published": optpipe_published.sweep,
-    "refinement": optpipe_refinement.sweep, "timelines": optpipe_timelines.sweep,
-}  # fmt: skip
+    "grid": optpipe_grid.sweep,
+    "published": optpipe_published.sweep,
+    "refinement": optpipe_refinement.sweep,
+    "timelines": optpipe_timelines.sweep,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.activation_memory import activation_memory
-from pipejax.evaluate import Evaluation
-from pipejax.ops import Phase
-from pipejax.optimize import Solution, optimize
+from pipejax.analysis.activation_memory import activation_memory
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.schedules.cells.ops import Phase
+from pipejax.search.schedule import Solution, optimize
 from sweeps.zero_bubble_tables import MODELS, PROFILES
 
 NO_LINK = math.inf  # time of an offload where there is no host link
@@ -118,9 +118,13 @@ class Setting(NamedTuple):
         """
         times = self.pipe.times
         return pj.Costs.uniform(
-            table, forward=times["F"], input_grad=times["I"], weight_grad=times["W"],
-            transfer=self.pipe.message, offload=self.offload or 0.0,
-        )  # fmt: skip
+            table,
+            forward=times["F"],
+            input_grad=times["I"],
+            weight_grad=times["W"],
+            transfer=self.pipe.message,
+            offload=self.offload or 0.0,
+        )
 
     def build(self, name: str, **options: Any) -> pj.ScheduleTable:
         """Build a schedule for this number of workers and microbatches.
@@ -145,8 +149,12 @@ def _planned(name: str) -> Callable[[Setting], Iterator[pj.ScheduleTable]]:
     """One of the zero-bubble heuristics, planned for the times."""
 
     def tables(setting: Setting) -> Iterator[pj.ScheduleTable]:
-        yield setting.build(name, weight_share=setting.pipe.weight_share, slots=setting.pipe.times,
-                            transfer=setting.pipe.message)  # fmt: skip
+        yield setting.build(
+            name,
+            weight_share=setting.pipe.weight_share,
+            slots=setting.pipe.times,
+            transfer=setting.pipe.message,
+        )
 
     return tables
 
@@ -159,15 +167,22 @@ def _pipe_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
 
 def _ada_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
     yield setting.build(
-        "ada-offload", memory_limit=setting.activations, weight_share=setting.pipe.weight_share,
-        transfer=setting.pipe.message, offload=setting.offload, slots=setting.pipe.times,
-    )  # fmt: skip
+        "ada-offload",
+        memory_limit=setting.activations,
+        weight_share=setting.pipe.weight_share,
+        transfer=setting.pipe.message,
+        offload=setting.offload,
+        slots=setting.pipe.times,
+    )
 
 
 METHODS: Mapping[str, Callable[[Setting], Iterator[pj.ScheduleTable]]] = {
-    "1f1b": _one_f_one_b, "zb-1p": _planned("zb-1p"), "zb-2p": _planned("zb-2p"),
-    "pipe-offload": _pipe_offload, "ada-offload": _ada_offload,
-}  # fmt: skip
+    "1f1b": _one_f_one_b,
+    "zb-1p": _planned("zb-1p"),
+    "zb-2p": _planned("zb-2p"),
+    "pipe-offload": _pipe_offload,
+    "ada-offload": _ada_offload,
+}
 OPTIMUM = "optimum"
 
 
@@ -235,10 +250,14 @@ def solutions(setting: Setting, seconds: float, **options: Any) -> Iterator[Solu
     """
     table = setting.build("1f1b")
     return optimize(
-        table, setting.costs(table), memory_limit=setting.activations,
-        weight_share=setting.pipe.weight_share, offload=setting.has_link, time_limit=seconds,
+        table,
+        setting.costs(table),
+        memory_limit=setting.activations,
+        weight_share=setting.pipe.weight_share,
+        offload=setting.has_link,
+        time_limit=seconds,
         **options,
-    )  # fmt: skip
+    )
 
 
 def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
@@ -257,9 +276,17 @@ def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
     try:
         found.extend(better)
     except ValueError:  # of the search: no schedule was found in time
-        return {"makespan": np.nan, "peak": np.nan, "offloaded": 0, "out_of_memory": True,
-                "lower_bound": 0.0, "status": "unknown", "source": "", "seconds": seconds,
-                "best_seconds": np.nan}  # fmt: skip
+        return {
+            "makespan": np.nan,
+            "peak": np.nan,
+            "offloaded": 0,
+            "out_of_memory": True,
+            "lower_bound": 0.0,
+            "status": "unknown",
+            "source": "",
+            "seconds": seconds,
+            "best_seconds": np.nan,
+        }
     last = found[-1]
     first_best = next(one for one in found if one.makespan <= last.makespan * (1 + ROUNDING))
     return {

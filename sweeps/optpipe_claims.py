@@ -5,15 +5,13 @@ figure; the range over all of them is shown beside it. What the proven bound lea
 said too: no solver gets beyond that.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from sweeps.claims import Claim, Verdict, judge, show
+from sweeps.claims import Claim, Verdict, command
 from sweeps.optpipe_cases import METHODS, OPTIMUM
 from sweeps.optpipe_published import Row, rows
 
@@ -38,8 +36,9 @@ def _where(values: xr.DataArray) -> str:
     at = values.stack(case=values.dims)
     at = at.isel(case=int(at.fillna(-np.inf).argmax("case")))
     link = float(at.host_link)
-    return (f"{at.model.item()}, M={int(at.microbatches)}, limit {float(at.limit):g}, "
-            + (f"offload in {link:g} F" if np.isfinite(link) else "no host link"))  # fmt: skip
+    return f"{at.model.item()}, M={int(at.microbatches)}, limit {float(at.limit):g}, " + (
+        f"offload in {link:g} F" if np.isfinite(link) else "no host link"
+    )
 
 
 def _percent(values: xr.DataArray) -> str:
@@ -56,8 +55,10 @@ def _idle_saved(data: Data, methods: Sequence[str], limits: slice, reason: str) 
     holds = float(saved.max()) >= 0.5
     return Verdict(
         f"{_percent(saved)}, most at {_where(saved)}; the bound allows {_percent(possible)}, most "
-        f"at {_where(possible)}", holds, "" if holds else reason
-    )  # fmt: skip
+        f"at {_where(possible)}",
+        holds,
+        "" if holds else reason,
+    )
 
 
 def _throughput(data: Data, limits: slice, published: float, reason: str) -> Verdict:
@@ -74,8 +75,9 @@ def _throughput(data: Data, limits: slice, published: float, reason: str) -> Ver
     return Verdict(
         f"{_percent(gain)}, above at {above} of {int(gain.notnull().sum())} problems, most at "
         f"{_where(gain)}; the bound allows {_percent(possible)}",
-        above > 0, "" if above else reason,
-    )  # fmt: skip
+        above > 0,
+        "" if above else reason,
+    )
 
 
 def _trains(data: Data) -> Verdict:
@@ -83,8 +85,11 @@ def _trains(data: Data) -> Verdict:
     grid = data["grid"]
     none = grid.out_of_memory.sel(schedule=["zb-1p", "zb-2p"]).all("schedule") & grid.solved
     runs = none & grid.makespan.sel(schedule=OPTIMUM).notnull()
-    return Verdict(f"{int(runs.sum())} of {int(none.sum())} problems in which both run out of "
-                   "memory are solved", bool(none.any() & (runs == none).all()))  # fmt: skip
+    return Verdict(
+        f"{int(runs.sum())} of {int(none.sum())} problems in which both run out of "
+        "memory are solved",
+        bool(none.any() & (runs == none).all()),
+    )
 
 
 def _never_worse(data: Data, methods: Sequence[str]) -> Verdict:
@@ -94,10 +99,12 @@ def _never_worse(data: Data, methods: Sequence[str]) -> Verdict:
     ours = grid.makespan.sel(schedule=OPTIMUM)
     worse = theirs * (1 + SAME) < ours
     gain = theirs / ours - 1
-    return Verdict(f"worse at {int(worse.sum())} of {int(theirs.notnull().sum())} schedules that "
-                   f"fit; faster by {_percent(gain)}", not bool(worse.any()),
-                   "the search ended before it had tried all heuristics"
-                   if bool(worse.any()) else "")  # fmt: skip
+    return Verdict(
+        f"worse at {int(worse.sum())} of {int(theirs.notnull().sum())} schedules that "
+        f"fit; faster by {_percent(gain)}",
+        not bool(worse.any()),
+        "the search ended before it had tried all heuristics" if bool(worse.any()) else "",
+    )
 
 
 def _largest(data: Data) -> Verdict:
@@ -107,9 +114,12 @@ def _largest(data: Data) -> Verdict:
     count = int(at.solved.sum())
     found = int(at.makespan.sel(schedule=OPTIMUM).notnull().sum())
     proven = int((at.gap <= SAME).sum())
-    return Verdict(f"{at.model.item()}: {found} of {count} problems have a schedule, {proven} of "
-                   f"them proven best; gap at most {100 * float(at.gap.max()):.1f} %, half of them "
-                   f"below {100 * float(at.gap.median()):.2g} %", found == count)  # fmt: skip
+    return Verdict(
+        f"{at.model.item()}: {found} of {count} problems have a schedule, {proven} of "
+        f"them proven best; gap at most {100 * float(at.gap.max()):.1f} %, half of them "
+        f"below {100 * float(at.gap.median()):.2g} %",
+        found == count,
+    )
 
 
 def _refined(data: Data, against: str) -> Verdict:
@@ -117,8 +127,10 @@ def _refined(data: Data, against: str) -> Verdict:
     jobs = data["refinement"].time
     jobs = jobs.isel(steps=int(abs(jobs.steps - JOB).argmin("steps")))
     gain = jobs.sel(policy=against) / jobs.sel(policy="refine") - 1
-    return Verdict(f"{_percent(gain)} longer after {int(jobs.steps)} steps",
-                   bool((gain >= -SAME).all() & (gain > SAME).any()))  # fmt: skip
+    return Verdict(
+        f"{_percent(gain)} longer after {int(jobs.steps)} steps",
+        bool((gain >= -SAME).all() & (gain > SAME).any()),
+    )
 
 
 def _searched(row: Row, data: Data) -> Verdict:
@@ -135,50 +147,110 @@ FLUSH = (
 )
 ONE_STAGE = "ours has one stage per worker and whole backwards"
 CLAIMS: tuple[Claim, ...] = (
-    Claim("1", "idle time is up to 50 % less than that of 1F1B, ZB-1p, ZB-2p and PipeOffload at "
-          "the same memory limit", "up to 50 %", "optpipe_memory.pdf",
-          partial(_idle_saved, methods=OTHERS, limits=slice(None), reason=FLUSH)),
-    Claim("1, tight", "the same, below the memory of 1F1B", "-", "optpipe_memory.pdf",
-          partial(_idle_saved, methods=OTHERS, limits=slice(None, TIGHT - SAME), reason=FLUSH)),
-    Claim("1, AdaOffload", "the same against all of these and AdaOffload, where it starts", "-",
-          "optpipe_memory.pdf",
-          partial(_idle_saved, methods=tuple(METHODS), limits=slice(None), reason=(
-              "AdaOffload plans for the same times and limits and is often near the optimum; "
-              + FLUSH))),
-    Claim("2, tight", "more throughput than PipeOffload under tight memory", "over 20 %",
-          "optpipe_memory.pdf", partial(_throughput, limits=slice(None, TIGHT - SAME),
-                                        published=0.2, reason=ONE_STAGE)),
-    Claim("2, ample", "more throughput than PipeOffload with ample memory", "over 30 %",
-          "optpipe_memory.pdf", partial(_throughput, limits=slice(AMPLE, None), published=0.3,
-                                        reason=ONE_STAGE)),
-    Claim("3", "trains where zero-bubble schedules run out of memory", "yes",
-          "optpipe_memory.pdf", _trains),
-    Claim("4", "the optimum is never worse than ZB-1p and ZB-2p where they fit", "never",
-          "optpipe_memory.pdf", partial(_never_worse, methods=("zb-1p", "zb-2p"))),
-    Claim("4, all", "nor than any other method that fits", "never", "optpipe_memory.pdf",
-          partial(_never_worse, methods=tuple(METHODS))),
-    Claim("5", "models up to 14.2B on up to 16 accelerators are solved", "14.2B, 16",
-          "optpipe_gaps.pdf", _largest),
-    Claim("6, wait", "training while the search goes on ends before waiting for the optimum", "-",
-          "optpipe_training.pdf", partial(_refined, against="wait")),
-    Claim("6, stay", "and before staying with the best heuristic", "-", "optpipe_training.pdf",
-          partial(_refined, against="stay")),
-    *(Claim(f"7, {row.words}", "idle share in a worker's own span is at most that of the published "
-            f"search in {row.setting.activations:g} activations", f"{row.published:.4f}", "-",
-            partial(_searched, row)) for row in rows()),
-)  # fmt: skip
+    Claim(
+        "1",
+        "idle time is up to 50 % less than that of 1F1B, ZB-1p, ZB-2p and PipeOffload at "
+        "the same memory limit",
+        "up to 50 %",
+        "optpipe_memory.pdf",
+        partial(_idle_saved, methods=OTHERS, limits=slice(None), reason=FLUSH),
+    ),
+    Claim(
+        "1, tight",
+        "the same, below the memory of 1F1B",
+        "-",
+        "optpipe_memory.pdf",
+        partial(_idle_saved, methods=OTHERS, limits=slice(None, TIGHT - SAME), reason=FLUSH),
+    ),
+    Claim(
+        "1, AdaOffload",
+        "the same against all of these and AdaOffload, where it starts",
+        "-",
+        "optpipe_memory.pdf",
+        partial(
+            _idle_saved,
+            methods=tuple(METHODS),
+            limits=slice(None),
+            reason=(
+                "AdaOffload plans for the same times and limits and is often near the optimum; "
+                + FLUSH
+            ),
+        ),
+    ),
+    Claim(
+        "2, tight",
+        "more throughput than PipeOffload under tight memory",
+        "over 20 %",
+        "optpipe_memory.pdf",
+        partial(_throughput, limits=slice(None, TIGHT - SAME), published=0.2, reason=ONE_STAGE),
+    ),
+    Claim(
+        "2, ample",
+        "more throughput than PipeOffload with ample memory",
+        "over 30 %",
+        "optpipe_memory.pdf",
+        partial(_throughput, limits=slice(AMPLE, None), published=0.3, reason=ONE_STAGE),
+    ),
+    Claim(
+        "3",
+        "trains where zero-bubble schedules run out of memory",
+        "yes",
+        "optpipe_memory.pdf",
+        _trains,
+    ),
+    Claim(
+        "4",
+        "the optimum is never worse than ZB-1p and ZB-2p where they fit",
+        "never",
+        "optpipe_memory.pdf",
+        partial(_never_worse, methods=("zb-1p", "zb-2p")),
+    ),
+    Claim(
+        "4, all",
+        "nor than any other method that fits",
+        "never",
+        "optpipe_memory.pdf",
+        partial(_never_worse, methods=tuple(METHODS)),
+    ),
+    Claim(
+        "5",
+        "models up to 14.2B on up to 16 accelerators are solved",
+        "14.2B, 16",
+        "optpipe_gaps.pdf",
+        _largest,
+    ),
+    Claim(
+        "6, wait",
+        "training while the search goes on ends before waiting for the optimum",
+        "-",
+        "optpipe_training.pdf",
+        partial(_refined, against="wait"),
+    ),
+    Claim(
+        "6, stay",
+        "and before staying with the best heuristic",
+        "-",
+        "optpipe_training.pdf",
+        partial(_refined, against="stay"),
+    ),
+    *(
+        Claim(
+            f"7, {row.words}",
+            "idle share in a worker's own span is at most that of the published "
+            f"search in {row.setting.activations:g} activations",
+            f"{row.published:.4f}",
+            "-",
+            partial(_searched, row),
+        )
+        for row in rows()
+    ),
+)
 
 
 def main() -> None:
     """Print the table of claims and keep it beside the datasets."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of Zarr stores to read")
-    folder: Path = parser.parse_args().data
-    data = {}
-    for name in STORES:
-        with xr.open_zarr(folder / f"optpipe_{name}.zarr") as store:
-            data[name] = store.load()
-    show(judge(CLAIMS, data), folder / "optpipe_claims.json")
+    stores = {name: f"optpipe_{name}.zarr" for name in STORES}
+    command(__doc__ or "", CLAIMS, stores, "optpipe_claims.json")
 
 
 if __name__ == "__main__":

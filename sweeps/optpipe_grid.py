@@ -25,9 +25,13 @@ EVERYWHERE = (NO_LINK, 1.0)  # the other host links are looked at only with thes
 FEW_LIMITS, FEW_MICROBATCHES = (0.5, 1.0), (16,)
 DIMENSIONS = ("model", "microbatches", "limit", "host_link")
 UNITS = {
-    "makespan": "s", "peak": "activations", "offloaded": "activations", "lower_bound": "s",
-    "seconds": "s", "best_seconds": "s",
-}  # fmt: skip
+    "makespan": "s",
+    "peak": "activations",
+    "offloaded": "activations",
+    "lower_bound": "s",
+    "seconds": "s",
+    "best_seconds": "s",
+}
 
 
 def settings(small: bool = False) -> Iterator[Setting]:
@@ -61,9 +65,12 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     asked = list(settings(small))
     found = {}
     for setting in track(asked, "problems", console=Console(stderr=True)):
-        found[setting] = {method: journal.once(f"{setting.words}, {method}",
-                                               partial(_result, setting, method, seconds))
-                          for method in (*METHODS, OPTIMUM)}  # fmt: skip
+        found[setting] = {
+            method: journal.once(
+                f"{setting.words}, {method}", partial(_result, setting, method, seconds)
+            )
+            for method in (*METHODS, OPTIMUM)
+        }
     return _known(_dataset(found))
 
 
@@ -83,14 +90,18 @@ def _dataset(found: dict[Setting, dict[str, Record]]) -> xr.Dataset:
     shape = [len(labels) for labels in coordinates.values()]
     columns = {name: np.full(shape, np.nan) for name in ("makespan", "peak", "offloaded")}
     no_memory = np.zeros(shape, bool)
-    solve = {name: np.full(shape[:-1], np.nan)
-             for name in ("makespan", "lower_bound", "seconds", "best_seconds")}  # fmt: skip
+    solve = {
+        name: np.full(shape[:-1], np.nan)
+        for name in ("makespan", "lower_bound", "seconds", "best_seconds")
+    }
     words = {name: np.full(shape[:-1], "", object) for name in ("status", "source")}
     work, solved = np.full(shape[:-1], np.nan), np.zeros(shape[:-1], bool)
     for setting, records in found.items():
         rest = DIMENSIONS[1:]
-        at = (pipes.index(setting.pipe),
-              *(coordinates[name].index(getattr(setting, name)) for name in rest))  # fmt: skip
+        at = (
+            pipes.index(setting.pipe),
+            *(coordinates[name].index(getattr(setting, name)) for name in rest),
+        )
         for k, record in enumerate(records.values()):
             no_memory[*at, k] = record["out_of_memory"]
             for name, values in columns.items():
@@ -109,10 +120,12 @@ def _dataset(found: dict[Setting, dict[str, Record]]) -> xr.Dataset:
             "solved": (every, solved),
         },
         coords={**coordinates, "workers": ("model", [pipe.workers for pipe in pipes])},
-        attrs={"title": "Idle share by memory limit and host link",
-               "limit": "activations that a worker may hold, in peaks of 1F1B (P activations)",
-               "host_link": "time of an offload and of a load, in forwards; inf: no host link"},
-    )  # fmt: skip
+        attrs={
+            "title": "Idle share by memory limit and host link",
+            "limit": "activations that a worker may hold, in peaks of 1F1B (P activations)",
+            "host_link": "time of an offload and of a load, in forwards; inf: no host link",
+        },
+    )
 
 
 def _unit(name: str) -> dict[str, str]:
@@ -149,4 +162,4 @@ def _known(data: xr.Dataset) -> xr.Dataset:
         bound_bubble_ratio=idle(proven).assign_attrs(units="1"),
         gap=gap(proven, makespan.sel(schedule=OPTIMUM, drop=True)),
         solve_gap=gap(data.solve_lower_bound, data.solve_makespan),
-    )  # fmt: skip
+    )

@@ -14,8 +14,8 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import track
 
-from pipejax.schedules.limited import LimitedPipe
-from pipejax.schedules.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
+from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from sweeps.journal import Journal, Record
 from sweeps.optpipe_cases import NO_LINK, Pipe, Setting, solutions
 from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
@@ -79,8 +79,10 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
       The dataset, one entry along `row` for every printed figure.
     """
     asked = list(rows(small))
-    found = [journal.once(row.words, partial(_solved, row, min(seconds, SECONDS)))
-             for row in track(asked, "published", console=Console(stderr=True))]  # fmt: skip
+    found = [
+        journal.once(row.words, partial(_solved, row, min(seconds, SECONDS)))
+        for row in track(asked, "published", console=Console(stderr=True))
+    ]
     fields = {name: ("row", [record[name] for record in found]) for name in found[0]}
     settings = [row.setting for row in asked]
     return xr.Dataset(
@@ -110,18 +112,28 @@ def _idle(
 ) -> Record:
     """Spans as idle shares; no span is shorter than its work."""
     bound = max(bound, setting.work)
-    return {"ours": 1 - setting.work / span, "bound": 1 - setting.work / bound, "source": source,
-            "status": status, "seconds": seconds}  # fmt: skip
+    return {
+        "ours": 1 - setting.work / span,
+        "bound": 1 - setting.work / bound,
+        "source": source,
+        "status": status,
+        "seconds": seconds,
+    }
 
 
 def _heuristic_span(setting: Setting) -> float:
     """Longest span of the zero-bubble heuristic."""
     pipe, times = setting.pipe, setting.pipe.times
     limited = LimitedPipe.of(
-        pipe.workers, setting.microbatches, forward=times["F"], input_grad=times["I"],
-        weight_grad=times["W"], there=pipe.message, limits=setting.activations,
+        pipe.workers,
+        setting.microbatches,
+        forward=times["F"],
+        input_grad=times["I"],
+        weight_grad=times["W"],
+        there=pipe.message,
+        limits=setting.activations,
         weight_share=pipe.weight_share,
-    )  # fmt: skip
+    )
     ops = zero_bubble_starts(limited, by_span=True)
     return max(
         float(ops.end[ops.worker == worker].max() - ops.start[ops.worker == worker].min())

@@ -69,33 +69,48 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
       has done its steps [s].
     """
     asked = SMALL if small else SETTINGS
-    found = [journal.once(setting.words, partial(_followed, setting, LONGER * seconds))
-             for setting in track(asked, "refinement", console=Console(stderr=True))]  # fmt: skip
+    found = [
+        journal.once(setting.words, partial(_followed, setting, LONGER * seconds))
+        for setting in track(asked, "refinement", console=Console(stderr=True))
+    ]
     news = [[News(*one) for one in record["news"]] for record in found]
-    times = [job_times(each, record["seconds"], STEPS)
-             for each, record in zip(news, found, strict=True)]  # fmt: skip
+    times = [
+        job_times(each, record["seconds"], STEPS) for each, record in zip(news, found, strict=True)
+    ]
     label = {"case": ("news", [k for k, each in enumerate(news) for _ in each])}
     columns = {
         name: ("news", [getattr(one, name) for each in news for one in each], units)
-        for name, units in (("seconds", {"units": "s"}), ("makespan", {"units": "s"}),
-                            ("lower_bound", {"units": "s"}), ("source", {}))
-    }  # fmt: skip
-    each = {name: ("case", [record[name] for record in found], {"units": "s"})
-            for name in ("work", "bound")}  # fmt: skip
+        for name, units in (
+            ("seconds", {"units": "s"}),
+            ("makespan", {"units": "s"}),
+            ("lower_bound", {"units": "s"}),
+            ("source", {}),
+        )
+    }
+    each = {
+        name: ("case", [record[name] for record in found], {"units": "s"})
+        for name in ("work", "bound")
+    }
     last = np.array([each[-1].makespan for each in news])
     ended = {
         "gap": ("case", np.maximum(0, 1 - np.array(each["bound"][1]) / last), {"units": "1"}),
         "ended": ("case", [record["seconds"] for record in found], {"units": "s"}),
         "status": ("case", [record["status"] for record in found]),
     }
-    job = (("case", "policy", "steps"), np.array([[one[p] for p in POLICIES] for one in times]),
-           {"units": "s"})  # fmt: skip
+    job = (
+        ("case", "policy", "steps"),
+        np.array([[one[p] for p in POLICIES] for one in times]),
+        {"units": "s"},
+    )
     return xr.Dataset(
         {**columns, **each, **ended, "time": job, "of_case": label.pop("case")},
-        coords={"case": [setting.words for setting in asked], "policy": list(POLICIES),
-                "steps": list(STEPS)},
+        coords={
+            "case": [setting.words for setting in asked],
+            "policy": list(POLICIES),
+            "steps": list(STEPS),
+        },
         attrs={"title": "Solutions that get better, and jobs that train on them"},
-    )  # fmt: skip
+    )
 
 
 def _followed(setting: Setting, seconds: float) -> Record:
@@ -106,8 +121,13 @@ def _followed(setting: Setting, seconds: float) -> Record:
         if not news or one.makespan < news[-1].makespan * (1 - ROUNDING):
             news.append(News(one.seconds, one.makespan, one.lower_bound, one.source))
     last = found[-1]
-    return {"news": news, "seconds": last.seconds, "bound": last.lower_bound,
-            "status": last.status, "work": setting.work}  # fmt: skip
+    return {
+        "news": news,
+        "seconds": last.seconds,
+        "bound": last.lower_bound,
+        "status": last.status,
+        "work": setting.work,
+    }
 
 
 def job_times(

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.activation_memory import ActivationMemory, activation_memory
-from pipejax.evaluate import Evaluation
-from pipejax.ops import Phase
-from pipejax.timeline import bars
+from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import bars
+from pipejax.schedules.cells.ops import Phase
 from sweeps.journal import Journal
 from sweeps.optpipe_cases import METHODS, OPTIMUM, Pipe, Setting, run, solutions
 
@@ -36,8 +36,10 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
     runs = {}
     for name in track(SHOWN, "timelines", console=Console(stderr=True)):
         runs[name] = run(SETTING, _table(name, seconds if small else LONGER * seconds))
-    held = {name: activation_memory(one, weight_share=SETTING.pipe.weight_share)
-            for name, one in runs.items()}  # fmt: skip
+    held = {
+        name: activation_memory(one, weight_share=SETTING.pipe.weight_share)
+        for name, one in runs.items()
+    }
     ops = [(name, *row) for name, one in runs.items() for row in _ops(one)]
     changes = [(name, *row) for name, one in held.items() for row in _changes(one)]
     times = {f"{letter} [ms]": 1e3 * lasts for letter, lasts in SETTING.pipe.times.items()}
@@ -52,12 +54,16 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
         },
         coords={"schedule": list(runs)},
         attrs={
-            "title": "Three schedules, op by op", "setting": SETTING.words,
-            "activations": SETTING.activations, "workers": SETTING.pipe.workers,
-            "microbatches": SETTING.microbatches, "model": SETTING.pipe.model,
-            "offload [ms]": 1e3 * (SETTING.offload or 0.0), **times,
+            "title": "Three schedules, op by op",
+            "setting": SETTING.words,
+            "activations": SETTING.activations,
+            "workers": SETTING.pipe.workers,
+            "microbatches": SETTING.microbatches,
+            "model": SETTING.pipe.model,
+            "offload [ms]": 1e3 * (SETTING.offload or 0.0),
+            **times,
         },
-    )  # fmt: skip
+    )
 
 
 def _table(name: str, seconds: float) -> pj.ScheduleTable:
@@ -68,20 +74,24 @@ def _table(name: str, seconds: float) -> pj.ScheduleTable:
 
 
 def _columns(dimension: str, names: tuple[str, ...], rows: list[Any]) -> dict[str, Any]:
-    return {name: (dimension, np.array(column))
-            for name, column in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
+    return {
+        name: (dimension, np.array(column))
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
 def _ops(one: Evaluation) -> list[tuple[Any, ...]]:
     """One row per op, in the order of `COLUMNS`; waits for offloads have no length."""
     return [
-        (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch,
-         bar.is_critical)
-        for bar in bars(one) for op in bar.ops if op.phase is not Phase.WAIT_O
-    ]  # fmt: skip
+        (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch, bar.is_critical)
+        for bar in bars(one)
+        for op in bar.ops
+        if op.phase is not Phase.WAIT_O
+    ]
 
 
 def _changes(memory: ActivationMemory) -> list[tuple[Any, ...]]:
     """One row per step: worker, time, what it holds from then on."""
-    return list(zip(memory.worker.tolist(), memory.time.tolist(), memory.held.tolist(),
-                    strict=True))  # fmt: skip
+    return list(
+        zip(memory.worker.tolist(), memory.time.tolist(), memory.held.tolist(), strict=True)
+    )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.provenance import provenance
+from pipejax.base.provenance import provenance
 from pipejax.training import (
     Objective,
     language_model,
@@ -47,12 +47,17 @@ SYSTEMS = tuple(f"{n}_nw_{c}_cp" for n in ("slow", "mid", "fast") for c in ("slo
 
 
 def _compare(
-    name: str, objective: Objective, schemes: Sequence[Scheme], step_sizes: Sequence[float],
+    name: str,
+    objective: Objective,
+    schemes: Sequence[Scheme],
+    step_sizes: Sequence[float],
     seeds: Sequence[int] = SEEDS,
-) -> xr.Dataset:  # fmt: skip
+) -> xr.Dataset:
     shown = Console(stderr=True)
-    runs = {s.label: jax.block_until_ready(s.train(objective, step_sizes, seeds))
-            for s in track(schemes, name, console=shown)}  # fmt: skip
+    runs = {
+        s.label: jax.block_until_ready(s.train(objective, step_sizes, seeds))
+        for s in track(schemes, name, console=shown)
+    }
     return curves(runs, step_sizes)
 
 
@@ -76,9 +81,11 @@ def quadratic(stages: int = 8, microbatches: int = 400) -> xr.Dataset:
     """
     objective = stacked(functools.partial(_quadratic_128, stages), range(10))
     until = 2.0 * microbatches
-    schemes = [timeline("pipedream", "pipedream", stages, until, batches="drawn"),
-               timeline("pipedream, epochs", "pipedream", stages, until),
-               *(randomized(stages, stages * microbatches, delta) for delta in DELTAS)]  # fmt: skip
+    schemes = [
+        timeline("pipedream", "pipedream", stages, until, batches="drawn"),
+        timeline("pipedream, epochs", "pipedream", stages, until),
+        *(randomized(stages, stages * microbatches, delta) for delta in DELTAS),
+    ]
     return _compare(f"quadratic, S={stages}", objective, schemes, powers(1, 7), range(10))
 
 
@@ -95,8 +102,10 @@ def match(depths: Sequence[int] = (4, 8, 16), microbatches: int = 400) -> xr.Dat
     parts = []
     for stages in depths:
         objective = stacked(functools.partial(_quadratic_128, stages), range(10))
-        schemes = [timeline("pipedream", "pipedream", stages, 2.0 * microbatches, batches="drawn"),
-                   randomized(stages, stages * microbatches)._replace(label="rpd")]  # fmt: skip
+        schemes = [
+            timeline("pipedream", "pipedream", stages, 2.0 * microbatches, batches="drawn"),
+            randomized(stages, stages * microbatches)._replace(label="rpd"),
+        ]
         parts.append(_compare(f"match, S={stages}", objective, schemes, powers(3, 8), range(10)))
     return xr.concat(parts, xr.Variable("stages", list(depths)))
 
@@ -115,8 +124,9 @@ def nesterov(stages: int = 16, until: float = 1200.0) -> xr.Dataset:
         lambda seed: nesterov_quadratic(stages, dimension=160, condition_number=100.0, seed=seed),
         SEEDS,
     )
-    return _compare("nesterov", objective, _against_local_sgd(stages, until, LOCAL_STEPS),
-                    powers(6, 13))  # fmt: skip
+    return _compare(
+        "nesterov", objective, _against_local_sgd(stages, until, LOCAL_STEPS), powers(6, 13)
+    )
 
 
 def logistic(stages: int = 16, until: float = 830.0) -> xr.Dataset:
@@ -130,13 +140,15 @@ def logistic(stages: int = 16, until: float = 830.0) -> xr.Dataset:
       Curves of all schemes; of LocalSGD also with the gap of each run's own model.
     """
     objective = stacked(
-        lambda seed: random_logistic(
-            stages, dimension=32, num_batches=600, signal=2.0, seed=seed
-        ),
+        lambda seed: random_logistic(stages, dimension=32, num_batches=600, signal=2.0, seed=seed),
         SEEDS,
-    )  # fmt: skip
-    own = [timeline(f"local-sgd H={h}, own models", "local-sgd", stages, until, each_run=True,
-                    local_steps=h) for h in LOCAL_STEPS]  # fmt: skip
+    )
+    own = [
+        timeline(
+            f"local-sgd H={h}, own models", "local-sgd", stages, until, each_run=True, local_steps=h
+        )
+        for h in LOCAL_STEPS
+    ]
     schemes = [*_against_local_sgd(stages, until, LOCAL_STEPS), *own]
     return _compare("logistic", objective, schemes, powers(-2, 7))
 
@@ -152,15 +164,23 @@ def language(stages: int = 16, until: float = 2000.0) -> xr.Dataset:
       Curves of all schemes; the gap is the loss [nats] on text that is held out.
     """
     with jax.enable_x64(False):
-        return _compare("language", language_model(stages, seed=0),
-                        _against_local_sgd(stages, until, (1, 4, 8)), powers(-2, 1),
-                        range(2))  # fmt: skip
+        return _compare(
+            "language",
+            language_model(stages, seed=0),
+            _against_local_sgd(stages, until, (1, 4, 8)),
+            powers(-2, 1),
+            range(2),
+        )
 
 
 def _against_local_sgd(stages: int, until: float, local_steps: Sequence[int]) -> list[Scheme]:
-    return [timeline("pipedream", "pipedream", stages, until),
-            *(timeline(f"local-sgd H={h}", "local-sgd", stages, until, local_steps=h)
-              for h in local_steps)]  # fmt: skip
+    return [
+        timeline("pipedream", "pipedream", stages, until),
+        *(
+            timeline(f"local-sgd H={h}", "local-sgd", stages, until, local_steps=h)
+            for h in local_steps
+        ),
+    ]
 
 
 def scaling(depths: Sequence[int] = DEPTHS, until: float = 660.0) -> xr.Dataset:
@@ -181,8 +201,9 @@ def scaling(depths: Sequence[int] = DEPTHS, until: float = 660.0) -> xr.Dataset:
             schemes.append(randomized(stages, int(until) * stages // 2)._replace(label="rpd"))
         found = _compare(f"scaling, S={stages}", objective, schemes, powers(-3, 7), range(3))
         parts.append(found.isel(sample=-1))
-    return xr.concat(parts, xr.Variable("stages", list(depths)), join="outer",
-                     fill_value={"diverged": False})  # fmt: skip
+    return xr.concat(
+        parts, xr.Variable("stages", list(depths)), join="outer", fill_value={"diverged": False}
+    )
 
 
 def machines(stages: int = 8, microbatches: int = 320) -> xr.Dataset:
@@ -202,30 +223,49 @@ def machines(stages: int = 8, microbatches: int = 320) -> xr.Dataset:
     tables = {
         label: table_of(name, stages, 2.0 * microbatches, **options)
         for label, name, options in (
-            ("pipedream", "pipedream", {}), ("pipedream-2bw", "pipedream-2bw", {}),
+            ("pipedream", "pipedream", {}),
+            ("pipedream-2bw", "pipedream-2bw", {}),
             ("local-sgd H=1", "local-sgd", {"local_steps": 1}),
             ("local-sgd H=5", "local-sgd", {"local_steps": 5}),
         )
-    }  # fmt: skip
+    }
     objectives = {
-        "nesterov": stacked(lambda seed: nesterov_quadratic(
-            stages, dimension=160, condition_number=100.0, seed=seed), SEEDS),
-        "logistic": stacked(lambda seed: random_logistic(
-            stages, dimension=32, num_batches=600, signal=2.0, seed=seed), SEEDS),
-    }  # fmt: skip
+        "nesterov": stacked(
+            lambda seed: nesterov_quadratic(
+                stages, dimension=160, condition_number=100.0, seed=seed
+            ),
+            SEEDS,
+        ),
+        "logistic": stacked(
+            lambda seed: random_logistic(
+                stages, dimension=32, num_batches=600, signal=2.0, seed=seed
+            ),
+            SEEDS,
+        ),
+    }
     step_sizes = {"nesterov": powers(5, 13), "logistic": powers(-1, 7)}
     cases = [(o, s) for o in objectives for s in SYSTEMS]
     parts = []
     for name, system in track(cases, "machines", console=Console(stderr=True)):
-        runs = {label: sweep_replay(objectives[name], table, step_sizes=step_sizes[name],
-                                    seeds=SEEDS, costs=_costs(table, system), times=SAMPLES)
-                for label, table in tables.items()}  # fmt: skip
+        runs = {
+            label: sweep_replay(
+                objectives[name],
+                table,
+                step_sizes=step_sizes[name],
+                seeds=SEEDS,
+                costs=_costs(table, system),
+                times=SAMPLES,
+            )
+            for label, table in tables.items()
+        }
         part = curves(runs, range(len(step_sizes[name])))
         part.time.attrs["units"] = "s"
         gamma = ("step_size", np.asarray(step_sizes[name]))
         parts.append(part.assign_coords(gamma=gamma).drop_vars("step_size"))
-    by_objective = [xr.concat(parts[k : k + len(SYSTEMS)], xr.Variable("system", list(SYSTEMS)))
-                    for k in range(0, len(parts), len(SYSTEMS))]  # fmt: skip
+    by_objective = [
+        xr.concat(parts[k : k + len(SYSTEMS)], xr.Variable("system", list(SYSTEMS)))
+        for k in range(0, len(parts), len(SYSTEMS))
+    ]
     return xr.concat(by_objective, xr.Variable("objective", list(objectives)))
 
 
@@ -236,9 +276,14 @@ def _costs(table: pj.ScheduleTable, system: str) -> pj.Costs:
 
 
 EXPERIMENTS: Mapping[str, Callable[[], xr.Dataset]] = {
-    "quadratic": quadratic, "match": match, "nesterov": nesterov, "logistic": logistic,
-    "language": language, "scaling": scaling, "machines": machines,
-}  # fmt: skip
+    "quadratic": quadratic,
+    "match": match,
+    "nesterov": nesterov,
+    "logistic": logistic,
+    "language": language,
+    "scaling": scaling,
+    "machines": machines,
+}
 
 
 def main() -> None:

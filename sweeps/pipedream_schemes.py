@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 import pipejax as pj
-from pipejax.staleness import op_times
+from pipejax.analysis.staleness import op_times
 from pipejax.training import (
     Objective,
     Run,
@@ -84,9 +84,15 @@ def timeline(
 
     def train(objective: Objective, step_sizes: Sequence[float], seeds: Sequence[int]) -> Run:
         times = np.linspace(0.0, until, SAMPLES + 1)
-        return sweep_replay(objective, table_of(name, workers, until, **options),
-                            step_sizes=step_sizes, seeds=seeds, times=times,
-                            each_run=each_run, batches=batches)  # fmt: skip
+        return sweep_replay(
+            objective,
+            table_of(name, workers, until, **options),
+            step_sizes=step_sizes,
+            seeds=seeds,
+            times=times,
+            each_run=each_run,
+            batches=batches,
+        )
 
     return Scheme(label, train)
 
@@ -106,9 +112,14 @@ def randomized(workers: int, updates: int, delta: int | None = None) -> Scheme:
 
     def train(objective: Objective, step_sizes: Sequence[float], seeds: Sequence[int]) -> Run:
         every = max(1, updates // SAMPLES)
-        run = sweep_randomized_pipedream(objective, step_sizes=step_sizes, seeds=seeds,
-                                         updates=every * SAMPLES, delta=bound,
-                                         every=every)  # fmt: skip
+        run = sweep_randomized_pipedream(
+            objective,
+            step_sizes=step_sizes,
+            seeds=seeds,
+            updates=every * SAMPLES,
+            delta=bound,
+            every=every,
+        )
         return run._replace(time=run.update * 2.0 / workers)
 
     return Scheme(f"rpd delta={bound}", train)
@@ -140,14 +151,22 @@ def curves(runs: Mapping[str, Run], step_sizes: Sequence[float]) -> xr.Dataset:
     """
     gap = np.stack([run.reported.filled(np.nan) for run in runs.values()])
     data = {
-        "gap": (("scheme", "step_size", "seed", "sample"), gap,
-                {"long_name": "f - f*, missing where a run diverged"}),
-        "diverged": (("scheme", "step_size", "seed"),
-                     np.stack([np.asarray(run.diverged) for run in runs.values()])),
-        "time": (("scheme", "sample"), np.stack([np.asarray(run.time) for run in runs.values()]),
-                 {"units": "slots of one forward or backward"}),
+        "gap": (
+            ("scheme", "step_size", "seed", "sample"),
+            gap,
+            {"long_name": "f - f*, missing where a run diverged"},
+        ),
+        "diverged": (
+            ("scheme", "step_size", "seed"),
+            np.stack([np.asarray(run.diverged) for run in runs.values()]),
+        ),
+        "time": (
+            ("scheme", "sample"),
+            np.stack([np.asarray(run.time) for run in runs.values()]),
+            {"units": "slots of one forward or backward"},
+        ),
         "updates": (("scheme", "sample"), np.stack([run.update for run in runs.values()])),
-    }  # fmt: skip
+    }
     seeds = np.arange(gap.shape[2])
     return xr.Dataset(
         data, coords={"scheme": list(runs), "step_size": list(step_sizes), "seed": seeds}

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.provenance import provenance
-from pipejax.sensitivity import PARAMETERS, RESOURCES, Elasticities, elasticities, swings
+from pipejax.analysis.sensitivity import PARAMETERS, RESOURCES, Elasticities, elasticities, swings
+from pipejax.base.provenance import provenance
 from sweeps.command import write
 
 FACTORS = (0.5, 2.0)  # what a parameter is multiplied by
@@ -62,13 +62,13 @@ class Found(NamedTuple):
 SETTINGS: Mapping[str, Setting] = {
     "1F1B, Llama-3 70B, H100": Setting("1f1b", "llama3-70b", "h100", 128, 128),
     "interleaved 1F1B, V=5, Llama-3 70B, B200": Setting(
-        "interleaved-1f1b", "llama3-70b", "b200", 128, 64, options={"stages_per_worker": 5}),
-    "Chimera, GPT-3 175B, H100": Setting(
-        "chimera", "gpt3-175b", "h100", 32, 8, recompute="full"),
+        "interleaved-1f1b", "llama3-70b", "b200", 128, 64, options={"stages_per_worker": 5}
+    ),
+    "Chimera, GPT-3 175B, H100": Setting("chimera", "gpt3-175b", "h100", 32, 8, recompute="full"),
     "Hanayo, 2 waves, 128 layers, slow network": Setting(
-        "hanayo", "tabular-128l", "slow_nw_fast_cp", 64, 16, tensor_parallel=1,
-        options={"waves": 2}),
-}  # fmt: skip
+        "hanayo", "tabular-128l", "slow_nw_fast_cp", 64, 16, tensor_parallel=1, options={"waves": 2}
+    ),
+}
 
 
 def sweep(settings: Mapping[str, Setting] = SETTINGS) -> xr.Dataset:
@@ -87,40 +87,63 @@ def sweep(settings: Mapping[str, Setting] = SETTINGS) -> xr.Dataset:
 
 def _find(setting: Setting) -> Found:
     table = pj.schedules.build(
-        setting.schedule, num_workers=setting.workers, num_microbatches=setting.microbatches,
+        setting.schedule,
+        num_workers=setting.workers,
+        num_microbatches=setting.microbatches,
         **setting.options,
-    )  # fmt: skip
+    )
     workload = pj.Workload(
-        pj.load_model(setting.model), setting.minibatch, tensor_parallel=setting.tensor_parallel,
+        pj.load_model(setting.model),
+        setting.minibatch,
+        tensor_parallel=setting.tensor_parallel,
         recompute=setting.recompute,
-    )  # fmt: skip
+    )
     system = pj.load_system(setting.system)
-    return Found(elasticities(table, workload, system),
-                 swings(table, workload, system, factors=FACTORS))  # fmt: skip
+    return Found(
+        elasticities(table, workload, system), swings(table, workload, system, factors=FACTORS)
+    )
 
 
 def _label(settings: Mapping[str, Setting], found: Sequence[Found]) -> xr.Dataset:
     none = (np.nan,) * len(FACTORS)
     variables = {
         "step_time": (("setting",), [each.at.step_time for each in found], "s"),
-        "elasticity": (("setting", "parameter"),
-                       [[each.at.elasticity[name] for name in PARAMETERS] for each in found], "1"),
-        "share": (("setting", "resource"),
-                  [[each.at.share[name] for name in RESOURCES] for each in found], "1"),
-        "swing": (("setting", "parameter", "factor"),
-                  [[each.ends.get(name, none) for name in PARAMETERS] for each in found], "s"),
-    }  # fmt: skip
+        "elasticity": (
+            ("setting", "parameter"),
+            [[each.at.elasticity[name] for name in PARAMETERS] for each in found],
+            "1",
+        ),
+        "share": (
+            ("setting", "resource"),
+            [[each.at.share[name] for name in RESOURCES] for each in found],
+            "1",
+        ),
+        "swing": (
+            ("setting", "parameter", "factor"),
+            [[each.ends.get(name, none) for name in PARAMETERS] for each in found],
+            "s",
+        ),
+    }
     described = {
         field.name: ("setting", [_text(getattr(each, field.name)) for each in settings.values()])
         for field in dataclasses.fields(Setting)
     }
     return xr.Dataset(
         {name: (dims, values, {"units": unit}) for name, (dims, values, unit) in variables.items()},
-        coords={"setting": list(settings), "parameter": list(PARAMETERS),
-                "resource": list(RESOURCES), "factor": list(FACTORS), **described},
-        attrs={"title": "What the step time depends on", "link": "delay", "dtype": "float64",
-               **provenance()},
-    )  # fmt: skip
+        coords={
+            "setting": list(settings),
+            "parameter": list(PARAMETERS),
+            "resource": list(RESOURCES),
+            "factor": list(FACTORS),
+            **described,
+        },
+        attrs={
+            "title": "What the step time depends on",
+            "link": "delay",
+            "dtype": "float64",
+            **provenance(),
+        },
+    )
 
 
 def _text(value: Any) -> Any:

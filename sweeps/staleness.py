@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.provenance import provenance
-from pipejax.shapes import Float, Int, NumpyArray
-from pipejax.staleness import Staleness
+from pipejax.analysis.staleness import Staleness
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.provenance import provenance
 from sweeps.command import write
 
 STAGES = (*range(2, 33), 40, 50, 64, 80, 100, 128, 150)
@@ -54,21 +54,31 @@ def sweep(
             "max_delay": ("stages", [one.max_delay for one in found.values()], DELAY),
             "mean_delay": ("stages", [one.mean_delay for one in found.values()], DELAY),
             "max_delay_law": ("stages", whole**2 - whole / 2, {**DELAY, "law": "S^2 - S/2"}),
-            "mean_delay_law": ("stages", (whole**2 - 1) / 2 + whole / 4,
-                               {**DELAY, "law": "(S^2 - 1)/2 + S/4"}),
+            "mean_delay_law": (
+                "stages",
+                (whole**2 - 1) / 2 + whole / 4,
+                {**DELAY, "law": "(S^2 - 1)/2 + S/4"},
+            ),
             "share": (("shown", "delay"), _shares(one_by_one), SHARE),
             "own_lag": ("stage", first.own_lag, {"units": "updates of the stage"}),
             "weight_versions": ("stage", first.weight_versions, SHARE),
             **_under_messages(shown[0], messages, console),
         },
-        coords={"stages": whole, "shown": list(shown), "stage": np.arange(shown[0]),
-                "link": list(LINKS), "message": list(messages)},
+        coords={
+            "stages": whole,
+            "shown": list(shown),
+            "stage": np.arange(shown[0]),
+            "link": list(LINKS),
+            "message": list(messages),
+        },
         attrs={
-            "title": "Staleness of PipeDream", "schedule": "pipedream",
-            "microbatches per stage": PER_STAGE, "backward / forward under messages": BACKWARD,
+            "title": "Staleness of PipeDream",
+            "schedule": "pipedream",
+            "microbatches per stage": PER_STAGE,
+            "backward / forward under messages": BACKWARD,
             **provenance(),
         },
-    )  # fmt: skip
+    )
 
 
 def _table(stages: int) -> pj.ScheduleTable:
@@ -95,8 +105,10 @@ def _under_messages(
     shape = len(LINKS), len(messages)
     largest: Int[NumpyArray, "links messages"] = np.reshape([s.max_delay for s in found], shape)
     mean: Float[NumpyArray, "links messages"] = np.reshape([s.mean_delay for s in found], shape)
-    return {"max_delay_under_messages": (("link", "message"), largest, DELAY),
-            "mean_delay_under_messages": (("link", "message"), mean, DELAY)}  # fmt: skip
+    return {
+        "max_delay_under_messages": (("link", "message"), largest, DELAY),
+        "mean_delay_under_messages": (("link", "message"), mean, DELAY),
+    }
 
 
 def main() -> None:

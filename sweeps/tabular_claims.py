@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from pipejax.shapes import NumpyArray
+from pipejax.base.array_types import NumpyArray
 from sweeps.claims import Claim, Verdict, judge, show
 
 MID_OR_FAST = tuple(f"{n}_nw_{c}_cp" for n in ("mid", "fast") for c in ("slow", "mid", "fast"))
@@ -239,9 +239,10 @@ def asymmetric_shallow(data: xr.Dataset) -> Verdict:
         workers=4, microbatches=[8, 16], system=list(FAST_NETWORK)
     )
     return Verdict(
-        _range(gap), bool((gap <= -0.01).all() and (gap >= -0.09).all()),
+        _range(gap),
+        bool((gap <= -0.01).all() and (gap >= -0.09).all()),
         "small stages first, shares 1:2, table drawn with B = 2F",
-    )  # fmt: skip
+    )
 
 
 def asymmetric_deep(data: xr.Dataset) -> Verdict:
@@ -249,13 +250,16 @@ def asymmetric_deep(data: xr.Dataset) -> Verdict:
     gap = _relative(data, "chimera-asymmetric", "chimera").sel(
         workers=8, microbatches=[8, 16], system="fast_nw_mid_cp"
     )
-    listed = ", ".join(f"B={int(m)}: {100 * float(gap.sel(microbatches=m)):+.1f} %"
-                       for m in gap.microbatches.values)  # fmt: skip
+    listed = ", ".join(
+        f"B={int(m)}: {100 * float(gap.sel(microbatches=m)):+.1f} %"
+        for m in gap.microbatches.values
+    )
     return Verdict(
-        listed, bool((gap > 0).all()),
+        listed,
+        bool((gap > 0).all()),
         "slower at B = 8 only; at B = 16 our greedy order fills the middle of the unequal table "
         "better than that of the equal one",
-    )  # fmt: skip
+    )
 
 
 def ranking(data: xr.Dataset) -> Verdict:
@@ -275,41 +279,113 @@ def ranking(data: xr.Dataset) -> Verdict:
 
 
 CLAIMS = (
-    Claim("1a", "GPipe and 1F1B have the same run time everywhere", "equal",
-          "run_time_s8.pdf", same_run_time),
-    Claim("1b", "1F1B has the lower activation peak", "min(S-i, B) against B",
-          "memory.pdf", lower_peak),
-    Claim("2a", "Chimera's formula bubble is below GPipe's and 1F1B's at every (S, B) except "
-          "(8, 16)", "all but one", "bubble_ratio.pdf", chimera_formula),
-    Claim("2b", "at (8, 16) Chimera's formula and table disagree", "16 % and 26 %",
-          "bubble_ratio.pdf", chimera_table),
-    Claim("3a", "Chimera is best of these three at B <= 16 with a fast network", "best",
-          "run_time_s8.pdf", chimera_wins),
+    Claim(
+        "1a",
+        "GPipe and 1F1B have the same run time everywhere",
+        "equal",
+        "run_time_s8.pdf",
+        same_run_time,
+    ),
+    Claim(
+        "1b",
+        "1F1B has the lower activation peak",
+        "min(S-i, B) against B",
+        "memory.pdf",
+        lower_peak,
+    ),
+    Claim(
+        "2a",
+        "Chimera's formula bubble is below GPipe's and 1F1B's at every (S, B) except (8, 16)",
+        "all but one",
+        "bubble_ratio.pdf",
+        chimera_formula,
+    ),
+    Claim(
+        "2b",
+        "at (8, 16) Chimera's formula and table disagree",
+        "16 % and 26 %",
+        "bubble_ratio.pdf",
+        chimera_table,
+    ),
+    Claim(
+        "3a",
+        "Chimera is best of these three at B <= 16 with a fast network",
+        "best",
+        "run_time_s8.pdf",
+        chimera_wins,
+    ),
     Claim("3b", "its gain over GPipe there", "up to about 15 %", "run_time_s8.pdf", chimera_gain),
-    Claim("3c", "Chimera is worse on a slow network", "worse", "run_time_s8.pdf",
-          chimera_slow_network),
-    Claim("3d", "on a slow network its run time grows with B", "grows", "run_time_s8.pdf",
-          chimera_growth),
+    Claim(
+        "3c", "Chimera is worse on a slow network", "worse", "run_time_s8.pdf", chimera_slow_network
+    ),
+    Claim(
+        "3d",
+        "on a slow network its run time grows with B",
+        "grows",
+        "run_time_s8.pdf",
+        chimera_growth,
+    ),
     Claim("3e", "for B > 64 all converge", "converge", "run_time_s8.pdf", converge),
-    Claim("4", "Chimera needs two copies of the weights and a gradient exchange", "two copies",
-          "memory.pdf", chimera_memory),
-    Claim("5a", "Hanayo at S=B=8 is faster than Chimera on fast and mid networks", "12 to 14 %",
-          "hanayo.pdf", hanayo_fast),
-    Claim("5b", "its idle share", "from about 35 % to about 25 %", "idle_share_s8.pdf",
-          hanayo_idle),
-    Claim("5c", "at slow_nw_fast_cp Hanayo is slower", "-12.32 %", "hanayo.pdf",
-          _hanayo_at("slow_nw_fast_cp", "slow_nw_mid_cp", -0.1232)),
-    Claim("5d", "at slow_nw_mid_cp Hanayo is faster", "+2.33 %", "hanayo.pdf",
-          _hanayo_at("slow_nw_mid_cp", "slow_nw_slow_cp", 0.0233)),
-    Claim("6a", "asymmetric Chimera has no lower global memory peak", "not lower",
-          "asymmetric.pdf", asymmetric_memory),
-    Claim("6b", "it is faster at S=4 with a fast network", "about 5 %", "asymmetric.pdf",
-          asymmetric_shallow),
-    Claim("6c", "it is slower at S=8 with few microbatches", "slower", "asymmetric.pdf",
-          asymmetric_deep),
-    Claim("7", "rankings are not invariant between the three levels", "not invariant",
-          "ranking_s8.pdf", ranking),
-)  # fmt: skip
+    Claim(
+        "4",
+        "Chimera needs two copies of the weights and a gradient exchange",
+        "two copies",
+        "memory.pdf",
+        chimera_memory,
+    ),
+    Claim(
+        "5a",
+        "Hanayo at S=B=8 is faster than Chimera on fast and mid networks",
+        "12 to 14 %",
+        "hanayo.pdf",
+        hanayo_fast,
+    ),
+    Claim(
+        "5b", "its idle share", "from about 35 % to about 25 %", "idle_share_s8.pdf", hanayo_idle
+    ),
+    Claim(
+        "5c",
+        "at slow_nw_fast_cp Hanayo is slower",
+        "-12.32 %",
+        "hanayo.pdf",
+        _hanayo_at("slow_nw_fast_cp", "slow_nw_mid_cp", -0.1232),
+    ),
+    Claim(
+        "5d",
+        "at slow_nw_mid_cp Hanayo is faster",
+        "+2.33 %",
+        "hanayo.pdf",
+        _hanayo_at("slow_nw_mid_cp", "slow_nw_slow_cp", 0.0233),
+    ),
+    Claim(
+        "6a",
+        "asymmetric Chimera has no lower global memory peak",
+        "not lower",
+        "asymmetric.pdf",
+        asymmetric_memory,
+    ),
+    Claim(
+        "6b",
+        "it is faster at S=4 with a fast network",
+        "about 5 %",
+        "asymmetric.pdf",
+        asymmetric_shallow,
+    ),
+    Claim(
+        "6c",
+        "it is slower at S=8 with few microbatches",
+        "slower",
+        "asymmetric.pdf",
+        asymmetric_deep,
+    ),
+    Claim(
+        "7",
+        "rankings are not invariant between the three levels",
+        "not invariant",
+        "ranking_s8.pdf",
+        ranking,
+    ),
+)
 
 
 def main() -> None:

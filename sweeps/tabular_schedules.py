@@ -17,19 +17,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.costs import cost_vector
-from pipejax.formulas import closed_form
-from pipejax.hardware import System, load_system
-from pipejax.idealised import slot_times
-from pipejax.memory import peak_activation_bytes, persistent_bytes
-from pipejax.metrics import bubble_ratio, op_counts
-from pipejax.provenance import provenance
-from pipejax.recurrence import critical_path
-from pipejax.shapes import Array, Float, Int
-from pipejax.table import ScheduleTable
-from pipejax.transformer import load_model
-from pipejax.work import stage_work, work_costs
-from pipejax.workload import Workload, stage_bytes
+from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.metrics import bubble_ratio, op_counts
+from pipejax.base.array_types import Array, Float, Int
+from pipejax.base.provenance import provenance
+from pipejax.costs.model import load_model
+from pipejax.costs.roofline import stage_work, work_costs
+from pipejax.costs.system import System, load_system
+from pipejax.costs.workload import Workload, stage_bytes
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence import critical_path
+from pipejax.schedules.table.held_activations import peak_activation_bytes, persistent_bytes
+from pipejax.schedules.table.slot_simulation import slot_times
+from pipejax.schedules.table.table import ScheduleTable
 from sweeps.cases import CASES, build
 from sweeps.command import write
 
@@ -40,8 +40,9 @@ MODEL = "tabular-128l"
 LEVELS = ("slow", "mid", "fast")
 SYSTEMS = tuple(f"{network}_nw_{compute}_cp" for network in LEVELS for compute in LEVELS)
 SLOTS: Mapping[str, Mapping[str, float]] = {
-    "F=1, B=1": {"F": 1, "B": 1}, "F=1, B=2": {"F": 1, "B": 2},
-}  # fmt: skip
+    "F=1, B=1": {"F": 1, "B": 1},
+    "F=1, B=2": {"F": 1, "B": 2},
+}
 RUN_SLOTS = "F=1, B=2"  # a backward of this model takes about twice its forward
 SHARES = ("F", "B", "message", "A")
 
@@ -62,8 +63,9 @@ def run(
     program = pj.lower(table)
     size = 1 << (program.num_nodes - 1).bit_length()
     padded = pj.pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
-    group = np.array([SHARES.index(g) if g in SHARES else len(SHARES)
-                      for g in program.layout.groups])  # fmt: skip
+    group = np.array(
+        [SHARES.index(g) if g in SHARES else len(SHARES) for g in program.layout.groups]
+    )
     counts = op_counts(program)
 
     work = stage_work(workload, table, gpus_per_node=systems.gpus_per_node)
@@ -144,8 +146,12 @@ def sweep(
         "activation_bytes": np.full((*shape, max(workers)), np.nan),
         "persistent_bytes": np.full((*shape, max(workers)), np.nan),
     }
-    points = [(c, w, m) for c in range(len(CASES)) for w in range(len(workers))
-              for m in range(len(microbatches))]  # fmt: skip
+    points = [
+        (c, w, m)
+        for c in range(len(CASES))
+        for w in range(len(workers))
+        for m in range(len(microbatches))
+    ]
     with _progress() as progress:
         for c, w, m in progress.track(points, description="tables on nine systems"):
             case, p, count = list(CASES)[c], workers[w], microbatches[m]
@@ -171,9 +177,12 @@ def sweep(
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
-    )  # fmt: skip
+    )
 
 
 def _label(
@@ -181,27 +190,46 @@ def _label(
 ) -> xr.Dataset:
     grid = ("schedule", "workers", "microbatches")
     dims = {
-        "makespan": (*grid, "system"), "bubble_ratio": (*grid, "system"),
-        "path_share": (*grid, "system", "cost"), "formula_bubble_ratio": grid,
-        "table_bubble_ratio": (*grid, "drawn", "measured"), "peak_in_flight": (*grid, "worker"),
-        "activation_bytes": (*grid, "worker"), "persistent_bytes": (*grid, "worker"),
-    }  # fmt: skip
-    units = {"makespan": "s", "activation_bytes": "byte", "persistent_bytes": "byte",
-             "peak_in_flight": "stage activations"}  # fmt: skip
+        "makespan": (*grid, "system"),
+        "bubble_ratio": (*grid, "system"),
+        "path_share": (*grid, "system", "cost"),
+        "formula_bubble_ratio": grid,
+        "table_bubble_ratio": (*grid, "drawn", "measured"),
+        "peak_in_flight": (*grid, "worker"),
+        "activation_bytes": (*grid, "worker"),
+        "persistent_bytes": (*grid, "worker"),
+    }
+    units = {
+        "makespan": "s",
+        "activation_bytes": "byte",
+        "persistent_bytes": "byte",
+        "peak_in_flight": "stage activations",
+    }
     return xr.Dataset(
-        {name: (dims[name], values, {"units": units.get(name, "1")})
-         for name, values in ours.items()},
+        {
+            name: (dims[name], values, {"units": units.get(name, "1")})
+            for name, values in ours.items()
+        },
         coords={
-            "schedule": list(CASES), "workers": list(workers), "microbatches": list(microbatches),
-            "system": list(SYSTEMS), "cost": list(SHARES), "drawn": list(SLOTS),
-            "measured": list(SLOTS), "worker": list(range(max(workers))),
+            "schedule": list(CASES),
+            "workers": list(workers),
+            "microbatches": list(microbatches),
+            "system": list(SYSTEMS),
+            "cost": list(SHARES),
+            "drawn": list(SLOTS),
+            "measured": list(SLOTS),
+            "worker": list(range(max(workers))),
         },
         attrs={
             "title": "Schedules of arXiv:2605.24006 at three levels",
-            "model": MODEL, "minibatch": MINIBATCH, "run_slots": RUN_SLOTS, "link": "delay",
-            "dtype": "float64", **provenance(),
+            "model": MODEL,
+            "minibatch": MINIBATCH,
+            "run_slots": RUN_SLOTS,
+            "link": "delay",
+            "dtype": "float64",
+            **provenance(),
         },
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

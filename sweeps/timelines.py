@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.cost_files import worker_times
-from pipejax.evaluate import Evaluation
-from pipejax.provenance import provenance
-from pipejax.timeline import bars
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import bars
+from pipejax.base.provenance import provenance
+from pipejax.costs.measured import worker_times
 from sweeps.cases import build
 from sweeps.command import write
 
@@ -27,9 +27,16 @@ SLOTS = {"F": 1, "B": 2}
 TIMES = {"forward": 1.0, "backward": 2.0}  # of a microbatch on a worker [s]
 DELAY = 0.2  # of a message [s]
 COLUMNS: Mapping[str, str] = {
-    "worker": "1", "start": "s", "finish": "s", "phase": "1", "stage": "1", "microbatch": "1",
-    "is_critical": "1", "part": "1", "is_pair": "1",
-}  # fmt: skip
+    "worker": "1",
+    "start": "s",
+    "finish": "s",
+    "phase": "1",
+    "stage": "1",
+    "microbatch": "1",
+    "is_critical": "1",
+    "part": "1",
+    "is_pair": "1",
+}
 
 
 def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
@@ -43,12 +50,13 @@ def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
       variable states its unit.
     """
     shown = Console(stderr=True)
-    runs = {case: _run(case, microbatches)
-            for case in track(SHOWN, "schedules", console=shown)}  # fmt: skip
+    runs = {case: _run(case, microbatches) for case in track(SHOWN, "schedules", console=shown)}
     rows = [(case, *row) for case, run in runs.items() for row in _ops(run)]
     labels, *columns = zip(*rows, strict=True)
-    found = {name: ("op", np.array(column), {"units": unit})
-             for (name, unit), column in zip(COLUMNS.items(), columns, strict=True)}  # fmt: skip
+    found = {
+        name: ("op", np.array(column), {"units": unit})
+        for (name, unit), column in zip(COLUMNS.items(), columns, strict=True)
+    }
     whole = {
         "makespan": ("schedule", [run.makespan for run in runs.values()], {"units": "s"}),
         "bubble_ratio": ("schedule", [run.bubble_ratio for run in runs.values()], {"units": "1"}),
@@ -57,11 +65,16 @@ def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
         {**found, **whole},
         coords={"schedule": list(runs), "case": ("op", list(labels))},
         attrs={
-            "title": "Six schedules, op by op", "workers": WORKERS, "microbatches": microbatches,
-            "forward [s]": TIMES["forward"], "backward [s]": TIMES["backward"],
-            "message [s]": DELAY, "link": "delay", **provenance(),
+            "title": "Six schedules, op by op",
+            "workers": WORKERS,
+            "microbatches": microbatches,
+            "forward [s]": TIMES["forward"],
+            "backward [s]": TIMES["backward"],
+            "message [s]": DELAY,
+            "link": "delay",
+            **provenance(),
         },
-    )  # fmt: skip
+    )
 
 
 def _run(case: str, microbatches: int) -> Evaluation:
@@ -72,10 +85,20 @@ def _run(case: str, microbatches: int) -> Evaluation:
 def _ops(run: Evaluation) -> list[tuple[Any, ...]]:
     """One row per op, in the order of `COLUMNS`."""
     return [
-        (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch,
-         bar.is_critical, part, len(bar.ops) > 1)
-        for bar in bars(run) for part, op in enumerate(bar.ops)
-    ]  # fmt: skip
+        (
+            bar.worker,
+            bar.start,
+            bar.finish,
+            op.phase.name,
+            op.stage,
+            op.microbatch,
+            bar.is_critical,
+            part,
+            len(bar.ops) > 1,
+        )
+        for bar in bars(run)
+        for part, op in enumerate(bar.ops)
+    ]
 
 
 def main() -> None:

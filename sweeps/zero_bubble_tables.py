@@ -57,9 +57,11 @@ class Profile(NamedTuple):
 
 
 MODELS: Mapping[str, Shape] = {
-    "1.5B": Shape(8, 2304, 24), "6.2B": Shape(8, 4096, 32), "14.6B": Shape(16, 5120, 40),
+    "1.5B": Shape(8, 2304, 24),
+    "6.2B": Shape(8, 4096, 32),
+    "14.6B": Shape(16, 5120, 40),
     "28.3B": Shape(32, 6144, 48),
-}  # fmt: skip
+}
 PROFILES: Mapping[tuple[str, int], Profile] = {  # by model and number of microbatches
     ("1.5B", 24): Profile(18.522, 18.086, 9.337, 0.601, (0.1585, 0.0433)),
     ("1.5B", 32): Profile(18.513, 18.086, 9.331, 0.626, (0.1242, 0.0039)),
@@ -73,4 +75,4 @@ PROFILES: Mapping[tuple[str, int], Profile] = {  # by model and number of microb
     ("28.3B", 96): Profile(10.419, 10.207, 7.715, 0.408, (0.1421, 0.0038)),
     ("28.3B", 128): Profile(10.408, 10.204, 7.703, 0.408, (0.1106, 0.0029)),
     ("28.3B", 256): Profile(10.402, 10.248, 7.698, 0.46, (0.0594, 0.0018)),
-}  # fmt: skip
+}

@@ -19,7 +19,14 @@ def costs_of(table):
     """Unequal costs, none of which is a round number."""
     rng = np.random.default_rng(0)
     stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
-    ops = {name: 1 + rng.random(stages) for name in ("forward", "backward", "input_grad",
-                                                     "weight_grad")}  # fmt: skip
-    return pj.Costs(**ops, latency=rng.random(links) / 9, transmit=rng.random(links) / 3,
-                    all_reduce=rng.random(stages), update=rng.random(stages))  # fmt: skip
+    ops = {
+        name: 1 + rng.random(stages)
+        for name in ("forward", "backward", "input_grad", "weight_grad")
+    }
+    return pj.Costs(
+        **ops,
+        latency=rng.random(links) / 9,
+        transmit=rng.random(links) / 3,
+        all_reduce=rng.random(stages),
+        update=rng.random(stages),
+    )

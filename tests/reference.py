@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
-    "F": [("F", -1)], "R": [("F", 0), ("L", 0)], "W": [("I", 0)],
-    "B": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)], "I": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
-    "U": [("WB", 0)], "O": [("F", 0)], "L": [("O", 0)], "WAIT_O": [("O", 0)],
-}  # fmt: skip
+    "F": [("F", -1)],
+    "R": [("F", 0), ("L", 0)],
+    "W": [("I", 0)],
+    "B": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
+    "I": [("F", 0), ("R", 0), ("L", 0), ("IB", 1)],
+    "U": [("WB", 0)],
+    "O": [("F", 0)],
+    "L": [("O", 0)],
+    "WAIT_O": [("O", 0)],
+}
 HOST = ("O", "L")  # beside compute, on the host link of the worker
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 
@@ -62,9 +68,12 @@ class Run:
             self.reduce_within() or self.reduce_at_end()
         self.messages = [
             (self.cell_of[p], self.cell_of[op], p, op)
-            for row in self.ops for c in row for op in c for p in self.producers(op)
+            for row in self.ops
+            for c in row
+            for op in c
+            for p in self.producers(op)
             if self.cell_of[p][0] != self.cell_of[op][0]
-        ]  # fmt: skip
+        ]
         self.start, self.end = {}, {}
         self.run()
 
@@ -73,9 +82,10 @@ class Run:
         link_of = {w: group[0] for group in self.host_links for w in group}
         for _, w, c in sorted(
             (slot, w, tuple(split(text)))
-            for w, row in enumerate(self.texts) for slot, text in enumerate(row)
+            for w, row in enumerate(self.texts)
+            for slot, text in enumerate(row)
             if text.strip() and split(text)[0][0] in HOST
-        ):  # fmt: skip
+        ):
             self.host.setdefault(link_of.get(w, w), []).append((w, c))
         for w, row in enumerate(self.rows):
             last = None
@@ -150,13 +160,15 @@ class Run:
             slot = {c[0]: t for row in self.rows for t, c in enumerate(row)}
         else:
             free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
-            rows = [[text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
-                    for row in self.texts]  # fmt: skip
+            rows = [
+                [text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
+                for row in self.texts
+            ]
             ends = Run(rows, self.pipe_of, free, host_links=self.host_links).end
             slot = {}
-            for k, message in enumerate(sorted(
-                self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2])
-            )):  # fmt: skip
+            for k, message in enumerate(
+                sorted(self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2]))
+            ):
                 slot[message] = k
         for message in self.messages:
             (w, _), (v, _), p, op = message
@@ -197,14 +209,20 @@ class Run:
         else:
             waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
             waits += [(self.issued[user], 0.0)] if user in self.issued else []
-            waits += [(self.cell_of[p], 0.0) for op in user[1] for p in self.producers(op)
-                      if self.cell_of[p][0] == user[0]]  # fmt: skip
+            waits += [
+                (self.cell_of[p], 0.0)
+                for op in user[1]
+                for p in self.producers(op)
+                if self.cell_of[p][0] == user[0]
+            ]
             for message in self.messages:
                 if message[1] == user:
                     lag, transmit = self.lags(message)
-                    waits.append({
-                        "delay": (message[0], lag + transmit), "rendezvous": (message, 0.0),
-                    }.get(self.link, (message, lag)))  # fmt: skip
+                    waits.append(
+                        {"delay": (message[0], lag + transmit), "rendezvous": (message, 0.0)}.get(
+                            self.link, (message, lag)
+                        )
+                    )
             if self.link == "blocking" and user[1][0][0] not in HOST:
                 previous = before.get(user, [])
                 waits += [(m, 0.0) for m in self.messages if m[0] in previous]

@@ -11,7 +11,7 @@ import reference
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.costs import PHASE_FIELDS
+from pipejax.costs.costs import PHASE_FIELDS
 
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 
@@ -43,11 +43,14 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     pipes = draw(st.integers(1, 2))
-    placement = np.stack([
-        rng.permutation(np.concatenate([np.arange(workers),
-                                        rng.integers(0, workers, stages - workers)]))
-        for _ in range(pipes)
-    ])  # fmt: skip
+    placement = np.stack(
+        [
+            rng.permutation(
+                np.concatenate([np.arange(workers), rng.integers(0, workers, stages - workers)])
+            )
+            for _ in range(pipes)
+        ]
+    )
     pipe_of = rng.integers(0, pipes, microbatches)
     # every worker needs an op: pipe 0 reaches all of them, so give it the first microbatch
     pipe_of[0] = 0
@@ -106,8 +109,11 @@ def _phases(rng, split, recompute, offload):
 def _run(rng, placement, pipe_of, does, communication):
     """Append ready ops to rows until none is left."""
     stages, microbatches = does.splits.shape
-    phases = {(s, m): _phases(rng, does.splits[s, m], does.recomputes[s, m], does.offloads[s, m])
-              for s in range(stages) for m in range(microbatches)}  # fmt: skip
+    phases = {
+        (s, m): _phases(rng, does.splits[s, m], does.recomputes[s, m], does.offloads[s, m])
+        for s in range(stages)
+        for m in range(microbatches)
+    }
     rows = [[] for _ in range(placement.max() + 1)]
     done = set()
     home = lambda s, m: int(placement[pipe_of[m], s])  # noqa: E731
@@ -160,8 +166,10 @@ def price(table, rows, rng, pairs=False, step_end=False):
     """Give a table random per-stage and per-link costs."""
     stages, pipes = table.num_stages, table.num_pipes
     values = lambda *shape: rng.integers(0, 40, shape) / 8  # noqa: E731
-    ops = {name: values(stages) for name in ("forward", "backward", "input_grad", "weight_grad",
-                                             "recompute", "offload")}  # fmt: skip
+    ops = {
+        name: values(stages)
+        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload")
+    }
     if rng.random() < 0.5:
         ops["load"] = values(stages)
     if step_end:

@@ -23,11 +23,17 @@ node.gpus = [2, 8]
 compute.efficiency = [0.5]
 """
 GRID = {
-    "schedules": ["gpipe", "1f1b"], "workers": [2, 3], "minibatch": 12,
-    "microbatch_size": [1, 2, 3, 4, 5, 6, 12], "models": "tabular-128l", "recompute": ["none", "full"],
-    "systems": "mid_nw_mid_cp", "system": {
-        "network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 10, "scale": "log"}}},
-}  # fmt: skip
+    "schedules": ["gpipe", "1f1b"],
+    "workers": [2, 3],
+    "minibatch": 12,
+    "microbatch_size": [1, 2, 3, 4, 5, 6, 12],
+    "models": "tabular-128l",
+    "recompute": ["none", "full"],
+    "systems": "mid_nw_mid_cp",
+    "system": {
+        "network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 10, "scale": "log"}}
+    },
+}
 
 
 def declare(folder):

@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.memory import peak_activation_bytes
-from pipejax.workload import stage_bytes
+from pipejax.costs.workload import stage_bytes
+from pipejax.schedules.table.held_activations import peak_activation_bytes
 
 THIRD = Fraction(1, 3)
 STEPS = {  # what is held of an activation once an op has started or ended: (op, is its end, part)
-    "F": (0, "first"), "O": (1, "none"), "L": (0, "first"), "R": (0, "whole"),
-    "I": (1, "left"), "W": (1, "none"), "B": (1, "none"),
-}  # fmt: skip
+    "F": (0, "first"),
+    "O": (1, "none"),
+    "L": (0, "first"),
+    "R": (0, "whole"),
+    "I": (1, "left"),
+    "W": (1, "none"),
+    "B": (1, "none"),
+}
 CAUSAL = "FOLRIWB"  # the ops of one activation, in the order in which they run
 
 
@@ -44,9 +49,11 @@ def sweep(evaluation, rows, sizes, share, checkpoints):
                 recomputes = any(rank == CAUSAL.index("R") for rank, _, _ in steps)
                 part = begun[-1][2] if begun else "none"
                 level[moment] += {
-                    "none": 0, "whole": sizes[stage], "left": share * sizes[stage],
+                    "none": 0,
+                    "whole": sizes[stage],
+                    "left": share * sizes[stage],
                     "first": checkpoints[stage] if recomputes else sizes[stage],
-                }[part]  # fmt: skip
+                }[part]
         levels.append(level)
     return levels
 
@@ -65,9 +72,11 @@ def test_equals_a_sweep_over_dictionaries(case, data):
     except pj.ScheduleError:
         run = pj.evaluate(case.table, case.costs)
     memory = pj.activation_memory(
-        run, sizes=list(map(float, sizes)), weight_share=float(share),
+        run,
+        sizes=list(map(float, sizes)),
+        weight_share=float(share),
         checkpoints=list(map(float, checkpoints)),
-    )  # fmt: skip
+    )
     for worker, level in enumerate(sweep(run, case.rows, sizes, share, checkpoints)):
         time, held = memory.curve(worker)
         assert time.tolist() == [float(moment) for moment in level]
@@ -87,8 +96,10 @@ def test_never_above_what_is_in_flight(case, shares):
     less, more = (pj.activation_memory(run, weight_share=share).peak for share in sorted(shares))
     assert (less <= more + 1e-9).all()
     assert (more <= whole + 1e-9).all()
-    longer = {name: getattr(case.costs, name) + 1.0 for name in
-              ("forward", "backward", "input_grad", "weight_grad", "recompute")}  # fmt: skip
+    longer = {
+        name: getattr(case.costs, name) + 1.0
+        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute")
+    }
     run = pj.evaluate(case.table, dataclasses.replace(case.costs, **longer, pair=None))
     if not case.table.offloads:  # and every op takes time
         assert (
@@ -100,8 +111,10 @@ def test_never_above_what_is_in_flight(case, shares):
 @given(case=strategies.cases(step_end=True), link=st.sampled_from(["delay", "queued", "blocking"]))
 def test_what_starts_starts_when_something_ends(case, link):
     rng = np.random.default_rng(case.table.num_slots)
-    uneven = {name: 0.1 + rng.random(case.table.num_stages) for name in
-              ("forward", "backward", "input_grad", "weight_grad", "offload", "load")}  # fmt: skip
+    uneven = {
+        name: 0.1 + rng.random(case.table.num_stages)
+        for name in ("forward", "backward", "input_grad", "weight_grad", "offload", "load")
+    }
     costs = dataclasses.replace(case.costs, **uneven, latency=0.0, transmit=0.0)
     run = pj.evaluate(case.table, costs, link=link)
     assert set(run.node_start.tolist()) <= {0.0, *run.node_finish.tolist()}
@@ -112,8 +125,9 @@ def memory_of(row, costs, **options):
     return pj.activation_memory(pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options)
 
 
-COSTS = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, recompute=1.0,
-                 offload=3.0, load=2.0)  # fmt: skip
+COSTS = pj.Costs(
+    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, recompute=1.0, offload=3.0, load=2.0
+)
 
 
 def steps(memory):
@@ -162,8 +176,10 @@ def test_whole_activations_are_whole_numbers(name):
 
 def test_thirds_add_up_to_whole_numbers():
     first = [f"0{phase}{m}" for m in range(30) for phase in "FI"]  # I before the next F
-    memory = memory_of([*first, *(f"0W{m}" for m in range(30))], pj.Costs(
-        forward=0.1, input_grad=0.7, weight_grad=0.3))  # fmt: skip
+    memory = memory_of(
+        [*first, *(f"0W{m}" for m in range(30))],
+        pj.Costs(forward=0.1, input_grad=0.7, weight_grad=0.3),
+    )
     thirds = 3 * memory.held
     np.testing.assert_allclose(thirds, np.round(thirds), atol=1e-9)
     assert memory.peak[0] == pytest.approx(1 + 29 * THIRD, abs=1e-9)
@@ -193,10 +209,15 @@ TIMES = ["--stage-times", "F=1,I=1,W=1"]
 def test_evaluate_prints_the_peak_and_when(answer, call):
     found = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    memory = pj.activation_memory(pj.evaluate(table, pj.Costs.complete(
-        forward=1.0, input_grad=1.0, weight_grad=1.0)))  # fmt: skip
-    assert found == {"unit": "activations", "weight_share": 1 / 3, "peak": memory.peak.tolist(),
-                     "peak_at": memory.peak_at.tolist()}  # fmt: skip
+    memory = pj.activation_memory(
+        pj.evaluate(table, pj.Costs.complete(forward=1.0, input_grad=1.0, weight_grad=1.0))
+    )
+    assert found == {
+        "unit": "activations",
+        "weight_share": 1 / 3,
+        "peak": memory.peak.tolist(),
+        "peak_at": memory.peak_at.tolist(),
+    }
     given_sizes = ["--weight-share", "1", "--activation-sizes", "2,1,1,1"]
     held = answer("evaluate", *ONE, *TIMES, *given_sizes)
     assert held["activation_memory"]["peak"][0] == 2 * held["peak_in_flight"][0]
@@ -219,8 +240,20 @@ def test_mistakes(mistake, option, value, message):
 
 
 def test_a_model_gives_bytes(answer, mistake):
-    model = ["--schedule", "1f1b", "--workers", 4, "--microbatches", 8, "--model", "gpt-22b",
-             "--system", "a100", "--minibatch", 8]  # fmt: skip
+    model = [
+        "--schedule",
+        "1f1b",
+        "--workers",
+        4,
+        "--microbatches",
+        8,
+        "--model",
+        "gpt-22b",
+        "--system",
+        "a100",
+        "--minibatch",
+        8,
+    ]
     found = answer("evaluate", *model)["activation_memory"]
     assert found["unit"] == "bytes"
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)

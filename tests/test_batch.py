@@ -13,15 +13,27 @@ from hypothesis import strategies as st
 from jax._src import monitoring
 
 import pipejax as pj
-from pipejax import blocks, stepped
-from pipejax.binary_ops import NEVER_SLOT, binary_ops
-from pipejax.cost_rows import cost_rows
-from pipejax.costs import cost_vector
-from pipejax.one_function import wide_vectors
-from pipejax.step_program import step_program, way_back
+from pipejax.engine.batched import blocks
+from pipejax.engine.batched import interpreter as stepped
+from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
+from pipejax.engine.batched.cost_rows import cost_rows
+from pipejax.engine.batched.interpreted_program import step_program, way_back
+from pipejax.engine.batched.single_xla_call import wide_vectors
+from pipejax.engine.pricing import cost_vector
 
-FIELDS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_reduce", "update",
-          "offload", "load", "latency", "transmit")  # fmt: skip
+FIELDS = (
+    "forward",
+    "backward",
+    "input_grad",
+    "weight_grad",
+    "recompute",
+    "all_reduce",
+    "update",
+    "offload",
+    "load",
+    "latency",
+    "transmit",
+)
 OPS = FIELDS[:-2]
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 
@@ -29,8 +41,10 @@ LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 def batch_of(table, size, seed, dtype=np.float64, *, dyadic=False):
     """Random costs per stage and link; dyadic ones tie often and are exact."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: (rng.integers(0, 9, shape) / 8 if dyadic  # noqa: E731
-                           else rng.random(shape)).astype(dtype)  # fmt: skip
+
+    def draw(*shape):
+        return (rng.integers(0, 9, shape) / 8 if dyadic else rng.random(shape)).astype(dtype)
+
     links = (size, 2, table.num_pipes, table.num_stages - 1)
     ops = {name: draw(size, table.num_stages) for name in OPS}
     return pj.Costs(**ops, latency=draw(*links), transmit=draw(*links))
@@ -50,8 +64,9 @@ def one_by_one(program, costs, size):
     each = [part(costs, k) for k in range(size)]
     results = [run(program, one) for one in each]
     values = np.array([value for value, _ in results])
-    return values, {name: np.stack([np.asarray(getattr(g, name)) for _, g in results])
-                    for name in FIELDS}  # fmt: skip
+    return values, {
+        name: np.stack([np.asarray(getattr(g, name)) for _, g in results]) for name in FIELDS
+    }
 
 
 @given(data=st.data(), link=LINKS, seed=st.integers(0, 2**32 - 1))
@@ -69,10 +84,16 @@ def test_stepped_equals_one_by_one(data, link, seed):  # ties included: the same
         np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
 
 
-@pytest.mark.parametrize(("name", "link"), [
-    ("1f1b", "delay"), ("chimera", "rendezvous"), ("hanayo", "blocking"), ("gpipe", "queued"),
-    ("interleaved-1f1b", "delay"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("1f1b", "delay"),
+        ("chimera", "rendezvous"),
+        ("hanayo", "blocking"),
+        ("gpipe", "queued"),
+        ("interleaved-1f1b", "delay"),
+    ],
+)
 @pytest.mark.parametrize("dyadic", [False, True])
 def test_unrolled_equals_stepped(name, link, dyadic):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
@@ -116,14 +137,18 @@ def test_uniform_costs_and_scalars(unroll):
 
 
 def test_pairs_are_priced():
-    rows = [["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
-            ["1F0", "(1F1;1B0)OVERLAP_F_B", "1F2", "1B1", "1B2"]]  # fmt: skip
+    rows = [
+        ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
+        ["1F0", "(1F1;1B0)OVERLAP_F_B", "1F2", "1B1", "1B2"],
+    ]
     program = pj.lower(pj.ScheduleTable.from_rows(rows))
     for pair in (None, np.array([[3.0, 2.5], [1.0, 4.0]])):
         costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=np.array([2.0, 3.0]), pair=pair)
         values, counts = pj.makespans_and_grad(program, costs)
-        ones = [pj.Costs(forward=f, backward=b, pair=None if pair is None else pair[k])
-                for k, (f, b) in enumerate([(1.0, 2.0), (2.0, 3.0)])]  # fmt: skip
+        ones = [
+            pj.Costs(forward=f, backward=b, pair=None if pair is None else pair[k])
+            for k, (f, b) in enumerate([(1.0, 2.0), (2.0, 3.0)])
+        ]
         np.testing.assert_allclose(values, [pj.makespan(program, one) for one in ones])
         alone = [jax.grad(pj.makespan, argnums=1)(program, one) for one in ones]
         np.testing.assert_array_equal(counts.forward, [one.forward for one in alone])
@@ -171,8 +196,12 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
         found = np.asarray(getattr(counts, field))
         assert found.shape == np.shape(getattr(costs, field))
         np.testing.assert_allclose(found[some], getattr(fewer, field), rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr("pipejax.batch.WORTH_COMPILING", 0 if size > 64 else 10**9)
-    monkeypatch.setattr("pipejax.stepped.MIN_WORK", 1)  # threads even for a short program
+    monkeypatch.setattr(
+        "pipejax.engine.batched.makespans.WORTH_COMPILING", 0 if size > 64 else 10**9
+    )
+    monkeypatch.setattr(
+        "pipejax.engine.batched.interpreter.MIN_WORK", 1
+    )  # threads even for a short program
     again, others = run(costs)
     np.testing.assert_allclose(again, values, rtol=1e-12)
     np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)
@@ -198,8 +227,14 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
         clear()
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     sizes = []
-    monkeypatch.setattr(stepped, "in_blocks", lambda solve, *, size, block: (
-        sizes.append((size, block)), blocks.in_blocks(solve, size=size, block=block))[1])  # fmt: skip
+    monkeypatch.setattr(
+        stepped,
+        "in_blocks",
+        lambda solve, *, size, block: (
+            sizes.append((size, block)),
+            blocks.in_blocks(solve, size=size, block=block),
+        )[1],
+    )
     values, counts = pj.makespans_and_grad(program, costs)
     for clear in forget:
         clear()
@@ -282,8 +317,12 @@ def test_a_comparison_grid_compiles_a_handful_of_times():
             table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
             programs.append(pj.lower(table))
             rng = np.random.default_rng(count)
-            costs.append(pj.Costs(**{f: rng.random((1000, table.num_stages)) for f in FIELDS[:2]},
-                                  transmit=rng.random(1000)))  # fmt: skip
+            costs.append(
+                pj.Costs(
+                    **{f: rng.random((1000, table.num_stages)) for f in FIELDS[:2]},
+                    transmit=rng.random(1000),
+                )
+            )
     jax.clear_caches()
     results = []
     assert 1 <= compilations(lambda: results.extend(pj.makespans_of(programs, costs))) <= 8
@@ -332,12 +371,17 @@ def test_programs_are_padded_to_buckets():
 
 
 BAD = {
-    "two batch axes": (pj.Costs(forward=np.ones(3), backward=np.ones(4)), "axis of 3, others have 4"),
-    "stages": (pj.Costs(forward=np.ones((3, 5)), backward=1.0),
-               r"forward has shape \(5,\), the table has 4 stages"),
+    "two batch axes": (
+        pj.Costs(forward=np.ones(3), backward=np.ones(4)),
+        "axis of 3, others have 4",
+    ),
+    "stages": (
+        pj.Costs(forward=np.ones((3, 5)), backward=1.0),
+        r"forward has shape \(5,\), the table has 4 stages",
+    ),
     "negative": (pj.Costs(forward=np.array([1.0, -1.0])), "forward must be finite and at least 0"),
     "NaN": (pj.Costs(forward=np.array([1.0, np.nan])), "forward must be finite"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -9,13 +9,25 @@ import time
 import pytest
 
 import pipejax as pj
-from pipejax.files import to_json
+from pipejax.costs.system import data_file
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.table_files import to_json
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
-KEYS = {"schedule", "workers", "stages", "microbatches", "link", "makespan", "bubble_ratio",
-        "max_span", "span_bubble_ratio", "busy", "peak_in_flight"}  # fmt: skip
+KEYS = {
+    "schedule",
+    "workers",
+    "stages",
+    "microbatches",
+    "link",
+    "makespan",
+    "bubble_ratio",
+    "max_span",
+    "span_bubble_ratio",
+    "busy",
+    "peak_in_flight",
+}
 
 
 def test_evaluate_json(answer):
@@ -28,20 +40,46 @@ def test_evaluate_json(answer):
 
 
 def test_evaluate_with_a_model(answer):
-    result = answer("evaluate", *ONE, "--model", "gpt3-175b", "--system", "h100",
-                    "--minibatch", 16, "--tensor-parallel", 8, "--recompute", "selective")  # fmt: skip
+    result = answer(
+        "evaluate",
+        *ONE,
+        "--model",
+        "gpt3-175b",
+        "--system",
+        "h100",
+        "--minibatch",
+        16,
+        "--tensor-parallel",
+        8,
+        "--recompute",
+        "selective",
+    )
     assert set(result) >= KEYS | {"step_time", "memory_bytes", "tokens_per_second"}
     assert result["tokens_per_second"] == pytest.approx(16 * 2048 / result["step_time"])
     assert len(result["memory_bytes"]) == 4
-    twice = answer("evaluate", *ONE, "--model", "gpt3-175b", "--system", "h100", "--minibatch", 16,
-                   "--tensor-parallel", 8, "--data-parallel", 2)  # fmt: skip
+    twice = answer(
+        "evaluate",
+        *ONE,
+        "--model",
+        "gpt3-175b",
+        "--system",
+        "h100",
+        "--minibatch",
+        16,
+        "--tensor-parallel",
+        8,
+        "--data-parallel",
+        2,
+    )
     assert twice["tokens_per_second"] == pytest.approx(2 * 16 * 2048 / twice["step_time"])
 
 
 def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
     costs = tmp_path / "costs.json"
-    costs.write_text('{"unit": "seconds", "F": 1.0, "I": 1.5, "W": 0.7, '
-                     '"message": {"latency": 0.05, "transmit": 0.9}}')  # fmt: skip
+    costs.write_text(
+        '{"unit": "seconds", "F": 1.0, "I": 1.5, "W": 0.7, '
+        '"message": {"latency": 0.05, "transmit": 0.9}}'
+    )
     table = ["--table", data / "1F1B_4_8.comms.csv", "--costs", costs]
     assert answer("evaluate", *table)["makespan"] == pytest.approx(50.4)
     for queues, expected in (("worker", 53.2), ("pair", 52.3), ("direction", 50.4)):
@@ -49,16 +87,45 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
         assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("arguments", [
-    ["evaluate", *ONE, *TIMES],
-    ["evaluate", *ONE, "--model", "gpt-22b", "--system", "a100", "--minibatch", "8"],
-    ["evaluate", *ONE, *TIMES, "--link", "rendezvous", "--queues", "pair"],
-    ["compare", "--schedules", "gpipe,chimera,hanayo", "--workers", "4", "--microbatches", "4,7", *TIMES],
-    ["compare", "--schedules", "1f1b", "--workers", "4", "--microbatches", "8", "--model", "gpt-22b",
-     "--system", "a100", "--minibatch", "8"],
-    ["show", *ONE], ["show", *ONE, *TIMES, "--comm", "0.5", "--messages", "--width", "90"],
-    ["schedules"], [], ["evaluate", "--help"],
-], ids=lambda a: " ".join(map(str, a[:3])))  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", *ONE, *TIMES],
+        ["evaluate", *ONE, "--model", "gpt-22b", "--system", "a100", "--minibatch", "8"],
+        ["evaluate", *ONE, *TIMES, "--link", "rendezvous", "--queues", "pair"],
+        [
+            "compare",
+            "--schedules",
+            "gpipe,chimera,hanayo",
+            "--workers",
+            "4",
+            "--microbatches",
+            "4,7",
+            *TIMES,
+        ],
+        [
+            "compare",
+            "--schedules",
+            "1f1b",
+            "--workers",
+            "4",
+            "--microbatches",
+            "8",
+            "--model",
+            "gpt-22b",
+            "--system",
+            "a100",
+            "--minibatch",
+            "8",
+        ],
+        ["show", *ONE],
+        ["show", *ONE, *TIMES, "--comm", "0.5", "--messages", "--width", "90"],
+        ["schedules"],
+        [],
+        ["evaluate", "--help"],
+    ],
+    ids=lambda a: " ".join(map(str, a[:3])),
+)
 def test_reports_are_readable(call, arguments):
     code, out, _ = call(*arguments)
     assert code == 0
@@ -73,21 +140,45 @@ def test_report_says_what_matters(call):
 
 
 def test_compare_json(answer):
-    result = answer("compare", "--schedules", "gpipe,1f1b,chimera", "--workers", "4",
-                    "--microbatches", "4,6,8", *TIMES, "--comm", "0.2")  # fmt: skip
+    result = answer(
+        "compare",
+        "--schedules",
+        "gpipe,1f1b,chimera",
+        "--workers",
+        "4",
+        "--microbatches",
+        "4,6,8",
+        *TIMES,
+        "--comm",
+        "0.2",
+    )
     rows = result["rows"]
     assert len(rows) == 9
     chimera = next(r for r in rows if r["schedule"] == "chimera" and r["microbatches"] == 8)
     assert chimera["formula_bubble_ratio"] == pytest.approx(2 / 18)
     assert chimera["weight_copies"] == 2
     assert "messages take" in chimera["why"]
-    assert "F = B" in answer("compare", "--schedules", "chimera", "--workers", "4", "--slots",
-                             "F=1,B=2", "--microbatches", "8", *TIMES)["rows"][0]["why"]  # fmt: skip
+    assert (
+        "F = B"
+        in answer(
+            "compare",
+            "--schedules",
+            "chimera",
+            "--workers",
+            "4",
+            "--slots",
+            "F=1,B=2",
+            "--microbatches",
+            "8",
+            *TIMES,
+        )["rows"][0]["why"]
+    )
 
 
 def test_compare_marks_what_does_not_exist(answer):
-    rows = answer("compare", "--schedules", "1f1b,chimera", "--workers", "4",
-                  "--microbatches", "7", *TIMES)["rows"]  # fmt: skip
+    rows = answer(
+        "compare", "--schedules", "1f1b,chimera", "--workers", "4", "--microbatches", "7", *TIMES
+    )["rows"]
     assert "even number of microbatches" in rows[1]["error"]
     assert rows[0]["makespan"] == 30.0
 
@@ -122,7 +213,7 @@ def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
 
 
 def test_drawing_without_matplotlib_says_what_to_install(call, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pipejax.drawing", None)
+    monkeypatch.setitem(sys.modules, "pipejax.plots.timeline", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = call("show", *ONE, "--out", "x.png")
     assert code == 2
@@ -131,8 +222,18 @@ def test_drawing_without_matplotlib_says_what_to_install(call, monkeypatch):
 
 
 def test_compare_gives_each_schedule_its_options(answer):
-    rows = answer("compare", "--schedules", "gpipe,hanayo", "--workers", "2", "--microbatches", "4",
-                  "--waves", "2", *TIMES)["rows"]  # fmt: skip
+    rows = answer(
+        "compare",
+        "--schedules",
+        "gpipe,hanayo",
+        "--workers",
+        "2",
+        "--microbatches",
+        "4",
+        "--waves",
+        "2",
+        *TIMES,
+    )["rows"]
     assert [row["stages"] for row in rows] == [2, 8]
 
 
@@ -173,9 +274,12 @@ def test_export_trace(answer, tmp_path):
     assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == 48
     slices = [e for e in events if e["ph"] == "X"]
     for arrow in (e for e in events if e["ph"] in "sf"):  # arrows bind to slices they lie in
-        assert any(s["pid"] == arrow["pid"] and s["tid"] == arrow["tid"]
-                   and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6
-                   for s in slices)  # fmt: skip
+        assert any(
+            s["pid"] == arrow["pid"]
+            and s["tid"] == arrow["tid"]
+            and s["ts"] - 1e-6 <= arrow["ts"] <= s["ts"] + s["dur"] + 1e-6
+            for s in slices
+        )
     counters = [e["args"]["activations"] for e in events if e["ph"] == "C" and e["pid"] == 0]
     assert (max(counters), counters[-1]) == (4, 0)
 
@@ -187,10 +291,18 @@ MISTAKES = {
     "unknown option": ([E, *ONE, *TIMES, "--colour"], "--colour"),
     "unknown schedule": ([E, "--schedule", "2f2b", *ONE[2:], *TIMES], "unknown schedule '2f2b'"),
     "M=0": ([E, *ONE[:-1], "0", *TIMES], "'--microbatches': .* got '0'"),
-    "negative P": ([E, "--schedule", "gpipe", "--workers", "-2", "--microbatches", "4", *TIMES], "'--workers': .* got '-2'"),
-    "P no number": ([E, "--schedule", "gpipe", "--workers", "two", "--microbatches", "4", *TIMES], "two"),
-    "odd P for chimera": ([E, "--schedule", "chimera", "--workers", "3", "--microbatches", "4", *TIMES],
-                          "even number of workers"),
+    "negative P": (
+        [E, "--schedule", "gpipe", "--workers", "-2", "--microbatches", "4", *TIMES],
+        "'--workers': .* got '-2'",
+    ),
+    "P no number": (
+        [E, "--schedule", "gpipe", "--workers", "two", "--microbatches", "4", *TIMES],
+        "two",
+    ),
+    "odd P for chimera": (
+        [E, "--schedule", "chimera", "--workers", "3", "--microbatches", "4", *TIMES],
+        "even number of workers",
+    ),
     "waves of gpipe": ([E, *ONE, "--waves", "2", *TIMES], "1f1b takes no waves"),
     "no table": ([E, *TIMES], "give either --schedule"),
     "both tables": ([E, *ONE, "--table", "x.csv", *TIMES], "give either --schedule"),
@@ -200,8 +312,14 @@ MISTAKES = {
     "negative time": ([E, *ONE, "--stage-times", "F=-1,B=2"], "F must be .* got '-1'"),
     "NaN time": ([E, *ONE, "--stage-times", "F=nan,B=2"], "F must be .* got 'nan'"),
     "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=SECONDS"),
-    "no backward": ([E, *ONE, "--stage-times", "F=1"], "--stage-times F=1: the backward has no cost"),
-    "more I than B": ([E, *ONE, "--worker-times", "F=1,B=2,I=3"], r"--worker-times F=1,B=2,I=3: W = B - I .* got -1"),
+    "no backward": (
+        [E, *ONE, "--stage-times", "F=1"],
+        "--stage-times F=1: the backward has no cost",
+    ),
+    "more I than B": (
+        [E, *ONE, "--worker-times", "F=1,B=2,I=3"],
+        r"--worker-times F=1,B=2,I=3: W = B - I .* got -1",
+    ),
     "no wave": ([E, "--schedule", "hanayo", *ONE[2:], *TIMES, "--waves", "0"], "--waves"),
     "no replica": ([E, *ONE, *MODEL, "--data-parallel", "0"], "'--data-parallel': .* got '0'"),
     "slots of a file": (["show", "--table", "{slots}"], "slots: unknown phase 'Z'"),
@@ -217,20 +335,30 @@ MISTAKES = {
     "binary file": ([E, "--table", "{binary}", *TIMES], "not text"),
     "missing op": ([E, "--table", "{missing}", *TIMES], "missing op 0B1"),
     "doubled op": ([E, "--table", "{doubled}", *TIMES], "op 0F0 stands twice"),
-    "wrong rank": ([E, "--table", "{rank}", *TIMES], "op 1F0 is on worker 1, but 1B0 is on worker 0"),
+    "wrong rank": (
+        [E, "--table", "{rank}", *TIMES],
+        "op 1F0 is on worker 1, but 1B0 is on worker 0",
+    ),
     "cyclic order": ([E, "--table", "{cycle}", *TIMES], "deadlock"),
     "unknown phase": ([E, "--table", "{phase}", *TIMES], "'0X0' is not an op"),
     "crossed transfers": ([E, "--table", "{crossed}", *TIMES, "--link", "rendezvous"], "deadlock"),
-    "workers of a file": ([E, "--table", "{good}", "--workers", "2", *TIMES], "--workers belongs to"),
+    "workers of a file": (
+        [E, "--table", "{good}", "--workers", "2", *TIMES],
+        "--workers belongs to",
+    ),
     "costs without unit": ([E, *ONE, "--costs", "{nounit}"], '"unit" must be one of'),
     "costs unknown key": ([E, *ONE, "--costs", "{badkey}"], "unknown key 'forwards'"),
     "costs no json": ([E, *ONE, "--costs", "{good}"], "is not JSON"),
     "costs and comm": ([E, *ONE, "--costs", "{nounit}", "--comm", "1"], "do not go with --costs"),
     "unknown model": ([E, *ONE, "--model", "gpt5", *MODEL[2:]], "unknown model 'gpt5'"),
-    "unknown system": ([E, *ONE, "--model", "gpt-22b", "--system", "tpu", "--minibatch", "8"],
-                       "unknown system 'tpu'"),
-    "system without unit": ([E, *ONE, "--model", "gpt-22b", "--system", "{system}", "--minibatch", "8"],
-                            "has no unit"),
+    "unknown system": (
+        [E, *ONE, "--model", "gpt-22b", "--system", "tpu", "--minibatch", "8"],
+        "unknown system 'tpu'",
+    ),
+    "system without unit": (
+        [E, *ONE, "--model", "gpt-22b", "--system", "{system}", "--minibatch", "8"],
+        "has no unit",
+    ),
     "no system": ([E, *ONE, "--model", "gpt-22b"], "--model needs --system"),
     "no minibatch": ([E, *ONE, *MODEL[:4]], "--model needs --minibatch"),
     "indivisible": ([E, *ONE, *MODEL[:5], "9"], "do not divide a minibatch of 9"),
@@ -238,41 +366,81 @@ MISTAKES = {
     "stray system": ([E, *ONE, *TIMES, "--system", "a100"], "--system needs --model"),
     "recompute": ([E, *ONE, *MODEL, "--recompute", "most"], "--recompute must be one of"),
     "bad slots": ([E, *ONE, *TIMES, "--slots", "F=0,B=1"], "slots"),
-    "half a backward": ([E, *ONE, *TIMES, "--slots", "F=1,W=1"], "--slots: expected F and B, or F, I and W"),
-    "slots of R": ([E, *ONE, *TIMES, "--slots", "F=1,B=1,R=1"], "--slots: expected F, B, I, W once"),
+    "half a backward": (
+        [E, *ONE, *TIMES, "--slots", "F=1,W=1"],
+        "--slots: expected F and B, or F, I and W",
+    ),
+    "slots of R": (
+        [E, *ONE, *TIMES, "--slots", "F=1,B=1,R=1"],
+        "--slots: expected F, B, I, W once",
+    ),
     "limit of 1f1b": ([E, *ONE, *TIMES, "--memory-limit", "2"], "1f1b takes no memory_limit"),
-    "limit below 1": ([E, "--schedule", "zero-bubble", *ONE[2:], *TIMES, "--memory-limit", "0.5"],
-                      "the memory limit of worker 0 is 0.5: one activation of its stage takes 1"),
-    "bad weight share": ([E, "--schedule", "zb-1p", *ONE[2:], *TIMES, "--weight-share", "2"],
-                         "weight_share must be a number from 0 to 1, got 2"),
-    "bad shares": ([E, "--schedule", "chimera-asymmetric", *ONE[2:], *TIMES, "--stage-shares", "1,2"],
-                   "4 positive numbers"),
-    "compare unknown": (["compare", "--schedules", "gpipe,x", "--workers", "4", "--microbatches", "4",
-                         *TIMES], "unknown schedule 'x'"),
-    "compare nothing legal": (["compare", "--schedules", "chimera", "--workers", "3", "--microbatches",
-                               "4", *TIMES], "even number of workers"),
-    "compare stray option": (["compare", "--schedules", "gpipe,1f1b", "--workers", "4", "--microbatches",
-                              "4", "--waves", "2", *TIMES], "--waves: none of gpipe, 1f1b has this"),
-    "compare no numbers": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "a",
-                            *TIMES], "--microbatches must be whole numbers"),
-    "compare no times": (["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "4"],
-                         "times are missing"),
+    "limit below 1": (
+        [E, "--schedule", "zero-bubble", *ONE[2:], *TIMES, "--memory-limit", "0.5"],
+        "the memory limit of worker 0 is 0.5: one activation of its stage takes 1",
+    ),
+    "bad weight share": (
+        [E, "--schedule", "zb-1p", *ONE[2:], *TIMES, "--weight-share", "2"],
+        "weight_share must be a number from 0 to 1, got 2",
+    ),
+    "bad shares": (
+        [E, "--schedule", "chimera-asymmetric", *ONE[2:], *TIMES, "--stage-shares", "1,2"],
+        "4 positive numbers",
+    ),
+    "compare unknown": (
+        ["compare", "--schedules", "gpipe,x", "--workers", "4", "--microbatches", "4", *TIMES],
+        "unknown schedule 'x'",
+    ),
+    "compare nothing legal": (
+        ["compare", "--schedules", "chimera", "--workers", "3", "--microbatches", "4", *TIMES],
+        "even number of workers",
+    ),
+    "compare stray option": (
+        [
+            "compare",
+            "--schedules",
+            "gpipe,1f1b",
+            "--workers",
+            "4",
+            "--microbatches",
+            "4",
+            "--waves",
+            "2",
+            *TIMES,
+        ],
+        "--waves: none of gpipe, 1f1b has this",
+    ),
+    "compare no numbers": (
+        ["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "a", *TIMES],
+        "--microbatches must be whole numbers",
+    ),
+    "compare no times": (
+        ["compare", "--schedules", "gpipe", "--workers", "4", "--microbatches", "4"],
+        "times are missing",
+    ),
     "show format": (["show", *ONE, "--out", "x.gif"], "--out must end in one of"),
     "show nowhere": (["show", *ONE, "--out", "{tmp}/no/such/x.png"], "No such file"),
     "export format": (["export", *ONE, "--format", "xml", "--out", "x"], "--format must be one of"),
     "export nowhere": (["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"], "No such file"),
     "export no out": (["export", *ONE, "--format", "json"], "--out"),
-}  # fmt: skip
+}
 TABLE = to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)).encode()
 FILES = {
-    "empty": b"", "binary": bytes(range(200, 256)), "missing": b"0F0,0F1,0B0\n",
-    "doubled": b"0F0,0F0,0B0\n", "rank": b"0F0,1B0\n1F0,0B0\n", "phase": b"0X0,0B0\n",
-    "cycle": b"0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", "good": b"0F0,0B0\n",
+    "empty": b"",
+    "binary": bytes(range(200, 256)),
+    "missing": b"0F0,0F1,0B0\n",
+    "doubled": b"0F0,0F0,0B0\n",
+    "rank": b"0F0,1B0\n1F0,0B0\n",
+    "phase": b"0X0,0B0\n",
+    "cycle": b"0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n",
+    "good": b"0F0,0B0\n",
     "crossed": b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
-               b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
-    "slots": TABLE.replace(b'"F": 1', b'"Z": 1'), "minus": TABLE.replace(b'"F": 1', b'"F": -1'),
-    "nounit": b'{"F": 1, "B": 2}', "badkey": b'{"unit": "seconds", "forwards": 1}',
-}  # fmt: skip
+    b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
+    "slots": TABLE.replace(b'"F": 1', b'"Z": 1'),
+    "minus": TABLE.replace(b'"F": 1', b'"F": -1'),
+    "nounit": b'{"F": 1, "B": 2}',
+    "badkey": b'{"unit": "seconds", "forwards": 1}',
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -282,7 +450,7 @@ def test_a_mistake_is_one_clear_line(call, what, tmp_path):
     for name, content in FILES.items():
         places[name] = tmp_path / f"{name}.csv"
         places[name].write_bytes(content)
-    system = json.loads(pj.hardware.data_file("hardware", "h100", "system").read_text())
+    system = json.loads(data_file("hardware", "h100", "system").read_text())
     system["network"] = {"bandwidth": 50, "latency_us": 1}
     places["system"] = tmp_path / "system.json"
     places["system"].write_text(json.dumps(system))

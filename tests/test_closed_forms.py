@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.cost_files import worker_times
-from pipejax.formulas import closed_form
+from pipejax.analysis.closed_forms import closed_form
+from pipejax.costs.measured import worker_times
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]
 
@@ -107,8 +107,9 @@ def test_exact_form_of_1f1b_8_32():  # 39F + 39B + 34c_F + 34c_B
     assert np.asarray(counts.transmit).ravel().tolist() == [34, 34]
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs",
-                                  "chimera"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "chimera"]
+)
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 8), (4, 4), (4, 8), (8, 8), (8, 24)])
 def test_formulas_hold_where_they_say(name, p, m):
     table, result = run(name, p, m)

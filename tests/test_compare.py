@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.compare import table_bubble_ratio
-from pipejax.timeline import arrows, bars
+from pipejax.analysis.comparison import table_bubble_ratio
+from pipejax.analysis.timeline import arrows, bars
 
 
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
@@ -24,16 +24,36 @@ def test_levels_agree_without_messages():
     assert (point.formula_in_flight, point.peak_in_flight, point.weight_copies) == (8, 8, 1)
 
 
-@pytest.mark.parametrize(("arguments", "why"), [
-    ({"name": "1f1b", "forward": 1.0, "backward": 2.0, "transmit": 1.0}, r"run above table: messages take [\d.]+ %"),
-    ({"name": "chimera", "forward": 1.0, "backward": 2.0}, "times are not in the ratio of the slots"),
-    ({"name": "chimera", "forward": 1.0, "backward": 2.0, "slots": {"F": 1, "B": 2}},
-     "table above formula: the formula assumes equal stages, F = B"),
-    ({"name": "gpipe", "forward": [1.0, 2.0, 1.0, 1.0], "backward": 2.0}, "stages are unequal"),
-    ({"name": "chimera", "forward": 1.0, "backward": 1.0, "all_reduce": 3.0}, "all-reduce and update take"),
-    ({"name": "hanayo", "forward": 0.5, "backward": 1.0}, "no formula: no closed form is published"),
-    ({"name": "interleaved-1f1b", "m": 6, "forward": 1.0, "backward": 2.0}, r"in flight: .* says 11, the table holds 12"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            {"name": "1f1b", "forward": 1.0, "backward": 2.0, "transmit": 1.0},
+            r"run above table: messages take [\d.]+ %",
+        ),
+        (
+            {"name": "chimera", "forward": 1.0, "backward": 2.0},
+            "times are not in the ratio of the slots",
+        ),
+        (
+            {"name": "chimera", "forward": 1.0, "backward": 2.0, "slots": {"F": 1, "B": 2}},
+            "table above formula: the formula assumes equal stages, F = B",
+        ),
+        ({"name": "gpipe", "forward": [1.0, 2.0, 1.0, 1.0], "backward": 2.0}, "stages are unequal"),
+        (
+            {"name": "chimera", "forward": 1.0, "backward": 1.0, "all_reduce": 3.0},
+            "all-reduce and update take",
+        ),
+        (
+            {"name": "hanayo", "forward": 0.5, "backward": 1.0},
+            "no formula: no closed form is published",
+        ),
+        (
+            {"name": "interleaved-1f1b", "m": 6, "forward": 1.0, "backward": 2.0},
+            r"in flight: .* says 11, the table holds 12",
+        ),
+    ],
+)
 def test_why(arguments, why):
     assert re.search(why, levels(**arguments).why)
 
@@ -48,8 +68,11 @@ def test_closed_forms_of_split_backwards(name, p, m):
 
 def test_bound_by_names_the_dominant_cost():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    for costs, name in (({"forward": 9.0, "backward": 1.0}, "F"), ({"forward": 1.0, "backward": 9.0}, "B"),
-                        ({"forward": 1.0, "backward": 1.0, "transmit": 9.0}, "message")):  # fmt: skip
+    for costs, name in (
+        ({"forward": 9.0, "backward": 1.0}, "F"),
+        ({"forward": 1.0, "backward": 9.0}, "B"),
+        ({"forward": 1.0, "backward": 1.0, "transmit": 9.0}, "message"),
+    ):
         result = pj.evaluate(table, pj.Costs(**costs))
         assert result.bound_by == name
         assert sum(result.path_share.values()) == pytest.approx(1)
@@ -71,19 +94,26 @@ def test_table_bubble_counts_idle_slots():
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
 def test_timeline_is_consistent(link, data):
     table = pj.read_table(data / "DualPipeV_4_8.comms.csv")
-    costs = pj.Costs.per_stage(table, forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1,
-                               transmit=0.4)  # fmt: skip
+    costs = pj.Costs.per_stage(
+        table, forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1, transmit=0.4
+    )
     run = pj.evaluate(table, costs, link=link)
     drawn, sent = bars(run), arrows(run)
     assert max(bar.finish for bar in drawn) == run.makespan
     ends = {(bar.worker, str(op)): bar for bar in drawn for op in bar.ops}
     for arrow in sent:
         letters = "F" if arrow.op.phase is pj.Phase.SEND_F else "BI"
-        producer = next(ends[arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}"] for x in letters
-                        if (arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}") in ends)  # fmt: skip
+        producer = next(
+            ends[arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}"]
+            for x in letters
+            if (arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}") in ends
+        )
         next_stage = arrow.op.stage + (1 if letters == "F" else -1)
-        consumer = next(ends[arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}"] for x in letters
-                        if (arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}") in ends)  # fmt: skip
+        consumer = next(
+            ends[arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}"]
+            for x in letters
+            if (arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}") in ends
+        )
         assert producer.finish - 1e-9 <= arrow.start
         assert arrow.start + 0.5 - 1e-9 <= arrow.finish <= consumer.start + 1e-9
     critical = [bar for bar in drawn if bar.is_critical]

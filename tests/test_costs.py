@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
-from pipejax.cost_files import parse_times, worker_times
+from pipejax.costs.measured import parse_times, worker_times
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
@@ -27,14 +27,23 @@ def test_backward_is_filled_in_both_ways():
 WRONG = {
     "negative": ({"forward": -1.0, "backward": 1.0}, "forward must be finite and at least 0"),
     "nan": ({"forward": float("nan"), "backward": 1.0}, "forward must be .* got nan"),
-    "infinite": ({"forward": 1.0, "backward": np.array([1.0, np.inf])}, "backward must be .* got inf"),
+    "infinite": (
+        {"forward": 1.0, "backward": np.array([1.0, np.inf])},
+        "backward must be .* got inf",
+    ),
     "text": ({"forward": "fast", "backward": 1.0}, "forward must be a number"),
     "no backward": ({"forward": 1.0}, "the backward has no cost"),
     "half of it": ({"forward": 1.0, "weight_grad": 1.0}, "the backward has no cost"),
-    "more W than B": ({"forward": 1.0, "backward": 1.0, "weight_grad": 2.0}, r"I = B - W \(input_grad\) must be"),
+    "more W than B": (
+        {"forward": 1.0, "backward": 1.0, "weight_grad": 2.0},
+        r"I = B - W \(input_grad\) must be",
+    ),
     "unknown": ({"forward": 1.0, "backward": 1.0, "sideways": 1.0}, "unknown cost 'sideways'"),
-    "both transfers": ({"forward": 1.0, "backward": 1.0, "transfer": 1.0, "transmit": 1.0}, "give one"),
-}  # fmt: skip
+    "both transfers": (
+        {"forward": 1.0, "backward": 1.0, "transfer": 1.0, "transmit": 1.0},
+        "give one",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -75,9 +84,14 @@ def test_cost_values_never_recompile():
 def test_gradients(link, table):
     rng = np.random.default_rng(1)
     stages, links = (table.num_stages,), (2, table.num_pipes, table.num_stages - 1)
-    costs = pj.Costs(**{name: jnp.asarray(1 + rng.random(stages)) for name in (
-        "forward", "backward", "input_grad", "weight_grad")},
-        latency=jnp.asarray(rng.random(links)), transmit=jnp.asarray(rng.random(links)))  # fmt: skip
+    costs = pj.Costs(
+        **{
+            name: jnp.asarray(1 + rng.random(stages))
+            for name in ("forward", "backward", "input_grad", "weight_grad")
+        },
+        latency=jnp.asarray(rng.random(links)),
+        transmit=jnp.asarray(rng.random(links)),
+    )
     program = pj.lower(table, link=link)
     value, counts = jax.value_and_grad(pj.makespan, argnums=1)(program, costs)
     flat, back = ravel_pytree(costs)
@@ -146,8 +160,10 @@ def test_worker_times_divide_over_stages():
     assert worker_times(TABLE, times).forward.tolist() == [1.0] * 4
     asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=2, num_microbatches=2)
     np.testing.assert_allclose(worker_times(asymmetric, times).forward, [2 / 3, 4 / 3])
-    totals = [pj.evaluate(t, worker_times(t, times)).busy.sum() / t.num_microbatches
-              for t in (interleaved, hanayo, asymmetric)]  # fmt: skip
+    totals = [
+        pj.evaluate(t, worker_times(t, times)).busy.sum() / t.num_microbatches
+        for t in (interleaved, hanayo, asymmetric)
+    ]
     np.testing.assert_allclose(totals, 6.0)  # all schedules do the same work
 
 
@@ -161,15 +177,21 @@ BAD = {
     "no forward": ({"unit": "seconds", "B": 2}, '"F" is missing'),
     "no backward": ({"unit": "seconds", "F": 2}, "the backward has no cost"),
     "too few": (GOOD | {"B": [1, 2]}, "B has 2 entries, the table has 4 stages"),
-    "too many messages": (GOOD | {"message": {"latency": [1, 2, 3, 4]}}, "4 entries, .* 3 stage bound"),
+    "too many messages": (
+        GOOD | {"message": {"latency": [1, 2, 3, 4]}},
+        "4 entries, .* 3 stage bound",
+    ),
     "negative": (GOOD | {"F": -1}, "F must be finite numbers of at least 0, got -1"),
     "text": (GOOD | {"F": "1"}, "F must be finite numbers .* got '1'"),
     "boolean": (GOOD | {"F": True}, "F must be finite numbers .* got True"),
     "null": (GOOD | {"F": None}, "F must be finite numbers .* got None"),
-    "bytes alone": (GOOD | {"message": {"bytes": 1}}, 'give "transmit", or "bytes" and "bandwidth"'),
+    "bytes alone": (
+        GOOD | {"message": {"bytes": 1}},
+        'give "transmit", or "bytes" and "bandwidth"',
+    ),
     "no bandwidth": (GOOD | {"message": {"bytes": 1, "bandwidth": 0}}, "bandwidth must be above 0"),
     "message number": (GOOD | {"message": 3}, "message must be an object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -188,11 +210,14 @@ def test_nan_in_a_cost_file_is_refused(tmp_path):
         pj.read_costs(path, TABLE)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"unit": "seconds", "F": 1' + "0" * 400 + ', "B": 1}', "F must be finite"),
-    ('{"unit": "seconds", "F": 1, "B": 2, "F": 3}', "key 'F' stands twice"),
-    ("[" * 100000, "nested too deeply|not JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"unit": "seconds", "F": 1' + "0" * 400 + ', "B": 1}', "F must be finite"),
+        ('{"unit": "seconds", "F": 1, "B": 2, "F": 3}', "key 'F' stands twice"),
+        ("[" * 100000, "nested too deeply|not JSON"),
+    ],
+)
 def test_strange_json_is_refused(text, message, tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(text)
@@ -213,11 +238,19 @@ def test_overflow_is_refused():
 
 def test_cost_file_in_full(tmp_path):
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({
-        "unit": "milliseconds", "F": 1, "I": [1, 2, 3, 4], "W": 0.5, "pair": 3,
-        "message": {"latency": 1, "bytes": 1e6, "bandwidth": [1e9, 1e8, 1e9]},
-        "message_back": {"latency": 2, "transmit": 5},
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "unit": "milliseconds",
+                "F": 1,
+                "I": [1, 2, 3, 4],
+                "W": 0.5,
+                "pair": 3,
+                "message": {"latency": 1, "bytes": 1e6, "bandwidth": [1e9, 1e8, 1e9]},
+                "message_back": {"latency": 2, "transmit": 5},
+            }
+        )
+    )
     costs = pj.read_costs(path, TABLE)
     np.testing.assert_allclose(costs.backward, [1.5e-3, 2.5e-3, 3.5e-3, 4.5e-3])
     np.testing.assert_allclose(costs.transmit[0, 0], [1e-3, 1e-2, 1e-3])
@@ -226,12 +259,20 @@ def test_cost_file_in_full(tmp_path):
     assert costs.pair.tolist() == [3e-3] * 4
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("F=1,X=2", "'X=2' is not LETTER=SECONDS"), ("F=1,F=2", "F is given twice"),
-    ("B=2", "F is missing"), ("F=-1,B=1", "F must be a finite number of at least 0, got '-1'"),
-    ("F=one", "got 'one'"), ("F=nan,B=1", "got 'nan'"), ("F=inf,B=1", "got 'inf'"),
-    ("", "is not LETTER=SECONDS"), ("F", "got ''"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F=1,X=2", "'X=2' is not LETTER=SECONDS"),
+        ("F=1,F=2", "F is given twice"),
+        ("B=2", "F is missing"),
+        ("F=-1,B=1", "F must be a finite number of at least 0, got '-1'"),
+        ("F=one", "got 'one'"),
+        ("F=nan,B=1", "got 'nan'"),
+        ("F=inf,B=1", "got 'inf'"),
+        ("", "is not LETTER=SECONDS"),
+        ("F", "got ''"),
+    ],
+)
 def test_bad_times_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_times(text, "--stage-times")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipejax.devices import spread_of
+from pipejax.engine.batched.sharding import spread_of
 
 TESTS = Path(__file__).parent
 ON_SEVERAL = """
@@ -39,9 +39,12 @@ for size in (100, 20_001):
 
 def run(arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, *arguments], env=os.environ | environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        env=os.environ | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def output(process):

@@ -14,22 +14,32 @@ from matplotlib.text import Text
 from figures import __main__ as command
 from figures import best_schedule, design_run_time, jitter, pareto, timelines, tornado
 from figures.cases import LOOK
-from pipejax import style
-from pipejax.sensitivity import EFFICIENCIES
+from pipejax.analysis.sensitivity import EFFICIENCIES
+from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from sweeps import jitter as jitter_sweep
 from sweeps import sensitivity as sensitivity_sweep
 from sweeps import timelines as timelines_sweep
 
 GRID = {
-    "title": "A small model", "models": "gpt-22b", "systems": "h100", "workers": 4, "minibatch": 16,
+    "title": "A small model",
+    "models": "gpt-22b",
+    "systems": "h100",
+    "workers": 4,
+    "minibatch": 16,
     "schedules": ["gpipe", "1f1b", "chimera"],
-    "microbatch_size": [1, 3, 4], "tensor_parallel": 8, "recompute": ["none", "full"],
+    "microbatch_size": [1, 3, 4],
+    "tensor_parallel": 8,
+    "recompute": ["none", "full"],
     "outputs": ["bubble_ratio", "bound_by"],
-    "system": {"memory": {"capacity_GB": 32}, "network": {
-        "bandwidth_GB_per_s": {"from": 0.1, "to": 100, "points": 5, "scale": "log"},
-        "latency_us": {"from": 1, "to": 1e5, "points": 4, "scale": "log"}}},
-}  # fmt: skip
+    "system": {
+        "memory": {"capacity_GB": 32},
+        "network": {
+            "bandwidth_GB_per_s": {"from": 0.1, "to": 100, "points": 5, "scale": "log"},
+            "latency_us": {"from": 1, "to": 1e5, "points": 4, "scale": "log"},
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,8 +95,12 @@ def test_the_declared_design_space():
 
 def test_one_colour_per_schedule():
     """Two schedules of the design space never share a colour, or the map could not be read."""
-    names = map(str, {axis.name: axis for axis in read_sweep("sweeps/design_space.toml").axes}
-                ["schedule"].values)  # fmt: skip
+    names = map(
+        str,
+        {axis.name: axis for axis in read_sweep("sweeps/design_space.toml").axes}[
+            "schedule"
+        ].values,
+    )
     colours = [LOOK[name]["color"] for name in names]
     assert len(set(colours)) == len(colours)
 
@@ -124,7 +138,10 @@ def test_the_map_shows_the_fastest(space):
     figure = best_schedule.draw(space)["best_schedule"]
     left, middle, right, *_ = figure.axes
     assert [axes.get_title(loc="left") for axes in (left, middle, right)] == [
-        "fastest schedule", "its step time [s]", "largest share of its critical path"]  # fmt: skip
+        "fastest schedule",
+        "its step time [s]",
+        "largest share of its critical path",
+    ]
     mesh = left.collections[0]
     colours = mesh.cmap(mesh.norm(mesh.get_array())).reshape(4, 5, 4)
     for b, k in ((0, 0), (4, 0), (0, 3), (4, 3)):  # rows are latencies
@@ -133,12 +150,16 @@ def test_the_map_shows_the_fastest(space):
     labels = {text.get_text() for text in left.get_legend().get_texts()}
     assert labels == {LOOK[by_hand(space, b, k)[1]]["label"] for b in range(5) for k in range(4)}
     assert (left.get_xlabel(), left.get_ylabel()) == (
-        "network bandwidth [GB/s]", "network latency [µs]")  # fmt: skip
+        "network bandwidth [GB/s]",
+        "network latency [µs]",
+    )
 
 
 def test_where_nothing_fits_the_map_is_empty(space):
     none = space.copy(deep=True)
-    none["status"].loc[{"network.bandwidth": none["network.bandwidth"][0]}] = STATUS.index("out of memory")  # fmt: skip
+    none["status"].loc[{"network.bandwidth": none["network.bandwidth"][0]}] = STATUS.index(
+        "out of memory"
+    )
     best = best_schedule.fastest(none)
     assert best.step_time.isel({"network.bandwidth": 0}).isnull().all()
     assert (best.schedule.isel({"network.bandwidth": 0}) == "").all()
@@ -212,7 +233,9 @@ def test_tornado(elasticity):
 
 
 def test_timelines(runs):
-    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(timelines_sweep.COLUMNS)  # fmt: skip
+    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(
+        timelines_sweep.COLUMNS
+    )
     figure = timelines.draw(runs)["timelines"]
     assert len(figure.axes) == len(timelines_sweep.SHOWN)
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
@@ -248,10 +271,15 @@ def test_command(stores, tmp_path, capsys):
     out = tmp_path / "out"
     assert command.main(["--data", str(stores), "--out", str(out)]) == 0
     names = {"best_schedule", "design_run_time", "jitter", "pareto", "timelines", "tornado"}
-    assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")}  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {
+        f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")
+    }
     printed = capsys.readouterr()
     missing = stores / "tabular_schedules.zarr"
-    assert f"no {missing}: `python -m sweeps.tabular_schedules --out {missing}` writes it" in printed.out  # fmt: skip
+    assert (
+        f"no {missing}: `python -m sweeps.tabular_schedules --out {missing}` writes it"
+        in printed.out
+    )
     absent = [name for name in command.STORES if not (stores / name).exists()]
     assert printed.out.count("writes it") == len(absent)
     assert "figures" in printed.err
@@ -283,8 +311,14 @@ def test_every_script_has_a_store():
 
 
 def test_no_text_is_smaller_than_six_points(space, elasticity, runs, shaken):
-    drawn = [design_run_time.draw(space), best_schedule.draw(space), pareto.draw(space),
-             tornado.draw(elasticity), timelines.draw(runs), jitter.draw(shaken)]  # fmt: skip
+    drawn = [
+        design_run_time.draw(space),
+        best_schedule.draw(space),
+        pareto.draw(space),
+        tornado.draw(elasticity),
+        timelines.draw(runs),
+        jitter.draw(shaken),
+    ]
     for figure in (figure for each in drawn for figure in each.values()):
         assert figure.get_figwidth() == style.PAGE
         sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]

@@ -7,7 +7,7 @@ import strategies
 from hypothesis import given
 
 import pipejax as pj
-from pipejax.files import to_csv, to_json
+from pipejax.schedules.table.table_files import to_csv, to_json
 
 
 def same(one, other):
@@ -37,8 +37,16 @@ def test_csv_round_trip(name, tmp_path):
     assert read.name == name
 
 
-@pytest.mark.parametrize("name", ["ZBVZeroBubble_4_8", "DualPipeV_4_8", "DualPipeV_4_8.comms",
-                                  "Interleaved1F1B_4_8.comms", "1F1B_4_8.comms"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ZBVZeroBubble_4_8",
+        "DualPipeV_4_8",
+        "DualPipeV_4_8.comms",
+        "Interleaved1F1B_4_8.comms",
+        "1F1B_4_8.comms",
+    ],
+)
 def test_pytorch_files_are_written_as_they_were_read(name, data):
     path = data / f"{name}.csv"
     written = [row.rstrip(",") for row in to_csv(pj.read_table(path)).split("\r\n")]
@@ -75,12 +83,18 @@ BAD = {
     "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement lists"),
     "ragged placement": (json.dumps(GOOD | {"placement": [[0, 1], [1]]}).encode(), "of one length"),
     "unknown slot": (json.dumps(GOOD | {"slots": {"Z": 1}}).encode(), "unknown phase 'Z'"),
-    "negative slot": (json.dumps(GOOD | {"slots": {"F": -1}}).encode(), "F must be a finite number"),
-    "huge placement": (json.dumps(GOOD | {"placement": [[0, 10**20], [1, 0]]}).encode(), "not a table"),
+    "negative slot": (
+        json.dumps(GOOD | {"slots": {"F": -1}}).encode(),
+        "F must be a finite number",
+    ),
+    "huge placement": (
+        json.dumps(GOOD | {"placement": [[0, 10**20], [1, 0]]}).encode(),
+        "not a table",
+    ),
     "another version": (json.dumps(GOOD | {"version": 7}).encode(), "version"),
     "key twice": (b'{"format": 1, "format": 2}', "key 'format' stands twice"),
     "missing op": (b"0F0,0B0,0F1\n", "missing op 0B1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -9,10 +9,10 @@ import strategies
 from hypothesis import given, settings
 
 import pipejax as pj
-from pipejax.cost_files import parse_times, read_costs, stage_times, worker_times
-from pipejax.idealised import slot_times, spread
-from pipejax.ops import EXECUTED, HOST
-from pipejax.timeline import bars
+from pipejax.analysis.timeline import bars
+from pipejax.costs.measured import parse_times, read_costs, stage_times, worker_times
+from pipejax.schedules.cells.ops import EXECUTED, HOST
+from pipejax.schedules.table.slot_simulation import slot_times, spread
 
 F, B, O, L = 1.0, 2.0, 4.0, 3.0  # noqa: E741
 COSTS = pj.Costs(forward=F, backward=B, offload=O, load=L)
@@ -38,8 +38,24 @@ def test_compute_goes_on_beside_the_host_link():
 
 
 def test_they_are_issued_where_they_stand():
-    result = run([["0F0", "0F1", "0O0", "0F2", "0F3", "0F4", "0F5", "0F6", "0F7", "0L0", "0B0",
-                   *(f"0B{m}" for m in range(1, 8))]])  # fmt: skip
+    result = run(
+        [
+            [
+                "0F0",
+                "0F1",
+                "0O0",
+                "0F2",
+                "0F3",
+                "0F4",
+                "0F5",
+                "0F6",
+                "0F7",
+                "0L0",
+                "0B0",
+                *(f"0B{m}" for m in range(1, 8)),
+            ]
+        ]
+    )
     assert times(result, "0O0")[0] == 2 * F  # the link is free before
     assert times(result, "0L0")[0] == 8 * F  # and so it is here
 
@@ -100,7 +116,11 @@ def test_workers_may_share_a_host_link():
     assert own.makespan == 2 * F + O + L + 2 * B
     # 0O0 and 1O0 stand in one column: worker 0 comes first; 1L0 stands before 0L0
     assert [times(shared, op)[0] for op in ("0O0", "1O0", "1L0", "0L0")] == [
-        F, F + O, F + 2 * O, F + 2 * O + L]  # fmt: skip
+        F,
+        F + O,
+        F + 2 * O,
+        F + 2 * O + L,
+    ]
     assert shared.makespan == F + 2 * O + 2 * L + B
     assert run(SHARED, host_links=[[1], [0]]).makespan == own.makespan
 
@@ -112,16 +132,20 @@ def test_columns_decide_on_a_shared_link():
     assert times(result, "1L0")[0] == F + 2 * O + L
 
 
-CROSSED = [["", "0F1", "0O1", "0WAIT_O1", "0F0", "0B0", "0L1", "0B1"],
-           ["1F0", "1O0", "1L0", "1B0", "1F1", "1B1"]]  # fmt: skip
+CROSSED = [
+    ["", "0F1", "0O1", "0WAIT_O1", "0F0", "0B0", "0L1", "0B1"],
+    ["1F0", "1O0", "1L0", "1B0", "1F1", "1B1"],
+]
 
 
 def test_a_deadlock_on_a_shared_link_names_the_cycle():
     table = pj.ScheduleTable.from_rows(CROSSED)
     assert pj.evaluate(table, COSTS).makespan > 0
     message = r"deadlock on a shared host link.*1O0 \(worker 1\) -> 0O1 \(worker 0\)"
-    for act in (lambda: pj.lower(table, host_links=[[0, 1]]),
-                lambda: slot_times(table, host_links=[[0, 1]])):  # fmt: skip
+    for act in (
+        lambda: pj.lower(table, host_links=[[0, 1]]),
+        lambda: slot_times(table, host_links=[[0, 1]]),
+    ):
         with pytest.raises(pj.ScheduleError, match=message) as caught:
             act()
         assert ">" in caught.value.grid
@@ -152,16 +176,22 @@ WRONG = {
     "no offload": (["0F0", "0L0", "0B0"], r"missing op 0O0 on worker 0: there is a load alone"),
     "only a wait": (["0F0", "0WAIT_O0", "0B0"], r"missing op 0O0 on worker 0: there is a wait"),
     "twice": (["0F0", "0O0", "0O0", "0L0", "0B0"], r"op 0O0 stands twice on worker 0"),
-    "wait twice": (["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"], r"op 0WAIT_O0 stands twice"),
+    "wait twice": (
+        ["0F0", "0O0", "0WAIT_O0", "0WAIT_O0", "0L0", "0B0"],
+        r"op 0WAIT_O0 stands twice",
+    ),
     "offload too early": (["0O0", "0F0", "0L0", "0B0"], r"deadlock: 0O0 .* waits for 0F0, which"),
     "load too early": (["0F0", "0L0", "0O0", "0B0"], r"deadlock: 0L0 .* waits for 0O0, which"),
     "load too late": (["0F0", "0O0", "0B0", "0L0"], r"deadlock: 0B0 .* waits for 0L0, which"),
     "load after R": (["0F0", "0O0", "0R0", "0L0", "0B0"], r"deadlock: 0R0 .* waits for 0L0, which"),
-    "wait too early": (["0F0", "0WAIT_O0", "0O0", "0L0", "0B0"], r"deadlock: 0WAIT_O0 .* waits for 0O0"),
+    "wait too early": (
+        ["0F0", "0WAIT_O0", "0O0", "0L0", "0B0"],
+        r"deadlock: 0WAIT_O0 .* waits for 0O0",
+    ),
     "no such microbatch": (["0F0", "0B0", "0O1", "0L1"], r"op 0O1 .* has no forward"),
     "no microbatch": (["0F0", "0O", "0L0", "0B0"], r"O carries a microbatch"),
     "in a pair": (["0F0", "(0F1;0O0)OVERLAP_F_B", "0L0", "0B0", "0B1"], r"is not a fused pair"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -201,8 +231,13 @@ def test_host_ops_are_beside_busy_time_and_spans(case):
             pipe = case.table.pipe_of_microbatch[microbatch]
             assert bar.worker == case.table.placement[pipe, stage]
             assert bar.finish - bar.start == pytest.approx(
-                float(np.broadcast_to(getattr(case.costs, case.costs.field_of(bar.ops[0].phase)),
-                                      case.table.num_stages)[stage]))  # fmt: skip
+                float(
+                    np.broadcast_to(
+                        getattr(case.costs, case.costs.field_of(bar.ops[0].phase)),
+                        case.table.num_stages,
+                    )[stage]
+                )
+            )
     compute = np.isin(case.table.phase, EXECUTED) & (case.table.phase != pj.Phase.WAIT_O)
     last = np.where(compute, result.finish, 0).max(axis=1)
     first = np.where(compute, result.start, np.inf).min(axis=1)

@@ -10,11 +10,12 @@ import pytest
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 
 import pipejax as pj
-from pipejax import stepped
+from pipejax.analysis.distributions import DISTRIBUTIONS
+from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.cli.app import run as command
-from pipejax.factors import DISTRIBUTIONS
-from pipejax.jitter_data import jitter_dataset
+from pipejax.engine.batched import interpreter as stepped
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.cells.ops import format_cell
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,9 @@ def test_more_samples_parts_and_precision_change_no_sample():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     done = []
     whole = pj.jitter(table, costs, ALL, samples=3000, link="queued")
-    parts = pj.jitter(table, costs, ALL, samples=3000, link="queued", max_bytes=10**6,
-                      on_part=done.append)  # fmt: skip
+    parts = pj.jitter(
+        table, costs, ALL, samples=3000, link="queued", max_bytes=10**6, on_part=done.append
+    )
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
     assert sum(done) == 3000
     assert len(done) > 20
@@ -78,7 +80,7 @@ def test_more_samples_parts_and_precision_change_no_sample():
 
 
 def test_spreads_and_distributions_do_not_recompile():
-    module = sys.modules["pipejax.jitter"]
+    module = sys.modules["pipejax.analysis.jitter"]
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     pj.jitter(table, costs, ALL, samples=100)
     before = module._durations._cache_size(), stepped._compiled()._cache_size()
@@ -127,23 +129,32 @@ def test_robustness_ranks():
         pj.robustness(runs, quantile=2)
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: D("cauchy", 0.1), "unknown distribution 'cauchy': known are lognormal, gamma"),
-    (lambda: D("uniform", 0.6), "spread of uniform must be a number from 0 to 0.577, got 0.6"),
-    (lambda: D("normal", 0.3), "spread of normal must be a number from 0 to 0.25, got 0.3"),
-    (lambda: D("gamma", -0.1), "got -0.1"),
-    (lambda: D("gamma", float("nan")), "got nan"),
-    (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
-    (lambda: S(0.1, 0.5), "slowdown of a straggler must be finite and at least 1, got 0.5"),
-    (lambda: S(0.1, float("inf")), "got inf"),
-    (lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0), "samples must be a whole number .* got 0"),
-    (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
-    (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
-    (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
-    (lambda: pj.jitter(ONE, pj.Costs(forward=-1.0), ALL), "forward must be finite"),
-    (lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308), ALL, samples=99), "too large for a float"),
-    (lambda: pj.jitter(ONE, pj.Costs(), ALL, link="fast"), "unknown link model 'fast'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: D("cauchy", 0.1), "unknown distribution 'cauchy': known are lognormal, gamma"),
+        (lambda: D("uniform", 0.6), "spread of uniform must be a number from 0 to 0.577, got 0.6"),
+        (lambda: D("normal", 0.3), "spread of normal must be a number from 0 to 0.25, got 0.3"),
+        (lambda: D("gamma", -0.1), "got -0.1"),
+        (lambda: D("gamma", float("nan")), "got nan"),
+        (lambda: S(1.1, 2.0), "probability of a straggler must be from 0 to 1, got 1.1"),
+        (lambda: S(0.1, 0.5), "slowdown of a straggler must be finite and at least 1, got 0.5"),
+        (lambda: S(0.1, float("inf")), "got inf"),
+        (
+            lambda: pj.jitter(ONE, pj.Costs(), ALL, samples=0),
+            "samples must be a whole number .* got 0",
+        ),
+        (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
+        (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
+        (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
+        (lambda: pj.jitter(ONE, pj.Costs(forward=-1.0), ALL), "forward must be finite"),
+        (
+            lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308), ALL, samples=99),
+            "too large for a float",
+        ),
+        (lambda: pj.jitter(ONE, pj.Costs(), ALL, link="fast"), "unknown link model 'fast'"),
+    ],
+)
 def test_mistakes(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -199,8 +210,18 @@ def call(capsys):
 
 SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "200"]
 J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
-VARY = ["--op", "lognormal:0.2", "--worker", "uniform:0.1", "--message", "gamma:0.5",
-        "--straggler", "0.2:2", "--op-straggler", "0.05:3"]  # fmt: skip
+VARY = [
+    "--op",
+    "lognormal:0.2",
+    "--worker",
+    "uniform:0.1",
+    "--message",
+    "gamma:0.5",
+    "--straggler",
+    "0.2:2",
+    "--op-straggler",
+    "0.05:3",
+]
 
 
 def test_command(call, tmp_path):
@@ -209,14 +230,36 @@ def test_command(call, tmp_path):
     assert code == 0
     assert text.count("\n") == 1
     result = json.loads(text)
-    assert set(result) == {"workers", "microbatches", "link", "queues", "host_links", "jitter", "samples", "seed",
-                           "quantile", "out", "rows"}  # fmt: skip
+    assert set(result) == {
+        "workers",
+        "microbatches",
+        "link",
+        "queues",
+        "host_links",
+        "jitter",
+        "samples",
+        "seed",
+        "quantile",
+        "out",
+        "rows",
+    }
     assert result["jitter"]["op"] == "lognormal:0.2"
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     for row, name in zip(result["rows"], ("gpipe", "1f1b"), strict=True):
         run = pj.jitter(build(name), costs, ALL, samples=200, seed=7)
-        assert set(row) == {"schedule", "deterministic", "mean", "quantiles", "slowdowns", "worst",
-                            "worst_sample", "makespan_rank", "slowdown_rank", "fastest_share", "ops"}  # fmt: skip
+        assert set(row) == {
+            "schedule",
+            "deterministic",
+            "mean",
+            "quantiles",
+            "slowdowns",
+            "worst",
+            "worst_sample",
+            "makespan_rank",
+            "slowdown_rank",
+            "fastest_share",
+            "ops",
+        }
         assert (row["schedule"], row["deterministic"]) == (name, run.deterministic)
         assert row["quantiles"] == {f"p{q}": run.quantile(q / 100) for q in (5, 50, 95, 99)}
         assert row["slowdowns"]["p95"] == run.slowdown(0.95)
@@ -230,8 +273,17 @@ def test_command(call, tmp_path):
     code, text, _ = call(*J, *VARY, "--ops", "--quantile", "0.9")
     assert code == 0
     run = pj.jitter(build(), pj.Costs(forward=1.0, backward=2.0), ALL, samples=200)
-    for word in ("gpipe", "p95", "p90 slowdown", "rank", "most often", "100.00 %", "200 samples",
-                 f"{run.quantile(0.9):.5g} s", f"{run.slowdown(0.9):.4f}"):  # fmt: skip
+    for word in (
+        "gpipe",
+        "p95",
+        "p90 slowdown",
+        "rank",
+        "most often",
+        "100.00 %",
+        "200 samples",
+        f"{run.quantile(0.9):.5g} s",
+        f"{run.slowdown(0.9):.4f}",
+    ):
         assert word in text
 
 
@@ -246,26 +298,29 @@ def test_command_marks_what_does_not_exist(call):
     assert "chimera: not evaluated" in text
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--op", "cauchy:1"], "--op cauchy:1: unknown distribution 'cauchy': known are"),
-    (["--worker", "gamma"], "--worker must be NAME:SPREAD .* got 'gamma'"),
-    (["--message", "gamma:x"], "--message must be NAME:SPREAD .* got 'gamma:x'"),
-    (["--message", "gamma:nan"], "--message gamma:nan: the spread of gamma must be"),
-    (["--straggler", "0.1"], "--straggler must be PROBABILITY:SLOWDOWN, .* got '0.1'"),
-    (["--straggler", "2:2"], "--straggler 2:2: the probability .* from 0 to 1, got 2"),
-    (["--op-straggler", "a:2"], "--op-straggler must be PROBABILITY:SLOWDOWN"),
-    (["--op-straggler", "0.1:0.5"], "at least 1, got 0.5"),
-    (["--samples", "0"], "'--samples': .* got '0'"),
-    (["--seed", "-1"], "'--seed': .* got '-1'"),
-    (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
-    (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
-    (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
-    (["--out", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
-    (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
-    (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
-    (["--schedules", "gpipe,x"], "unknown schedule 'x'"),
-    (["--schedules", "chimera", "--workers", "3"], "even number of workers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "cauchy:1"], "--op cauchy:1: unknown distribution 'cauchy': known are"),
+        (["--worker", "gamma"], "--worker must be NAME:SPREAD .* got 'gamma'"),
+        (["--message", "gamma:x"], "--message must be NAME:SPREAD .* got 'gamma:x'"),
+        (["--message", "gamma:nan"], "--message gamma:nan: the spread of gamma must be"),
+        (["--straggler", "0.1"], "--straggler must be PROBABILITY:SLOWDOWN, .* got '0.1'"),
+        (["--straggler", "2:2"], "--straggler 2:2: the probability .* from 0 to 1, got 2"),
+        (["--op-straggler", "a:2"], "--op-straggler must be PROBABILITY:SLOWDOWN"),
+        (["--op-straggler", "0.1:0.5"], "at least 1, got 0.5"),
+        (["--samples", "0"], "'--samples': .* got '0'"),
+        (["--seed", "-1"], "'--seed': .* got '-1'"),
+        (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
+        (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
+        (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
+        (["--out", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
+        (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
+        (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
+        (["--schedules", "gpipe,x"], "unknown schedule 'x'"),
+        (["--schedules", "chimera", "--workers", "3"], "even number of workers"),
+    ],
+)
 def test_a_mistake_is_one_clear_line(call, arguments, message, tmp_path):
     (tmp_path / "full.zarr").mkdir()
     (tmp_path / "full.zarr" / "thesis.txt").write_text("years of work")
@@ -293,8 +348,11 @@ def test_slack_on_the_command_line(call, link):
     assert len(listed) == 64
     run = pj.evaluate(build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1), link=link)
     for op in listed[:16:5]:  # an op that takes its slack longer ends no run later, and more does
-        worker, slot = next((w, t) for w, t in np.ndindex(*run.table.cells.phase.shape)
-                            if run.table.cell(w, t) and pj.ops.format_cell(run.table.cell(w, t)) == op["op"])  # fmt: skip
+        worker, slot = next(
+            (w, t)
+            for w, t in np.ndindex(*run.table.cells.phase.shape)
+            if run.table.cell(w, t) and format_cell(run.table.cell(w, t)) == op["op"]
+        )
         node = run.program.node_of_cell[worker, slot]
         priced = pj.price(run.program, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
         for more, grows in ((op["slack"], 0.0), (op["slack"] + 0.5, 0.5)):

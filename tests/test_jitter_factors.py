@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 
 import pipejax as pj
-from pipejax.factors import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
+from pipejax.analysis.distributions import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
 
 COUNT = 20_000
 
@@ -69,8 +69,15 @@ def factors_of(run, costs, sample):
 def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
     cells = link == "rendezvous" and data.draw(st.booleans())
     case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
-    run = pj.jitter(case.table, case.costs, ALL, samples=5, link=link, queues=queues,
-                    seed=data.draw(st.integers(0, 99)))  # fmt: skip
+    run = pj.jitter(
+        case.table,
+        case.costs,
+        ALL,
+        samples=5,
+        link=link,
+        queues=queues,
+        seed=data.draw(st.integers(0, 99)),
+    )
     for sample in (0, 3):
         ones = factors_of(run, case.costs, sample)
         table = {**dict.fromkeys(_all_ops(case.rows), 1.0), **ones}
@@ -90,12 +97,14 @@ def _all_ops(rows):
 
 
 THEIRS = {  # the same distribution in SciPy
-    "lognormal": lambda s: scipy.stats.lognorm(np.sqrt(np.log(1 + s * s)), scale=(1 + s * s) ** -0.5),
+    "lognormal": lambda s: scipy.stats.lognorm(
+        np.sqrt(np.log(1 + s * s)), scale=(1 + s * s) ** -0.5
+    ),
     "gamma": lambda s: scipy.stats.gamma(s**-2, scale=s * s),
     "normal": lambda s: scipy.stats.truncnorm(-1 / s, 1 / s, 1, s),
     "uniform": lambda s: scipy.stats.uniform(1 - s * 3**0.5, 2 * s * 3**0.5),
     "exponential": lambda s: scipy.stats.expon(1 - s, s),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(DISTRIBUTIONS))
@@ -118,8 +127,9 @@ def test_tables_have_mean_one_and_the_stated_spread(name, part):
 def test_factors_have_the_named_distribution(name):
     spread = DISTRIBUTIONS[name].largest / 2
     for where in ("op", "worker"):
-        run = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(**{where: D(name, spread)}),
-                        samples=COUNT, seed=3)  # fmt: skip
+        run = pj.jitter(
+            ONE, pj.Costs(forward=1.0), pj.Jitter(**{where: D(name, spread)}), samples=COUNT, seed=3
+        )
         assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
         assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
         assert run.makespans.std() == pytest.approx(spread, rel=0.1)
@@ -127,16 +137,21 @@ def test_factors_have_the_named_distribution(name):
 
 def test_message_factors_have_the_named_distribution():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-    run = pj.jitter(table, pj.Costs(transmit=1.0), pj.Jitter(message=D("gamma", 0.3)),
-                    samples=COUNT)  # fmt: skip
+    run = pj.jitter(
+        table, pj.Costs(transmit=1.0), pj.Jitter(message=D("gamma", 0.3)), samples=COUNT
+    )
     theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
     assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
 
 
 def test_stragglers_strike_as_often_as_stated():
     for where, ops in (("straggler", 1), ("op_straggler", 2)):
-        run = pj.jitter(ONE, pj.Costs(forward=1.0, backward=1.0),
-                        pj.Jitter(**{where: S(0.1, 3.0)}), samples=COUNT)  # fmt: skip
+        run = pj.jitter(
+            ONE,
+            pj.Costs(forward=1.0, backward=1.0),
+            pj.Jitter(**{where: S(0.1, 3.0)}),
+            samples=COUNT,
+        )
         struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
         assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
         assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
@@ -218,7 +233,9 @@ def test_who_has_which_factor(link):
 def test_lookup_is_a_line_between_knots():
     table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
     scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
-    found = sys.modules["pipejax.jitter"]._look_up(*map(jax.numpy.asarray, (table, scores[None])))
+    found = sys.modules["pipejax.analysis.jitter"]._look_up(
+        *map(jax.numpy.asarray, (table, scores[None]))
+    )
     knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
     assert np.asarray(found)[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
 

@@ -55,10 +55,14 @@ def test_rendezvous(queues):  # both queues are held for L + X, so transfers fol
 def test_head_of_line_blocking():
     # worker 0's queue has the RECV of the gradient of microbatch 0 before the SEND of microbatch
     # 1, so with one queue the second activation waits for the whole round trip of the first
-    early = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-             ["1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
-    late = [["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
-            ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
+    early = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"],
+    ]
+    late = [
+        ["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
     one, other = (pj.ScheduleTable.from_rows(rows) for rows in (early, late))
     round_trip = F + (L + X) + F + B + (L + X)
     assert makespan(other, "rendezvous") == round_trip + (L + X) + F + B + (L + X) + B
@@ -68,8 +72,10 @@ def test_head_of_line_blocking():
     assert makespan(other, "delay") == makespan(one, "delay")  # the others ignore the cells
 
 
-CROSSED = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-           ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"]]  # fmt: skip
+CROSSED = [
+    ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+    ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"],
+]
 
 
 @pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
@@ -113,8 +119,10 @@ def test_fused_pair_waits_for_both_and_delivers_both():
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
 def test_two_messages_between_the_same_two_pairs(link):
     # (1F1;1B0) sends an activation and a slower gradient to (2F1;0B0): both have to arrive
-    rows = [["0F0", "2F0", "2B0", "0F1", "(2F1;0B0)OVERLAP_F_B", "2B1", "0B1"],
-            ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]]  # fmt: skip
+    rows = [
+        ["0F0", "2F0", "2B0", "0F1", "(2F1;0B0)OVERLAP_F_B", "2B1", "0B1"],
+        ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"],
+    ]
     table = pj.ScheduleTable.from_rows(rows)
     transmit = np.array([[[0.0, 0.0]], [[8.0, 0.0]]])
     result = pj.evaluate(table, pj.Costs(forward=F, backward=B, transmit=transmit), link=link)
@@ -166,8 +174,18 @@ def test_update_follows_the_row_and_every_copy():
 
 
 def test_sharding_cells_cost_nothing_unless_given():
-    rows = [["0UNSHARD", "0F0", "0RESHARD", "0UNSHARD", "0B0", "0REDUCE_GRAD", "0RESHARD",
-             "0WAIT_REDUCE_GRAD"]]  # fmt: skip
+    rows = [
+        [
+            "0UNSHARD",
+            "0F0",
+            "0RESHARD",
+            "0UNSHARD",
+            "0B0",
+            "0REDUCE_GRAD",
+            "0RESHARD",
+            "0WAIT_REDUCE_GRAD",
+        ]
+    ]
     table = pj.ScheduleTable.from_rows(rows)
     assert pj.evaluate(table, pj.Costs(forward=F, backward=B)).makespan == F + B
     costs = pj.Costs(forward=F, backward=B, unshard=0.5, reduce_grad=0.25)

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.periods import steady_state
+from pipejax.engine.steady_state import steady_state
 
 FIELDS = ("forward", "backward", "all_reduce", "update", "latency", "transmit")
-GROWING = [("1f1b", 4, 16, 1), ("gpipe", 4, 16, 1), ("eager-1f1b", 4, 16, 1),
-           ("interleaved-1f1b", 4, 16, 4), ("chimera", 4, 16, 4), ("hanayo", 2, 32, 7)]  # fmt: skip
+GROWING = [
+    ("1f1b", 4, 16, 1),
+    ("gpipe", 4, 16, 1),
+    ("eager-1f1b", 4, 16, 1),
+    ("interleaved-1f1b", 4, 16, 4),
+    ("chimera", 4, 16, 4),
+    ("hanayo", 2, 32, 7),
+]
 
 
 def lowered(name, workers, microbatches, link="delay", **options):

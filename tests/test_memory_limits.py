@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.ops import format_cell
-from pipejax.placement import looped
-from pipejax.schedules.from_starts import TimedOps, rows_from_starts
-from pipejax.schedules.limited import LimitedPipe
-from pipejax.schedules.offload_search import ada_offload_starts
-from pipejax.schedules.zero_bubble_search import zero_bubble_starts
-from pipejax.table import ScheduleTable
+from pipejax.schedules.cells.ops import format_cell
+from pipejax.schedules.cells.placement import looped
+from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.table.table import ScheduleTable
 
 F, B, I, W, O, L = (pj.Phase[letter] for letter in "FBIWOL")  # noqa: E741
 TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.1])
@@ -37,10 +37,12 @@ def peak_over_time(run, sizes, weight_share):
             changes[worker].append((run.start[worker, cell] + 1e-9, sizes[stage]))
         elif phase in frees:
             changes[worker].append((end, -frees[phase] * sizes[stage]))
-    return np.array([
-        max(itertools.accumulate(change for _, change in sorted(changes[worker])))
-        for worker in sorted(changes)
-    ])  # fmt: skip
+    return np.array(
+        [
+            max(itertools.accumulate(change for _, change in sorted(changes[worker])))
+            for worker in sorted(changes)
+        ]
+    )
 
 
 @st.composite
@@ -53,29 +55,45 @@ def pipes(draw):
     sizes = per(stages, st.sampled_from([0.5, 1.0, 1.7]))
     room = per(stages, st.sampled_from([1.0, 1.5, 2.0, 2.5, 4.0]))
     return LimitedPipe.of(
-        stages, microbatches, forward=per(stages, TIMES), input_grad=per(stages, TIMES),
-        weight_grad=per(stages, TIMES), there=per(stages - 1, TIMES), back=per(stages - 1, TIMES),
-        sizes=sizes, limits=np.multiply(sizes, room),
+        stages,
+        microbatches,
+        forward=per(stages, TIMES),
+        input_grad=per(stages, TIMES),
+        weight_grad=per(stages, TIMES),
+        there=per(stages - 1, TIMES),
+        back=per(stages - 1, TIMES),
+        sizes=sizes,
+        limits=np.multiply(sizes, room),
         weight_share=draw(st.sampled_from([0.0, 1 / 3, 0.4, 1.0])),
-    )  # fmt: skip
+    )
 
 
 def table_of(pipe, ops, host_links=()):
-    rows = rows_from_starts(ops, sizes=pipe.sizes, limits=pipe.limits,
-                            weight_share=pipe.weight_share, host_links=host_links)  # fmt: skip
+    rows = rows_from_starts(
+        ops,
+        sizes=pipe.sizes,
+        limits=pipe.limits,
+        weight_share=pipe.weight_share,
+        host_links=host_links,
+    )
     return ScheduleTable.from_rows(rows, placement=looped(pipe.num_stages))
 
 
 def costs_of(pipe, offload=0.0, load=0.0):
     times = {"F": pipe.forward, "I": pipe.input_grad, "W": pipe.weight_grad}
     stages = range(pipe.num_stages)
-    hops = {(back, 0, k): time for back, times in enumerate((pipe.there, pipe.back))
-            for k, time in enumerate(times)}  # fmt: skip
+    hops = {
+        (back, 0, k): time
+        for back, times in enumerate((pipe.there, pipe.back))
+        for k, time in enumerate(times)
+    }
     return reference.Costs(
         {(letter, s): float(times[letter][s]) for letter in times for s in stages}
-        | {("O", s): offload for s in stages} | {("L", s): load for s in stages},
-        {}, hops,
-    )  # fmt: skip
+        | {("O", s): offload for s in stages}
+        | {("L", s): load for s in stages},
+        {},
+        hops,
+    )
 
 
 def random_costs(stages, seed):
@@ -85,8 +103,11 @@ def random_costs(stages, seed):
     def time():
         return float(np.exp(rng.normal(0, 1.5)))
 
-    return reference.Costs({(letter, s): time() for letter in "FBIWOL" for s in range(stages)}, {},
-                           {(back, 0, k): time() for back in (0, 1) for k in range(stages)})  # fmt: skip
+    return reference.Costs(
+        {(letter, s): time() for letter in "FBIWOL" for s in range(stages)},
+        {},
+        {(back, 0, k): time() for back in (0, 1) for k in range(stages)},
+    )
 
 
 def lower_bound(pipe):
@@ -107,8 +128,13 @@ def test_zero_bubble_keeps_its_limits_and_is_what_it_plans(pipe, seed):
         assert np.all(held <= pipe.limits * (1 + 1e-6))
 
 
-@given(pipe=pipes(), offload=TIMES, load=TIMES, seed=st.integers(0, 99),
-       host_links=st.sampled_from([[], [[0, 1]], [[3, 1, 2]]]))  # fmt: skip
+@given(
+    pipe=pipes(),
+    offload=TIMES,
+    load=TIMES,
+    seed=st.integers(0, 99),
+    host_links=st.sampled_from([[], [[0, 1]], [[3, 1, 2]]]),
+)
 def test_offloads_keep_the_limits_whatever_the_times(pipe, offload, load, seed, host_links):
     host_links = [[w for w in group if w < pipe.num_stages] for group in host_links]
     host_links = [group for group in host_links if group]
@@ -142,8 +168,16 @@ def test_only_offloads_reach_the_time_of_ample_memory_in_half_of_it():
     assert offloading.end.max() <= 1.05 * ample.end.max()
 
 
-ROW = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 1.8), (F, 1, 2.0, 3.0), (I, 1, 3.0, 4.0), (W, 1, 4.0, 5.0),
-       (L, 0, 5.0, 6.0), (I, 0, 6.0, 7.0), (W, 0, 7.0, 8.0)]  # fmt: skip
+ROW = [
+    (F, 0, 0.0, 1.0),
+    (O, 0, 1.0, 1.8),
+    (F, 1, 2.0, 3.0),
+    (I, 1, 3.0, 4.0),
+    (W, 1, 4.0, 5.0),
+    (L, 0, 5.0, 6.0),
+    (I, 0, 6.0, 7.0),
+    (W, 0, 7.0, 8.0),
+]
 
 
 def row_text(ops, limit, weight_share=1 / 3):
@@ -160,15 +194,31 @@ def test_a_wait_stands_only_where_memory_needs_it():
 
 
 def test_a_load_within_an_op_is_issued_before_it():
-    ops = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 2.0), (F, 1, 2.0, 12.0), (L, 0, 3.0, 4.0),
-           (I, 0, 12.0, 13.0), (I, 1, 13.0, 14.0), (W, 0, 14.0, 15.0), (W, 1, 15.0, 16.0)]  # fmt: skip
+    ops = [
+        (F, 0, 0.0, 1.0),
+        (O, 0, 1.0, 2.0),
+        (F, 1, 2.0, 12.0),
+        (L, 0, 3.0, 4.0),
+        (I, 0, 12.0, 13.0),
+        (I, 1, 13.0, 14.0),
+        (W, 0, 14.0, 15.0),
+        (W, 1, 15.0, 16.0),
+    ]
     assert row_text(ops, 2.0) == "F0 O0 L0 F1 I0 I1 W0 W1"
 
 
 def test_of_two_takes_at_once_the_load_knows_of_all_offloads():
-    ops = [(F, 0, 0.0, 1.0), (O, 0, 1.0, 2.0), (F, 1, 1.0, 2.0), (O, 1, 2.0, 3.0),
-           (F, 2, 3.0, 4.0), (L, 0, 3.0, 4.0), (I, 0, 4.0, 5.0), (W, 0, 5.0, 6.0),
-           (L, 1, 6.0, 7.0)]  # fmt: skip
+    ops = [
+        (F, 0, 0.0, 1.0),
+        (O, 0, 1.0, 2.0),
+        (F, 1, 1.0, 2.0),
+        (O, 1, 2.0, 3.0),
+        (F, 2, 3.0, 4.0),
+        (L, 0, 3.0, 4.0),
+        (I, 0, 4.0, 5.0),
+        (W, 0, 5.0, 6.0),
+        (L, 1, 6.0, 7.0),
+    ]
     assert row_text(ops, 2.0) == "F0 O0 F1 O1 L0 WAIT_O0 F2 I0 W0 L1"
 
 
@@ -187,9 +237,18 @@ def test_starts_that_break_the_limit_are_refused(change, message):
 
 
 def test_columns_follow_the_starts_on_a_shared_link():
-    timed = TimedOps.of([(F, 0, 0, 0, 0.0, 1.0), (O, 0, 0, 0, 2.0, 3.0), (L, 0, 0, 0, 4.0, 5.0),
-                         (B, 0, 0, 0, 5.0, 6.0), (F, 1, 0, 1, 0.5, 1.5), (O, 1, 0, 1, 1.5, 2.0),
-                         (L, 1, 0, 1, 3.0, 4.0), (B, 1, 0, 1, 4.0, 5.0)])  # fmt: skip
+    timed = TimedOps.of(
+        [
+            (F, 0, 0, 0, 0.0, 1.0),
+            (O, 0, 0, 0, 2.0, 3.0),
+            (L, 0, 0, 0, 4.0, 5.0),
+            (B, 0, 0, 0, 5.0, 6.0),
+            (F, 1, 0, 1, 0.5, 1.5),
+            (O, 1, 0, 1, 1.5, 2.0),
+            (L, 1, 0, 1, 3.0, 4.0),
+            (B, 1, 0, 1, 4.0, 5.0),
+        ]
+    )
     rows = rows_from_starts(timed, sizes=[1, 1], limits=[1, 1], host_links=[[1, 0]])
     column = {str(op): k for row in rows for k, cell in enumerate(row) for op in cell}
     assert column["1O0"] < column["0O0"] < column["1L0"] < column["0L0"]
@@ -201,16 +260,19 @@ def test_columns_follow_the_starts_on_a_shared_link():
 def test_builders_keep_their_limit_whatever_the_times(name, limit):
     options = {"memory_limit": limit} if name == "zero-bubble" else {}
     for share in (0.0, 0.2, 0.5):
-        table = pj.schedules.build(name, num_workers=4, num_microbatches=12, weight_share=share,
-                                   transfer=0.3, **options)  # fmt: skip
+        table = pj.schedules.build(
+            name, num_workers=4, num_microbatches=12, weight_share=share, transfer=0.3, **options
+        )
         run = run_of(table, random_costs(4, 3))
         assert peak_over_time(run, [1] * 4, share).max() <= limit + 1e-9
 
 
 def test_zb_h_holds_what_is_published():  # Table 2 and section 2.3, 0-based
     p, share = 4, 0.3
-    for name, whole, parts in (("zb-h1", lambda r: p - r, lambda r: r),
-                               ("zb-h2", lambda r: 2 * (p - r) - 1, lambda r: 2 * r)):  # fmt: skip
+    for name, whole, parts in (
+        ("zb-h1", lambda r: p - r, lambda r: r),
+        ("zb-h2", lambda r: 2 * (p - r) - 1, lambda r: 2 * r),
+    ):
         table = pj.schedules.build(name, num_workers=p, num_microbatches=16)
         unit = reference.Costs({(letter, s): 1.0 for letter in "FIW" for s in range(p)}, {}, {})
         held = peak_over_time(run_of(table, unit), [1] * p, share)
@@ -220,8 +282,9 @@ def test_zb_h_holds_what_is_published():  # Table 2 and section 2.3, 0-based
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_pipe_offload_holds_less_whatever_the_times(share):
     p, m = 8, 16
-    table = pj.schedules.build("pipe-offload", num_workers=p, num_microbatches=m,
-                               offload_share=share)  # fmt: skip
+    table = pj.schedules.build(
+        "pipe-offload", num_workers=p, num_microbatches=m, offload_share=share
+    )
     away = (table.phase == O).sum(axis=1)
     assert away.tolist()[4:] == [0] * 4  # too few in flight to be worth it
     most = [np.ceil((1 - share) * (p - r)) + 4 if away[r] else p - r for r in range(p)]
@@ -234,13 +297,16 @@ def test_pipe_offload_holds_less_whatever_the_times(share):
 
 
 MISTAKES = {
-    "no limit of 0.5": ({"memory_limit": 0.5}, "limit of worker 0 is 0.5: one activation .* takes 1"),
+    "no limit of 0.5": (
+        {"memory_limit": 0.5},
+        "limit of worker 0 is 0.5: one activation .* takes 1",
+    ),
     "negative limit": ({"memory_limit": -1}, "memory_limit must be a number of at least 0, got -1"),
     "limit as text": ({"memory_limit": "2"}, "memory_limit must be a number"),
     "share above 1": ({"weight_share": 1.5}, "weight_share must be a number from 0 to 1, got 1.5"),
     "negative message": ({"transfer": -1}, "transfer must be a number of at least 0, got -1"),
     "unknown option": ({"limit": 2}, "takes no limit: its options are memory_limit, weight_share"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -276,21 +342,46 @@ def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
     other = answer(*given, "--slots", "F=1,I=1,W=1", *PUBLISHED)
     assert other["max_span"] > 1.01 * planned["max_span"]
     costs = tmp_path / "costs.json"
-    costs.write_text('{"unit": "seconds", "F": 18.522, "I": 18.086, "W": 9.337, '
-                     '"message": {"transmit": 0.601}}')  # fmt: skip
+    costs.write_text(
+        '{"unit": "seconds", "F": 18.522, "I": 18.086, "W": 9.337, "message": {"transmit": 0.601}}'
+    )
     assert answer(*given, "--costs", costs)["makespan"] == planned["makespan"]
 
 
 def test_the_command_plans_offloads(answer):
-    given = ["evaluate", "--schedule", "ada-offload", "--workers", "4", "--microbatches", "8",
-             "--memory-limit", "2", "--stage-times"]  # fmt: skip
+    given = [
+        "evaluate",
+        "--schedule",
+        "ada-offload",
+        "--workers",
+        "4",
+        "--microbatches",
+        "8",
+        "--memory-limit",
+        "2",
+        "--stage-times",
+    ]
     slow, fast = (answer(*given, f"F=1,I=1,W=1,O={o}")["makespan"] for o in (3, 0.5))
     assert (slow, fast) == (41.0, 31.0)  # too slow to pay, and almost as if memory were ample
 
 
 def test_other_schedules_leave_the_weight_share_alone(answer):
-    rows = answer("compare", "--schedules", "1f1b,zb-h1,zero-bubble", "--workers", "4",
-                  "--microbatches", "8", "--weight-share", "0.4", "--memory-limit", "4",
-                  "--stage-times", "F=1,B=2", "--comm", "0.1")["rows"]  # fmt: skip
+    rows = answer(
+        "compare",
+        "--schedules",
+        "1f1b,zb-h1,zero-bubble",
+        "--workers",
+        "4",
+        "--microbatches",
+        "8",
+        "--weight-share",
+        "0.4",
+        "--memory-limit",
+        "4",
+        "--stage-times",
+        "F=1,B=2",
+        "--comm",
+        "0.1",
+    )["rows"]
     plain, handcrafted, searched = (row["makespan"] for row in rows)
     assert searched <= handcrafted < plain

@@ -43,12 +43,16 @@ def test_gradients_are_finite_differences(objective):
     # along one block each; all losses in one call
     own = jnp.stack([jnp.zeros_like(direction).at[s].set(direction[s]) for s in stages])
     loss = jax.vmap(lambda moved: objective.batch_loss(moved, batch))
-    above, below = jax.jit(loss)(blocks[None] + step * jnp.stack([own, -own]).reshape(
-        -1, *blocks.shape)).reshape(2, -1)  # fmt: skip
+    above, below = jax.jit(loss)(
+        blocks[None] + step * jnp.stack([own, -own]).reshape(-1, *blocks.shape)
+    ).reshape(2, -1)
     gradient = jax.jit(pt.batch_gradient)(objective, blocks, batch)
     np.testing.assert_allclose(
-        jnp.einsum("sw,sw->s", gradient, direction), (above - below) / (2 * step),
-        rtol=1e-6, atol=1e-9)  # fmt: skip
+        jnp.einsum("sw,sw->s", gradient, direction),
+        (above - below) / (2 * step),
+        rtol=1e-6,
+        atol=1e-9,
+    )
     one_block = jax.jit(pt.block_gradient)
     for stage in stages:
         block = one_block(objective, blocks, batch, stage)
@@ -147,24 +151,67 @@ def test_seeds_decide():
     assert not jnp.array_equal(first.features, other.features)
 
 
-@pytest.mark.parametrize(("make", "change", "message"), [
-    (pt.random_quadratic, {"dimension": 7}, "dimension must be a multiple of num_stages 3, got 7"),
-    (pt.random_quadratic, {"dimension": 0}, "dimension must be a whole number of at least 1, got 0"),
-    (pt.random_quadratic, {"num_batches": 1.5}, "num_batches must be a whole number of at least 1, got 1.5"),
-    (pt.random_logistic, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
-    (pt.random_logistic, {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-    (pt.random_logistic, {"l2": 0.0}, "l2 must be a finite number above 0, got 0.0"),
-    (pt.nesterov_quadratic, {"condition_number": 1.0}, "condition_number must be a finite number above 1, got 1.0"),
-    (pt.nesterov_quadratic, {"condition_number": np.inf}, "condition_number .* got inf"),
-    (pt.nesterov_quadratic, {"condition_number": 5.0, "num_batches": 1}, r"num_batches \* batch_size must be at least the dimension 6, got 4"),
-    (pt.spectral_quadratic, {"spectrum": [1.0, 0.0, 1.0]}, r"spectrum must be finite numbers above 0, got \[1.0, 0.0, 1.0\]"),
-    (pt.spectral_quadratic, {"spectrum": [1.0, 1.0]}, "dimension must be a multiple of num_stages 3, got 2"),
-    (pt.language_model, {"num_stages": 2}, "num_stages must be a whole number of at least 3, got 2"),
-    (pt.language_model, {"heads": 3}, "width must be a multiple of heads 3, got 16"),
-    (pt.language_model, {"context": 0}, "context must be a whole number of at least 1, got 0"),
-    (pt.language_model, {"text": "too short"}, "text must have more than 160 characters, got 9"),
-    (pt.language_model, {"text": ""}, "text must have more than 160 characters, got 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (
+            pt.random_quadratic,
+            {"dimension": 7},
+            "dimension must be a multiple of num_stages 3, got 7",
+        ),
+        (
+            pt.random_quadratic,
+            {"dimension": 0},
+            "dimension must be a whole number of at least 1, got 0",
+        ),
+        (
+            pt.random_quadratic,
+            {"num_batches": 1.5},
+            "num_batches must be a whole number of at least 1, got 1.5",
+        ),
+        (
+            pt.random_logistic,
+            {"batch_size": 0},
+            "batch_size must be a whole number of at least 1, got 0",
+        ),
+        (pt.random_logistic, {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        (pt.random_logistic, {"l2": 0.0}, "l2 must be a finite number above 0, got 0.0"),
+        (
+            pt.nesterov_quadratic,
+            {"condition_number": 1.0},
+            "condition_number must be a finite number above 1, got 1.0",
+        ),
+        (pt.nesterov_quadratic, {"condition_number": np.inf}, "condition_number .* got inf"),
+        (
+            pt.nesterov_quadratic,
+            {"condition_number": 5.0, "num_batches": 1},
+            r"num_batches \* batch_size must be at least the dimension 6, got 4",
+        ),
+        (
+            pt.spectral_quadratic,
+            {"spectrum": [1.0, 0.0, 1.0]},
+            r"spectrum must be finite numbers above 0, got \[1.0, 0.0, 1.0\]",
+        ),
+        (
+            pt.spectral_quadratic,
+            {"spectrum": [1.0, 1.0]},
+            "dimension must be a multiple of num_stages 3, got 2",
+        ),
+        (
+            pt.language_model,
+            {"num_stages": 2},
+            "num_stages must be a whole number of at least 3, got 2",
+        ),
+        (pt.language_model, {"heads": 3}, "width must be a multiple of heads 3, got 16"),
+        (pt.language_model, {"context": 0}, "context must be a whole number of at least 1, got 0"),
+        (
+            pt.language_model,
+            {"text": "too short"},
+            "text must have more than 160 characters, got 9",
+        ),
+        (pt.language_model, {"text": ""}, "text must have more than 160 characters, got 0"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_objectives(make, change, message):
     takes = inspect.signature(make).parameters

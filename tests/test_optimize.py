@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.optimize import optimize
-from pipejax.optimize.bounds import stage_bounds
-from pipejax.optimize.cyclic import cut, shortest_ring
-from pipejax.optimize.period import FoldedModel, depth_of, extended, fold
-from pipejax.optimize.plan import gradient_end, objective_of
-from pipejax.optimize.problem import pose
-from pipejax.optimize.relaxed import relaxed_bound
-from pipejax.optimize.search import search
-from pipejax.optimize.tables import peaks, to_plan, to_table
+from pipejax.search.schedule import optimize
+from pipejax.search.schedule.bounds import stage_bounds
+from pipejax.search.schedule.cp_search import search
+from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
+from pipejax.search.schedule.one_stage_bound import relaxed_bound
+from pipejax.search.schedule.plan import gradient_end, objective_of
+from pipejax.search.schedule.plan_and_table import peaks, to_plan, to_table
+from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.ring import cut, shortest_ring
 
 THIRD = Fraction(1, 3)
 
@@ -105,21 +105,29 @@ def test_offloading_makes_up_for_half_of_the_memory():
 def test_every_order_of_tiny_problems(data):
     workers, microbatches = data.draw(st.sampled_from([(2, 2), (3, 2), (2, 3), (1, 3)]))
     whole = st.integers(1, 6)
-    times = {letter: data.draw(st.lists(whole, min_size=workers, max_size=workers))
-             for letter in "FIW"}  # fmt: skip
+    times = {
+        letter: data.draw(st.lists(whole, min_size=workers, max_size=workers)) for letter in "FIW"
+    }
     message = data.draw(st.integers(0, 4))
     limits = data.draw(
         st.lists(st.sampled_from([1.0, 4 / 3, 5 / 3, 2.0, 3.0]), min_size=workers, max_size=workers)
     )
     table = pipe(workers, microbatches)
     costs = pj.Costs.per_stage(
-        table, forward=times["F"], input_grad=times["I"], weight_grad=times["W"],
+        table,
+        forward=times["F"],
+        input_grad=times["I"],
+        weight_grad=times["W"],
         transmit=float(message),
-    )  # fmt: skip
+    )
     expected = optimum.shortest(
-        workers, microbatches, times, message, [Fraction(limit).limit_denominator(3) for limit in limits],
+        workers,
+        microbatches,
+        times,
+        message,
+        [Fraction(limit).limit_denominator(3) for limit in limits],
         THIRD,
-    )  # fmt: skip
+    )
     best = solve(table, costs, memory_limit=limits)
     assert (best.makespan, best.status) == (expected, "optimal")
     check(best, costs, limits)
@@ -146,14 +154,18 @@ def random_problem(rng):
     costs |= {"latency": float(rng.integers(3)), "transmit": float(rng.integers(3))}
     sizes = rng.integers(1, 4, table.num_stages).astype(float)
     most = np.bincount(table.placement[0]).max() * sizes.max()
-    return table, pj.Costs.per_stage(table, **costs), {
-        "memory_limit": float(rng.integers(1, 4) * most),
-        "sizes": sizes,
-        "weight_share": float(rng.integers(4) / 3),
-        "offload": offload,
-        "link": str(rng.choice(["delay", "queued"])),
-        "host_links": ((0, 1),) if offload and rng.random() < 0.5 else (),
-    }  # fmt: skip
+    return (
+        table,
+        pj.Costs.per_stage(table, **costs),
+        {
+            "memory_limit": float(rng.integers(1, 4) * most),
+            "sizes": sizes,
+            "weight_share": float(rng.integers(4) / 3),
+            "offload": offload,
+            "link": str(rng.choice(["delay", "queued"])),
+            "host_links": ((0, 1),) if offload and rng.random() < 0.5 else (),
+        },
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

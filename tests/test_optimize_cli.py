@@ -11,15 +11,40 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.optimize import run
+from pipejax.search.schedule import anytime_search as run
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
-HARD = ["--schedule", "1f1b", "--workers", "6", "--microbatches", "16", "--stage-times",
-        "F=10,I=11,W=9", "--comm", "0.7", "--memory-limit", "3"]  # fmt: skip
+HARD = [
+    "--schedule",
+    "1f1b",
+    "--workers",
+    "6",
+    "--microbatches",
+    "16",
+    "--stage-times",
+    "F=10,I=11,W=9",
+    "--comm",
+    "0.7",
+    "--memory-limit",
+    "3",
+]
 MODEL = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--tensor-parallel", "8"]
-KEYS = {"status", "makespan", "lower_bound", "gap", "bubble_ratio", "peak_in_flight", "offloaded",
-        "seconds", "baseline", "rounding", "peak_memory", "memory_limit", "source"}  # fmt: skip
+KEYS = {
+    "status",
+    "makespan",
+    "lower_bound",
+    "gap",
+    "bubble_ratio",
+    "peak_in_flight",
+    "offloaded",
+    "seconds",
+    "baseline",
+    "rounding",
+    "peak_memory",
+    "memory_limit",
+    "source",
+}
 
 
 @pytest.fixture
@@ -54,13 +79,30 @@ def test_json(answer, own, tmp_path):
 def test_the_report(call, own, few_baselines):
     code, out, _ = call("optimize", *THREE, *own)
     assert code == 0
-    for text in ("optimal", "310 s", "bubble ratio", "lower bound", "does not fit", "1f1b",
-                 "0 activations", "peak memory"):  # fmt: skip
+    for text in (
+        "optimal",
+        "310 s",
+        "bubble ratio",
+        "lower bound",
+        "does not fit",
+        "1f1b",
+        "0 activations",
+        "peak memory",
+    ):
         assert text in out
 
 
-OFFLOADS = [*ONE, "--stage-times", "F=0.0101,I=0.0103,W=0.0097", "--comm", "0.0007",
-            "--memory-limit", "2", "--time-limit", "1"]  # fmt: skip
+OFFLOADS = [
+    *ONE,
+    "--stage-times",
+    "F=0.0101,I=0.0103,W=0.0097",
+    "--comm",
+    "0.0007",
+    "--memory-limit",
+    "2",
+    "--time-limit",
+    "1",
+]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
@@ -80,8 +122,9 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
     table = pj.read_table(out)
     assert int((table.phase == pj.Phase.O).sum()) == found["offloaded"]
     assert call("show", "--table", out, *times)[0] == 0
-    code, _, err = call("export", "--table", out, "--format", "torch-csv", "--out",
-                        tmp_path / "torch.csv")  # fmt: skip
+    code, _, err = call(
+        "export", "--table", out, "--format", "torch-csv", "--out", tmp_path / "torch.csv"
+    )
     assert code == 0
     assert re.search(r"warning: \d+ O, \d+ L, .*left out", err)
     assert not re.search("[OL]", (tmp_path / "torch.csv").read_text())
@@ -89,8 +132,16 @@ def test_what_is_written_can_be_read_evaluated_shown_and_exported(
 
 def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, few_baselines):
     by_option = answer("optimize", *OFFLOADS, "--offload", "0.012", "--load", "0.013", *own)
-    times = ["--stage-times", "F=0.0101,I=0.0103,W=0.0097,O=0.012,L=0.013", "--comm", "0.0007",
-             "--memory-limit", "2", "--time-limit", "1"]  # fmt: skip
+    times = [
+        "--stage-times",
+        "F=0.0101,I=0.0103,W=0.0097,O=0.012,L=0.013",
+        "--comm",
+        "0.0007",
+        "--memory-limit",
+        "2",
+        "--time-limit",
+        "1",
+    ]
     by_times = answer("optimize", *ONE, *times, *own)
     assert by_times["makespan"] <= by_option["makespan"]  # the same problem: it is in the store
     assert by_times["offloaded"] > 0
@@ -100,25 +151,47 @@ def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, 
 def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
     answer, own, tmp_path, few_baselines
 ):
-    table = pj.schedules.build("ada-offload", num_workers=4, num_microbatches=8, memory_limit=2,
-                               offload=0.5)  # fmt: skip
+    table = pj.schedules.build(
+        "ada-offload", num_workers=4, num_microbatches=8, memory_limit=2, offload=0.5
+    )
     pj.write_table(table, tmp_path / "given.json")
-    found = answer("optimize", "--table", tmp_path / "given.json", "--stage-times", "F=1,I=1,W=1",
-                   "--memory-limit", 4, "--time-limit", 0.1, *own)  # fmt: skip
+    found = answer(
+        "optimize",
+        "--table",
+        tmp_path / "given.json",
+        "--stage-times",
+        "F=1,I=1,W=1",
+        "--memory-limit",
+        4,
+        "--time-limit",
+        0.1,
+        *own,
+    )
     assert (found["offloaded"], found["baseline"]) == (0, {"1f1b": None})
 
 
 def test_schedules_that_are_planned_for_a_limit_get_it(answer, own, few_baselines):
     given = ["--schedule", "ada-offload", *ONE[2:], "--stage-times", "F=1,I=1,W=1"]
-    found = answer("optimize", *given, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1,
-                   *own)  # fmt: skip
+    found = answer(
+        "optimize", *given, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1, *own
+    )
     assert found["baseline"] == {"1f1b": 35.0}
     assert found["schedule"] == "ada-offload"
 
 
 def test_a_limit_for_each_worker_sizes_and_the_share_of_w(answer, own, few_baselines):
-    found = answer("optimize", *THREE[:-1], "8,6,4,4", "--activation-sizes", "2,1,1,1",
-                   "--weight-share", 0.5, "--time-limit", 0.5, *own)  # fmt: skip
+    found = answer(
+        "optimize",
+        *THREE[:-1],
+        "8,6,4,4",
+        "--activation-sizes",
+        "2,1,1,1",
+        "--weight-share",
+        0.5,
+        "--time-limit",
+        0.5,
+        *own,
+    )
     assert found["memory_limit"] == [8.0, 6.0, 4.0, 4.0]
     assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
     assert found["weight_share"] == 0.5
@@ -137,8 +210,19 @@ def test_a_limit_in_bytes(answer, own, few_baselines):
 
 
 def test_the_span_as_objective(answer, own, few_baselines):
-    found = answer("optimize", *ONE, "--stage-times", "F=1,I=1,W=1", "--memory-limit", 8,
-                   "--objective", "span", "--time-limit", 2, *own)  # fmt: skip
+    found = answer(
+        "optimize",
+        *ONE,
+        "--stage-times",
+        "F=1,I=1,W=1",
+        "--memory-limit",
+        8,
+        "--objective",
+        "span",
+        "--time-limit",
+        2,
+        *own,
+    )
     assert (found["max_span"], found["lower_bound"], found["status"]) == (24.0, 24.0, "optimal")
     assert found["makespan"] >= 27.0
 
@@ -167,11 +251,17 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
 def test_ctrl_c_prints_the_best_so_far(tmp_path):
     """With exit code 0: an interrupted search is one with less time."""
     # tests that run in the background hand down that the signal is ignored
-    code = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            "from pipejax.cli import main; main()")  # fmt: skip
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from pipejax.cli import main; main()"
+    )
     arguments = ["optimize", *HARD, "--store", str(tmp_path), "--json"]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while not list(tmp_path.glob("*.json")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -206,18 +296,35 @@ MISTAKES = {
     "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit must be a finite number .*'3PB'"),
     "bytes without a model": ([*THREE[:-1], "40GB"], "in bytes needs --model"),
     "bytes and numbers": ([*THREE[:-1], "40GB,1,1,1"], "all entries in bytes or none"),
-    "limits of three": ([*THREE[:-1], "3,3,3"], "--memory-limit must be .* each of 4 workers, got 3"),
-    "sizes of three": ([*THREE, "--activation-sizes", "1,1,1"], "--activation-sizes must be .* 4 stages"),
-    "model alone does not fit": ([*ONE, *MODEL, "--memory-limit", "10GB"], "worker 0 alone take 11.53 GB"),
+    "limits of three": (
+        [*THREE[:-1], "3,3,3"],
+        "--memory-limit must be .* each of 4 workers, got 3",
+    ),
+    "sizes of three": (
+        [*THREE, "--activation-sizes", "1,1,1"],
+        "--activation-sizes must be .* 4 stages",
+    ),
+    "model alone does not fit": (
+        [*ONE, *MODEL, "--memory-limit", "10GB"],
+        "worker 0 alone take 11.53 GB",
+    ),
     "negative offload": ([*THREE, "--offload", "-1"], "--offload must be a finite .* '-1'"),
     "load alone": ([*THREE, "--load", "1"], "--load 1 needs --offload"),
-    "two offload times": ([*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],
-                          "--offload 1 and the times of O or L"),
+    "two offload times": (
+        [*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],
+        "--offload 1 and the times of O or L",
+    ),
     "no such worker": ([*THREE, "--host-links", "0+9"], "names worker 9: workers are 0 to 3"),
     "no microbatches": ([*THREE, "--microbatches", "0"], "--microbatches.*got '0'"),
     "no times": ([*ONE, "--memory-limit", "3"], "times are missing"),
-    "link": ([*THREE, "--link", "rendezvous"], "--link must be one of delay, queued here, got 'rend"),
-    "objective": ([*THREE, "--objective", "cost"], "--objective must be one of makespan, span here"),
+    "link": (
+        [*THREE, "--link", "rendezvous"],
+        "--link must be one of delay, queued here, got 'rend",
+    ),
+    "objective": (
+        [*THREE, "--objective", "cost"],
+        "--objective must be one of makespan, span here",
+    ),
     "no time": ([*THREE, "--time-limit", "0"], "--time-limit must be above 0 seconds, got '0'"),
     "no threads": ([*THREE, "--threads", "0"], "--threads.*got '0'"),
     "no drawing": ([*THREE, "--out", "best.png"], "--out must end in one of .csv, .json"),
@@ -225,7 +332,7 @@ MISTAKES = {
     "both stores": ([*THREE, "--store", ".", "--no-store"], "choose one"),
     "file as store": ([*THREE, "--store", __file__], "is no folder"),
     "updates within": (["--schedule", "pipedream", *THREE[2:]], "the table has U cells"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -243,7 +350,7 @@ def test_other_commands_read_the_limit_as_before(answer, mistake):
 def test_without_the_solver(mistake, monkeypatch):
     line = r"optimize needs OR-Tools: pip install 'pipejax\[optimize\]'"
     for name in list(sys.modules):
-        if name.startswith(("ortools.", "pipejax.optimize.")):
+        if name.startswith(("ortools.", "pipejax.search.schedule.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
     assert re.search(line, mistake("optimize", *THREE))
@@ -254,7 +361,7 @@ def test_without_the_solver(mistake, monkeypatch):
 
 
 def test_optimize_is_a_function_and_a_package():
-    import pipejax.optimize
-    from pipejax.optimize import optimize
+    import pipejax.search.schedule
+    from pipejax.search.schedule import optimize
 
-    assert pj.optimize is pipejax.optimize is optimize
+    assert pj.optimize is pipejax.search.schedule is optimize

@@ -13,11 +13,11 @@ import warnings
 import pytest
 
 import pipejax as pj
-from pipejax.optimize import run
-from pipejax.optimize.entry import _checksum, prover
-from pipejax.optimize.neighbours import bound_from, stretch
-from pipejax.optimize.problem import pose
-from pipejax.optimize.store import DRAFT, default_folder
+from pipejax.search.schedule import anytime_search as run
+from pipejax.search.schedule.problem import pose
+from pipejax.search.schedule.similarity import bound_from, stretch
+from pipejax.search.schedule.store import DRAFT, default_folder
+from pipejax.search.schedule.store_entry import _checksum, prover
 
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
 HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
@@ -30,7 +30,7 @@ SOLVE = BEGIN + "for best in pj.optimize(table, costs, memory_limit=3, store=sys
 WRITE = (
     BEGIN
     + """
-from pipejax.optimize.problem import pose
+from pipejax.search.schedule.problem import pose
 problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), pj.Store(sys.argv[1])
 for bound in range(1, 10000):
     store.put(problem, table, bound, seconds=1.0, source="1f1b")
@@ -236,21 +236,40 @@ DAMAGES = {
     "rows of numbers": lambda text, data: data | {"rows": [[1]]},
     "no schedule": lambda text, data: data | {"rows": [row[::-1] for row in data["rows"]]},
     "half a schedule": lambda text, data: data | {"rows": data["rows"][:2]},
-    "another schedule": lambda text, data: data | {"rows": [
-        [str(op) for op in row] for row in
-        (["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"], ["2F0", "2I0", "2W0"], ["3F0", "3I0", "3W0"])]},
+    "another schedule": lambda text, data: (
+        data
+        | {
+            "rows": [
+                [str(op) for op in row]
+                for row in (
+                    ["0F0", "0I0", "0W0"],
+                    ["1F0", "1I0", "1W0"],
+                    ["2F0", "2I0", "2W0"],
+                    ["3F0", "3I0", "3W0"],
+                )
+            ]
+        }
+    ),
     "too much memory": lambda text, data: data | {"problem": data["problem"] | {"limits": [8] * 4}},
     "too short": lambda text, data: data | {"objective": 30, "bound": 30},
     "bound above it": lambda text, data: data | {"bound": 32},
     "a fraction": lambda text, data: data | {"bound": 30.5},
     "no seconds": lambda text, data: data | {"seconds": -1.0},
-    "other starts": lambda text, data: data | {"starts": data["starts"] | {"forward": [[0] * 8] * 4}},
-    "another problem": lambda text, data: data | {"problem": data["problem"] | {"limits": [12] * 4}},
+    "other starts": lambda text, data: (
+        data | {"starts": data["starts"] | {"forward": [[0] * 8] * 4}}
+    ),
+    "another problem": lambda text, data: (
+        data | {"problem": data["problem"] | {"limits": [12] * 4}}
+    ),
     "ragged": lambda text, data: data | {"problem": data["problem"] | {"lag": [[[0], [0, 0]]]}},
-    "a worker too many": lambda text, data: data | {"problem": data["problem"] | {"placement": [[0, 1, 2, 9]]}},
-    "a stage too few": lambda text, data: data | {"problem": data["problem"] | {"forward": [1] * 3}},
+    "a worker too many": lambda text, data: (
+        data | {"problem": data["problem"] | {"placement": [[0, 1, 2, 9]]}}
+    ),
+    "a stage too few": lambda text, data: (
+        data | {"problem": data["problem"] | {"forward": [1] * 3}}
+    ),
     "no problem": lambda text, data: data | {"problem": {}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -352,8 +371,10 @@ def test_threads_that_write_at_once_lose_nothing(store):
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=write, args=args) for args in
-               (("gpipe", range(1, 12, 2)), ("zb-h1", range(2, 7)), ("1f1b", range(3, 9)))]  # fmt: skip
+    threads = [
+        threading.Thread(target=write, args=args)
+        for args in (("gpipe", range(1, 12, 2)), ("zb-h1", range(2, 7)), ("1f1b", range(3, 9)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

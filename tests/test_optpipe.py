@@ -93,11 +93,20 @@ def test_a_journal_goes_on_where_it_was(tmp_path):
 
 def test_solves_know_more_together():
     """More memory is never worse, nor a faster link; a bound for more memory holds for less."""
-    strange = {(0.5, NO_LINK): 0.4, (1.0, NO_LINK): 0.6, (2.0, NO_LINK): 0.2, (0.5, 1.0): 0.5,
-               (1.0, 1.0): 0.3, (2.0, 1.0): 0.3, (0.5, 0.5): 0.3, (1.0, 0.5): 0.35}  # fmt: skip
+    strange = {
+        (0.5, NO_LINK): 0.4,
+        (1.0, NO_LINK): 0.6,
+        (2.0, NO_LINK): 0.2,
+        (0.5, 1.0): 0.5,
+        (1.0, 1.0): 0.3,
+        (2.0, 1.0): 0.3,
+        (0.5, 0.5): 0.3,
+        (1.0, 0.5): 0.35,
+    }
     bounds = {(1.0, NO_LINK): 0.03, (2.0, NO_LINK): 0.1, (0.5, 1.0): 0.2}
-    data = made.grid(lambda s: strange[s.limit, s.host_link],
-                     lambda s: bounds.get((s.limit, s.host_link), 0.05))  # fmt: skip
+    data = made.grid(
+        lambda s: strange[s.limit, s.host_link], lambda s: bounds.get((s.limit, s.host_link), 0.05)
+    )
     at = data.isel(model=0, microbatches=0).sel(schedule=OPTIMUM).bubble_ratio
     np.testing.assert_allclose(at.sel(host_link=NO_LINK), [0.4, 0.4, 0.2])
     np.testing.assert_allclose(at.sel(host_link=1.0), [0.4, 0.3, 0.2])
@@ -210,7 +219,7 @@ SPOILED = {
     "no schedule": ("grid", ("3", "5")),
     "published": ("published", ("7, 1.5B, M=24, ZB-1p", "7, 28.3B, M=256, ZB-2p")),
     "jobs": ("refinement", ("6, wait", "6, stay")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", SPOILED)

@@ -15,7 +15,7 @@ from figures import (
     optpipe_refinement,
     optpipe_timelines,
 )
-from pipejax import style
+from pipejax.plots import style
 from sweeps import optpipe_refinement as refinement_sweep
 from sweeps import optpipe_timelines as timelines_sweep
 from sweeps.optpipe_cases import METHODS, OPTIMUM
@@ -39,8 +39,12 @@ def curves_of(axes, colour):
 
 
 def crosses_of(axes, colour):
-    return [x for line in axes.lines if line.get_marker() == "x" and line.get_color() == colour
-            for x in line.get_xdata()]  # fmt: skip
+    return [
+        x
+        for line in axes.lines
+        if line.get_marker() == "x" and line.get_color() == colour
+        for x in line.get_xdata()
+    ]
 
 
 def test_every_method_has_a_look():
@@ -84,8 +88,12 @@ def test_crosses_stand_above_all_curves(grid):
 def test_idle_share_by_host_link(grid):
     figure = optpipe_links.draw(grid)["optpipe_links"]
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == ["1.5B, P=4, limit 0.5", "14.6B, P=16, limit 0.5",
-                      "1.5B, P=4, limit 1", "14.6B, P=16, limit 1"]  # fmt: skip
+    assert titles == [
+        "1.5B, P=4, limit 0.5",
+        "14.6B, P=16, limit 0.5",
+        "1.5B, P=4, limit 1",
+        "14.6B, P=16, limit 1",
+    ]
     ticks = [text.get_text() for text in figure.axes[-1].get_xticklabels()]
     assert ticks == ["none", "1", "0.5"]
     (ours,) = curves_of(figure.axes[0], optpipe_cases.LOOK[OPTIMUM]["color"])
@@ -134,8 +142,13 @@ def test_solutions_that_get_better():
 @pytest.fixture(scope="module")
 def runs():
     with pytest.MonkeyPatch.context() as patch:  # a greedy schedule in the place of the optimum
-        patch.setattr(timelines_sweep, "_table", lambda name, seconds: next(
-            METHODS["ada-offload" if name == OPTIMUM else name](timelines_sweep.SETTING)))  # fmt: skip
+        patch.setattr(
+            timelines_sweep,
+            "_table",
+            lambda name, seconds: next(
+                METHODS["ada-offload" if name == OPTIMUM else name](timelines_sweep.SETTING)
+            ),
+        )
         return timelines_sweep.sweep(None, 1.0)
 
 
@@ -159,12 +172,19 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys):
     for name in ("memory", "links", "gaps"):
         assert (tmp_path / "out" / f"optpipe_{name}.png").exists()
     store = tmp_path / "optpipe_refinement.zarr"
-    assert f"no {store}: `python -m sweeps.optpipe --only refinement --out {tmp_path}` writes it" in capsys.readouterr().out  # fmt: skip
+    assert (
+        f"no {store}: `python -m sweeps.optpipe --only refinement --out {tmp_path}` writes it"
+        in capsys.readouterr().out
+    )
 
 
 def test_no_text_is_smaller_than_six_points(grid):  # but microbatches on the bars of timelines
-    drawn = [optpipe_memory.draw(grid), optpipe_links.draw(grid), optpipe_gaps.draw(grid),
-             optpipe_refinement.draw(made.refinement())]  # fmt: skip
+    drawn = [
+        optpipe_memory.draw(grid),
+        optpipe_links.draw(grid),
+        optpipe_gaps.draw(grid),
+        optpipe_refinement.draw(made.refinement()),
+    ]
     for figure in (figure for each in drawn for figure in each.values()):
         assert figure.get_figwidth() == style.PAGE
         sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]

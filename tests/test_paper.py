@@ -5,7 +5,7 @@ import pytest
 
 import pipejax as pj
 from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
-from pipejax import style
+from pipejax.plots import style
 from sweeps import tabular_claims
 from sweeps.cases import CASES, build
 from sweeps.claims import judge
@@ -25,9 +25,15 @@ def test_the_grid_is_full(data):
     assert float(abs(data.path_share.sum("cost") - 1).max()) < 1e-9
 
 
-@pytest.mark.parametrize(("case", "p", "m", "system"), [
-    ("gpipe", 4, 8, "mid_nw_mid_cp"), ("chimera", 8, 16, "slow_nw_fast_cp"),
-    ("hanayo, 2 waves", 8, 8, "fast_nw_fast_cp"), ("chimera-asymmetric", 4, 16, "slow_nw_slow_cp")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "p", "m", "system"),
+    [
+        ("gpipe", 4, 8, "mid_nw_mid_cp"),
+        ("chimera", 8, 16, "slow_nw_fast_cp"),
+        ("hanayo, 2 waves", 8, 8, "fast_nw_fast_cp"),
+        ("chimera-asymmetric", 4, 16, "slow_nw_slow_cp"),
+    ],
+)
 def test_the_batch_equals_one_evaluation(data, case, p, m, system):
     table = build(case, p, m, SLOTS[RUN_SLOTS])
     workload = pj.Workload(pj.load_model(MODEL), MINIBATCH)
@@ -55,10 +61,26 @@ def test_the_published_points_in_slots(data):
         assert float(waves.sel(schedule=name)) == pytest.approx(1 - 24 / total)
 
 
-VERDICTS = {"1a": "differs", "1b": "reproduced", "2a": "differs", "2b": "reproduced", "3a": "reproduced",
-            "3b": "differs", "3c": "reproduced", "3d": "differs", "3e": "differs", "4": "reproduced",
-            "5a": "differs", "5b": "reproduced", "5c": "differs", "5d": "differs", "6a": "reproduced",
-            "6b": "reproduced", "6c": "differs", "7": "reproduced"}  # fmt: skip
+VERDICTS = {
+    "1a": "differs",
+    "1b": "reproduced",
+    "2a": "differs",
+    "2b": "reproduced",
+    "3a": "reproduced",
+    "3b": "differs",
+    "3c": "reproduced",
+    "3d": "differs",
+    "3e": "differs",
+    "4": "reproduced",
+    "5a": "differs",
+    "5b": "reproduced",
+    "5c": "differs",
+    "5d": "differs",
+    "6a": "reproduced",
+    "6b": "reproduced",
+    "6c": "differs",
+    "7": "reproduced",
+}
 
 
 def test_claims(data):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from pipejax.staleness import op_times
+from pipejax.analysis.staleness import op_times
 from pipejax.training import random_quadratic
 from sweeps import pipedream, pipedream_claims
 from sweeps.claims import judge
@@ -24,15 +24,18 @@ from sweeps.pipedream_schemes import (
 def dataset(ends, *, stages=None, seeds=2):
     """Curves that fall to given gaps; step sizes 1/16 and 1/32, of which the first is better."""
     fall = np.linspace(0, 1, 5)
-    gap = np.stack([np.stack([[end**fall] * seeds, [np.sqrt(end) ** fall] * seeds])
-                    for end in ends.values()])  # fmt: skip
+    gap = np.stack(
+        [np.stack([[end**fall] * seeds, [np.sqrt(end) ** fall] * seeds]) for end in ends.values()]
+    )
     data = xr.Dataset(
-        {"gap": (("scheme", "step_size", "seed", "sample"), gap),
-         "diverged": (("scheme", "step_size", "seed"), np.zeros(gap.shape[:3], bool)),
-         "time": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1))),
-         "updates": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1)))},
+        {
+            "gap": (("scheme", "step_size", "seed", "sample"), gap),
+            "diverged": (("scheme", "step_size", "seed"), np.zeros(gap.shape[:3], bool)),
+            "time": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1))),
+            "updates": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1))),
+        },
         coords={"scheme": list(ends), "step_size": [1 / 16, 1 / 32]},
-    )  # fmt: skip
+    )
     return data if stages is None else data.expand_dims(stages=stages)
 
 
@@ -56,24 +59,40 @@ def published():
         "pipedream": 0.25,
         **{f"local-sgd H={h}": g for h, g in ((1, 0.28), (4, 0.27), (8, 0.265))},
     }
-    falls = [dataset({"pipedream": 1e-2, "rpd": 1e-2, "local-sgd H=5": end}).isel(sample=-1)
-             for end in (1.3e-2, 5e-3, 1.7e-3)]  # fmt: skip
+    falls = [
+        dataset({"pipedream": 1e-2, "rpd": 1e-2, "local-sgd H=5": end}).isel(sample=-1)
+        for end in (1.3e-2, 5e-3, 1.7e-3)
+    ]
     return {
         "staleness": xr.Dataset(
-            {"max_delay": ("stages", np.floor(law["max_delay_law"])), "mean_delay": ("stages", law["mean_delay_law"]),
-             **{name: ("stages", values) for name, values in law.items()}}, coords={"stages": stages}),
+            {
+                "max_delay": ("stages", np.floor(law["max_delay_law"])),
+                "mean_delay": ("stages", law["mean_delay_law"]),
+                **{name: ("stages", values) for name, values in law.items()},
+            },
+            coords={"stages": stages},
+        ),
         "convergence_bound": xr.Dataset({name: ("late", [value]) for name, value in late.items()}),
-        "pipedream_quadratic": dataset({
-            "pipedream": 3e-7, "pipedream, epochs": 3e-7, "rpd delta=8": 1e-11, "rpd delta=30": 3e-11,
-            "rpd delta=60": 2e-6, "rpd delta=180": 3e-3, "rpd delta=420": 0.4}),
+        "pipedream_quadratic": dataset(
+            {
+                "pipedream": 3e-7,
+                "pipedream, epochs": 3e-7,
+                "rpd delta=8": 1e-11,
+                "rpd delta=30": 3e-11,
+                "rpd delta=60": 2e-6,
+                "rpd delta=180": 3e-3,
+                "rpd delta=420": 0.4,
+            }
+        ),
         "pipedream_match": dataset({"pipedream": 3e-7, "rpd": 2e-6}, stages=[8]),
         "pipedream_nesterov": dataset({"pipedream": 3e-2, **local}),
         "pipedream_logistic": dataset({**logistic, **own}),
         "pipedream_language": dataset(language),
         "pipedream_scaling": xr.concat(falls, xr.Variable("stages", stages)),
         "pipedream_machines": dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2}).expand_dims(
-            objective=["logistic"], system=["slow", "fast"]),
-    }  # fmt: skip
+            objective=["logistic"], system=["slow", "fast"]
+        ),
+    }
 
 
 def verdicts(data):
@@ -87,11 +106,15 @@ def test_published_figures_are_reproduced():
 
 
 SPOILED = {
-    "staleness": ("T1", "T2"), "convergence_bound": ("T3",), "pipedream_match": ("1, match",),
-    "pipedream_nesterov": ("2, winner", "2, order"), "pipedream_logistic": ("3, winner", "3, H=2", "3, order"),
-    "pipedream_language": ("4, winner", "4, order"), "pipedream_quadratic": ("1, order", "1, delta=420"),
+    "staleness": ("T1", "T2"),
+    "convergence_bound": ("T3",),
+    "pipedream_match": ("1, match",),
+    "pipedream_nesterov": ("2, winner", "2, order"),
+    "pipedream_logistic": ("3, winner", "3, H=2", "3, order"),
+    "pipedream_language": ("4, winner", "4, order"),
+    "pipedream_quadratic": ("1, order", "1, delta=420"),
     "pipedream_scaling": ("5, PipeDream", "5, LocalSGD", "5, winner"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("store", SPOILED)
@@ -119,8 +142,10 @@ def test_the_best_step_size_has_no_diverged_seed():
     np.testing.assert_allclose(geometric_mean(best(data).gap).isel(sample=-1), [1e-2, 1e-2])
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})],
+)
 def test_tables_are_busy_until_the_end_and_not_much_longer(name, options):
     table = table_of(name, 4, 200.0, **options)
     end = op_times(table)[1].max()

@@ -13,7 +13,7 @@ from figures import (
     pipedream_match,
     pipedream_scaling,
 )
-from pipejax import style
+from pipejax.plots import style
 from sweeps.pipedream_schemes import best
 
 STEP_SIZES = (1.0, 0.25, 1 / 16)
@@ -51,7 +51,12 @@ def lines_of(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
-RATES = {"pipedream": 1.0, "local-sgd H=5": 0.5, "local-sgd H=5, own models": 0.4, "local-sgd H=30": NEVER}  # fmt: skip
+RATES = {
+    "pipedream": 1.0,
+    "local-sgd H=5": 0.5,
+    "local-sgd H=5, own models": 0.4,
+    "local-sgd H=30": NEVER,
+}
 
 
 def many(dimension, values, parts):
@@ -78,7 +83,11 @@ def machines():
     """On a slow network PipeDream wins; else LocalSGD, which has more time than the others."""
     slow = made({"pipedream": 1.0, "local-sgd H=5": 0.5}, {"pipedream": 4.0, "local-sgd H=5": 8.0})
     fast = made({"pipedream": 0.5, "local-sgd H=5": 1.0}, {"pipedream": 4.0, "local-sgd H=5": 8.0})
-    names = [pipedream_machines.SYSTEM.format(n, c) for n in ("slow", "mid", "fast") for c in ("slow", "mid", "fast")]  # fmt: skip
+    names = [
+        pipedream_machines.SYSTEM.format(n, c)
+        for n in ("slow", "mid", "fast")
+        for c in ("slow", "mid", "fast")
+    ]
     one = many("system", names, [slow if name.startswith("slow") else fast for name in names])
     gamma = ("step_size", list(STEP_SIZES))
     return many("objective", ["logistic"], [one.assign_coords(gamma=gamma).drop_vars("step_size")])
@@ -130,7 +139,11 @@ def test_curves(store):
         "loss on held-out text [nats]" if language else pipedream_cases.GAP
     )
     assert axes.get_yscale() == ("linear" if language else "log")
-    assert axes.get_xlabel() == ("block updates" if store == "pipedream_quadratic" else "time [slots of one forward or backward]")  # fmt: skip
+    assert axes.get_xlabel() == (
+        "block updates"
+        if store == "pipedream_quadratic"
+        else "time [slots of one forward or backward]"
+    )
     drawn = lines_of(axes)
     mean = np.exp(np.log(data.gap.sel(scheme="pipedream", step_size=0.25)).mean("seed"))
     np.testing.assert_allclose(drawn["PipeDream, 1/4"].get_ydata(), mean)
@@ -144,8 +157,13 @@ def test_curves(store):
 
 def test_a_step_size_at_the_edge_is_said():
     data = made({"pipedream": 1.0, "rpd delta=60": 0.99}).isel(step_size=[1, 2])
-    axes = pipedream_curves.draw(data.assign_attrs(store="pipedream_quadratic"))["pipedream_quadratic"].axes[0]  # fmt: skip
-    assert set(lines_of(axes)) == {"PipeDream, 1/4 (edge of the grid)", "RPD δ=60, 1/4 (edge of the grid)"}  # fmt: skip
+    axes = pipedream_curves.draw(data.assign_attrs(store="pipedream_quadratic"))[
+        "pipedream_quadratic"
+    ].axes[0]
+    assert set(lines_of(axes)) == {
+        "PipeDream, 1/4 (edge of the grid)",
+        "RPD δ=60, 1/4 (edge of the grid)",
+    }
     assert axes.get_title(loc="left").endswith("; their ranges overlap")
 
 
@@ -163,7 +181,10 @@ def test_match(matched):
 
 def test_scaling(scaled):
     axes = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("stages S", f"{pipedream_cases.GAP} at the end")  # fmt: skip
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "stages S",
+        f"{pipedream_cases.GAP} at the end",
+    )
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert "gap after 8 slots" in axes.get_title(loc="left")
     drawn = lines_of(axes)
@@ -174,7 +195,9 @@ def test_scaling(scaled):
 
 def test_winners(machines):
     best_ones = pipedream_cases.tuned(machines).sel(objective="logistic")
-    slow, fast = (pipedream_machines.winner(best_ones.sel(system=f"{n}_nw_mid_cp")) for n in ("slow", "fast"))  # fmt: skip
+    slow, fast = (
+        pipedream_machines.winner(best_ones.sel(system=f"{n}_nw_mid_cp")) for n in ("slow", "fast")
+    )
     assert (slow.scheme, slow.second, slow.seeds) == ("pipedream", "local-sgd H=5", SEEDS)
     assert (fast.scheme, fast.second, fast.seeds) == ("local-sgd H=5", "pipedream", SEEDS)
     for found in (slow, fast):
@@ -209,13 +232,20 @@ def test_command_names_the_folder_of_stores(tmp_path, capsys):
     assert (tmp_path / "out" / "pipedream_nesterov.png").exists()
     printed = capsys.readouterr().out
     store = tmp_path / "pipedream_match.zarr"
-    assert f"no {store}: `python -m sweeps.pipedream --only match --out {tmp_path}` writes it" in printed  # fmt: skip
+    assert (
+        f"no {store}: `python -m sweeps.pipedream --only match --out {tmp_path}` writes it"
+        in printed
+    )
 
 
 def test_no_text_is_smaller_than_six_points(matched, scaled, machines):
     curves = made(RATES).assign_attrs(store="pipedream_logistic")
-    drawn = [pipedream_curves.draw(curves), pipedream_match.draw(matched),
-             pipedream_scaling.draw(scaled), pipedream_machines.draw(machines)]  # fmt: skip
+    drawn = [
+        pipedream_curves.draw(curves),
+        pipedream_match.draw(matched),
+        pipedream_scaling.draw(scaled),
+        pipedream_machines.draw(machines),
+    ]
     for figure in (figure for each in drawn for figure in each.values()):
         assert figure.get_figwidth() == style.PAGE
         sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]

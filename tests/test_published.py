@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.schedules.limited import LimitedPipe
-from pipejax.schedules.zero_bubble_search import zero_bubble_starts
-from pipejax.transformer import (
-    edge_activation_bytes,
-    layer_activation_bytes,
-    layer_flop,
-    step_flop,
-)
+from pipejax.costs.model import edge_activation_bytes, layer_activation_bytes, layer_flop, step_flop
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
+from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 
 RECORDS = {
     record["id"]: record
@@ -31,11 +26,18 @@ def gpt(setting):
     """A GPT of the published shape, on the frame of the one that comes with pipejax."""
     frame = vars(pj.load_model("gpt3-175b"))
     hidden = setting["hidden"]
-    return pj.Model(**{
-        **frame, "layers": setting["layers"], "hidden": hidden, "heads": setting["heads"],
-        "kv_heads": setting["heads"], "ffn_hidden": 4 * hidden, "vocabulary": setting["vocab"],
-        "sequence": setting["seq"],
-    })  # fmt: skip
+    return pj.Model(
+        **{
+            **frame,
+            "layers": setting["layers"],
+            "hidden": hidden,
+            "heads": setting["heads"],
+            "kv_heads": setting["heads"],
+            "ffn_hidden": 4 * hidden,
+            "vocabulary": setting["vocab"],
+            "sequence": setting["seq"],
+        }
+    )
 
 
 @pytest.mark.parametrize("record", records("mg.params."))
@@ -73,10 +75,9 @@ MODES = {
     "tensor parallel": {"tensor_parallel": 8},
     "TP+SP": {"tensor_parallel": 8, "sequence_parallel": True},
     "TP+selective": {"tensor_parallel": 8, "recompute": "selective"},
-    "TP+SP+selective": {
-        "tensor_parallel": 8, "sequence_parallel": True, "recompute": "selective"},
+    "TP+SP+selective": {"tensor_parallel": 8, "sequence_parallel": True, "recompute": "selective"},
     "full recompute": {"recompute": "full"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,11 +104,12 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
     mode = {"TP baseline": "tensor parallel"}.get(setting["mode"], setting["mode"])
     interleave, p = setting["interleave"], setting["p"]
     table = (
-        pj.schedules.build("interleaved-1f1b", num_workers=p, num_microbatches=2 * p,
-                           stages_per_worker=interleave)
+        pj.schedules.build(
+            "interleaved-1f1b", num_workers=p, num_microbatches=2 * p, stages_per_worker=interleave
+        )
         if interleave > 1
         else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
-    )  # fmt: skip
+    )
     per_layer = layer_activation_bytes(gpt(setting), setting["b"], **MODES[mode])
     held = pj.peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
     assert held / GIB == pytest.approx(record["value"], rel=1e-9)
@@ -128,9 +130,13 @@ def test_korthikanti_figure_7(record):  # bar labels, 0.1 points for the embeddi
     model = gpt(record["setting"])
     base, *ours = (
         layer_activation_bytes(model, 1, tensor_parallel=8, **mode)
-        for mode in ({}, {"sequence_parallel": True}, {"recompute": "selective"},
-                     {"sequence_parallel": True, "recompute": "selective"})
-    )  # fmt: skip
+        for mode in (
+            {},
+            {"sequence_parallel": True},
+            {"recompute": "selective"},
+            {"sequence_parallel": True, "recompute": "selective"},
+        )
+    )
     np.testing.assert_allclose(100 * np.array(ours) / base, record["value"][:3], atol=0.15)
 
 
@@ -139,20 +145,25 @@ def profile(setting):
     return {name: RECORDS[f"{key}.{name}"]["value"] for name in ("T_F", "T_B", "T_W", "T_comm")}
 
 
-@pytest.mark.parametrize("record", [r for r in records("zb.t5.")
-                                    if r.values[0]["setting"]["schedule"] == "1F1B"])  # fmt: skip
+@pytest.mark.parametrize(
+    "record", [r for r in records("zb.t5.") if r.values[0]["setting"]["schedule"] == "1F1B"]
+)
 def test_zero_bubble_table_5_1f1b(record):  # bubble ratios from profiled times, to 5e-5
     setting, times = record["setting"], profile(record["setting"])
     table = pj.schedules.build("1f1b", num_workers=setting["p"], num_microbatches=setting["m"])
     costs = pj.Costs.uniform(
-        table, forward=times["T_F"], input_grad=times["T_B"], weight_grad=times["T_W"],
+        table,
+        forward=times["T_F"],
+        input_grad=times["T_B"],
+        weight_grad=times["T_W"],
         transfer=times["T_comm"],
-    )  # fmt: skip
+    )
     assert pj.evaluate(table, costs).bubble_ratio == pytest.approx(record["value"], abs=5e-5)
 
 
-@pytest.mark.parametrize("record", [r for r in records("zb.t5.")
-                                    if r.values[0]["setting"]["schedule"] == "1F1B-I"])  # fmt: skip
+@pytest.mark.parametrize(
+    "record", [r for r in records("zb.t5.") if r.values[0]["setting"]["schedule"] == "1F1B-I"]
+)
 def test_zero_bubble_table_5_interleaved(record):
     # "as published": m T + (p-1) T/v + (2pv-p-2) c; with every hop delayed ours is (2pv-2) c
     setting, times = record["setting"], profile(record["setting"])
@@ -165,9 +176,11 @@ def test_zero_bubble_table_5_interleaved(record):
         "interleaved-1f1b", num_workers=p, num_microbatches=m, stages_per_worker=v
     )
     costs = pj.Costs.uniform(
-        table, forward=times["T_F"] / v, backward=(times["T_B"] + times["T_W"]) / v,
+        table,
+        forward=times["T_F"] / v,
+        backward=(times["T_B"] + times["T_W"]) / v,
         transfer=times["T_comm"],
-    )  # fmt: skip
+    )
     every_hop = m * total + (p - 1) * total / v + (2 * p * v - 2) * times["T_comm"]
     assert pj.evaluate(table, costs).makespan == pytest.approx(every_hop, rel=1e-3)
 
@@ -175,9 +188,12 @@ def test_zero_bubble_table_5_interleaved(record):
 def zero_bubble_costs(setting, table):
     times = profile(setting)
     return pj.Costs.uniform(
-        table, forward=times["T_F"], input_grad=times["T_B"], weight_grad=times["T_W"],
+        table,
+        forward=times["T_F"],
+        input_grad=times["T_B"],
+        weight_grad=times["T_W"],
         transfer=times["T_comm"],
-    )  # fmt: skip
+    )
 
 
 def of_schedules(*names):
@@ -210,8 +226,10 @@ def weight_share(model):
 
 def span_bubble_ratio(pipe):
     ops = zero_bubble_starts(pipe)
-    spans = [np.ptp(np.append(ops.start[at], ops.end[at]))
-             for at in (ops.worker == worker for worker in range(pipe.num_stages))]  # fmt: skip
+    spans = [
+        np.ptp(np.append(ops.start[at], ops.end[at]))
+        for at in (ops.worker == worker for worker in range(pipe.num_stages))
+    ]
     work = pipe.forward[0] + pipe.input_grad[0] + pipe.weight_grad[0]
     return 1 - pipe.num_microbatches * work / max(spans)
 
@@ -223,16 +241,25 @@ def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a
     p, m, name = setting["p"], setting["m"], setting["schedule"].lower()
     share = weight_share(setting["model"])
     pipe = LimitedPipe.of(
-        p, m, forward=times["T_F"], input_grad=times["T_B"], weight_grad=times["T_W"],
-        there=times["T_comm"], limits=int(name[3]) * p, weight_share=share,
-    )  # fmt: skip
+        p,
+        m,
+        forward=times["T_F"],
+        input_grad=times["T_B"],
+        weight_grad=times["T_W"],
+        there=times["T_comm"],
+        limits=int(name[3]) * p,
+        weight_share=share,
+    )
     assert span_bubble_ratio(pipe) == pytest.approx(record["value"], abs=6e-5)
     if p == 8:
         table = pj.schedules.build(
-            name, num_workers=p, num_microbatches=m, weight_share=share,
+            name,
+            num_workers=p,
+            num_microbatches=m,
+            weight_share=share,
             transfer=times["T_comm"],
             slots={"F": times["T_F"], "I": times["T_B"], "W": times["T_W"]},
-        )  # fmt: skip
+        )
         run = pj.evaluate(table, zero_bubble_costs(setting, table))
         assert run.span_bubble_ratio == pytest.approx(record["value"], abs=6e-5)
 
@@ -247,10 +274,15 @@ def test_zero_bubble_against_memory(record):  # Figure 9: the limit in multiples
         setting["M_limit_over_pMB"], record["value"]["ZB heuristic"], strict=True
     ):
         pipe = LimitedPipe.of(
-            setting["p"], setting["m"], forward=f, input_grad=i, weight_grad=w,
-            there=RECORDS[f"{key}.T_comm"]["value"], limits=limit * setting["p"],
+            setting["p"],
+            setting["m"],
+            forward=f,
+            input_grad=i,
+            weight_grad=w,
+            there=RECORDS[f"{key}.T_comm"]["value"],
+            limits=limit * setting["p"],
             weight_share=weight_share(setting["model"]),
-        )  # fmt: skip
+        )
         assert span_bubble_ratio(pipe) == pytest.approx(published, abs=1e-6)
 
 
@@ -259,9 +291,11 @@ def test_megatron_bubble(record):  # bubble / ideal of interleaved and plain 1F1
     setting = record["setting"]
     options = {"stages_per_worker": setting["v"]} if setting["v"] > 1 else {}
     table = pj.schedules.build(
-        "interleaved-1f1b" if options else "1f1b", num_workers=setting["p"],
-        num_microbatches=setting["m"], **options,
-    )  # fmt: skip
+        "interleaved-1f1b" if options else "1f1b",
+        num_workers=setting["p"],
+        num_microbatches=setting["m"],
+        **options,
+    )
     result = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
     assert result.bubble_overhead == pytest.approx(record["value"], abs=5e-9)
 

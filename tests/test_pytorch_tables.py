@@ -16,8 +16,14 @@ FILES = [
     "DualPipeV_4_8",
     "DualPipeV_4_8.comms",
 ]
-LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker"), ("rendezvous", "worker"),
-         ("rendezvous", "pair"), ("rendezvous", "direction")]  # fmt: skip
+LINKS = [
+    ("delay", "worker"),
+    ("queued", "worker"),
+    ("blocking", "worker"),
+    ("rendezvous", "worker"),
+    ("rendezvous", "pair"),
+    ("rendezvous", "direction"),
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -26,13 +32,22 @@ def test_agrees_with_the_event_loop(name, link, queues, data):
     path = data / f"{name}.csv"
     table = pj.read_table(path)
     stages = np.arange(table.num_stages)
-    ops = {"F": 1 + 0.25 * (stages % 3), "I": 1 + 0.5 * (stages % 2), "W": 0.5 + 0.125 * (stages % 4),
-           "B": 1.5 + 0.625 * (stages % 2)}  # fmt: skip
+    ops = {
+        "F": 1 + 0.25 * (stages % 3),
+        "I": 1 + 0.5 * (stages % 2),
+        "W": 0.5 + 0.125 * (stages % 4),
+        "B": 1.5 + 0.625 * (stages % 2),
+    }
     transmit = np.stack([0.5 + 0.25 * (stages[:-1] % 2), 0.75 + 0.125 * (stages[:-1] % 3)])[:, None]
     costs = pj.Costs.per_stage(
-        table, forward=ops["F"], input_grad=ops["I"], weight_grad=ops["W"], backward=ops["B"],
-        latency=0.125, transmit=transmit,
-    )  # fmt: skip
+        table,
+        forward=ops["F"],
+        input_grad=ops["I"],
+        weight_grad=ops["W"],
+        backward=ops["B"],
+        latency=0.125,
+        transmit=transmit,
+    )
     theirs = reference.Costs(
         {(phase, s): float(times[s]) for phase, times in ops.items() for s in stages},
         dict.fromkeys(np.ndindex(transmit.shape), 0.125),

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.costs import NodeCosts, cost_vector
-from pipejax.ops import EXECUTED
-from pipejax.recurrence import critical_path
+from pipejax.engine.pricing import NodeCosts, cost_vector
+from pipejax.engine.recurrence import critical_path
+from pipejax.schedules.cells.ops import EXECUTED
 
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
@@ -84,8 +84,10 @@ def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
 def test_monotone(case, seed, link):  # property 2
     program, priced = lowered(case.table, case.costs, *link)
     rng = np.random.default_rng(seed)
-    more = NodeCosts(priced.duration + rng.random(NODES) * (rng.random(NODES) < 0.1),
-                     priced.lag + rng.random((NODES, PREDS)) * (rng.random((NODES, PREDS)) < 0.1))  # fmt: skip
+    more = NodeCosts(
+        priced.duration + rng.random(NODES) * (rng.random(NODES) < 0.1),
+        priced.lag + rng.random((NODES, PREDS)) * (rng.random((NODES, PREDS)) < 0.1),
+    )
     before, after = (_path(program.preds, c).finish for c in (priced, more))
     assert bool(jnp.all(after >= before))
 
@@ -129,14 +131,22 @@ def test_bounds(case, link):  # property 6
     assert result.makespan <= float(priced.duration.sum() + priced.lag.sum()) + 1e-9
     for m in range(case.table.num_microbatches):
         pipe = case.table.pipe_of_microbatch[m]
-        held = {str(op)[: -len(str(m))] for row in case.table.rows() for cell in row for op in cell
-                if op.microbatch == m}  # fmt: skip
+        held = {
+            str(op)[: -len(str(m))]
+            for row in case.table.rows()
+            for cell in row
+            for op in cell
+            if op.microbatch == m
+        }
         chain = sum(case.theirs.op["F", s] for s in range(case.table.num_stages))
         for s in range(case.table.num_stages):
             chain += case.theirs.op["I" if f"{s}I" in held else "B", s]
             if s and case.table.placement[pipe, s] != case.table.placement[pipe, s - 1]:
-                chain += sum(t[d, pipe, s - 1] for d in (0, 1)
-                             for t in (case.theirs.latency, case.theirs.transmit))  # fmt: skip
+                chain += sum(
+                    t[d, pipe, s - 1]
+                    for d in (0, 1)
+                    for t in (case.theirs.latency, case.theirs.transmit)
+                )
         if not np.any(case.table.is_fused):
             assert result.makespan >= chain - 1e-9
 
@@ -147,8 +157,9 @@ def test_padding_changes_nothing(case, link):  # property 7
     n, k = program.preds.shape
     some, more = (pj.pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
-    paths = [jax.tree.map(np.asarray, _path(p.preds, pj.price(p, case.costs)))
-             for p in (some, more)]  # fmt: skip
+    paths = [
+        jax.tree.map(np.asarray, _path(p.preds, pj.price(p, case.costs))) for p in (some, more)
+    ]
     assert float(paths[0].finish.max()) == float(paths[1].finish.max())
     assert np.array_equal(paths[0].nodes[:n], paths[1].nodes[:n])
     assert np.array_equal(paths[0].edges[:n, :k], paths[1].edges[:n, :k])
@@ -159,8 +170,9 @@ def test_padding_changes_nothing(case, link):  # property 7
     wider = pj.ScheduleTable.from_rows(
         idle, placement=case.table.placement, pipe_of_microbatch=case.table.pipe_of_microbatch
     )
-    result, wide = (pj.evaluate(t, case.costs, link=link[0], queues=link[1])
-                    for t in (case.table, wider))  # fmt: skip
+    result, wide = (
+        pj.evaluate(t, case.costs, link=link[0], queues=link[1]) for t in (case.table, wider)
+    )
     assert wide.makespan == result.makespan
     assert wide.bubble_ratio == result.bubble_ratio
     assert wide.workers == result.workers
@@ -261,8 +273,10 @@ def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
 
 def _released_last(table):
     """Activations released by the last slot."""
-    return sum(np.isin(c.phase[:, -1], [pj.Phase.B, pj.Phase.W]).astype(int)
-               for c in (table.cells, table.partners))  # fmt: skip
+    return sum(
+        np.isin(c.phase[:, -1], [pj.Phase.B, pj.Phase.W]).astype(int)
+        for c in (table.cells, table.partners)
+    )
 
 
 @settings(max_examples=40)

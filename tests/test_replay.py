@@ -76,8 +76,12 @@ class ByJax:
 def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
     """Run the ops one by one in order of time. Yields (time, model) after every update."""
     run = pj.evaluate(table, costs)
-    ops = sorted((run.start[w, t], run.finish[w, t], w, t, cell[0])
-                 for w, row in enumerate(table.rows()) for t, cell in enumerate(row) if cell)  # fmt: skip
+    ops = sorted(
+        (run.start[w, t], run.finish[w, t], w, t, cell[0])
+        for w, row in enumerate(table.rows())
+        for t, cell in enumerate(row)
+        if cell
+    )
     order = batch_order(seed, table.num_microbatches, objective.num_batches).tolist()
     rule, last = table.weights, table.num_stages - 1
     start = np.asarray(objective.init(jax.random.key(np.uint32(seed), impl="threefry2x32")))
@@ -113,27 +117,44 @@ def stash_and_update(objective, stages, table, step_size, seed, costs=UNIT):
                 mean = np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
                 for r in range(rule.runs):
                     versions[r, s][-1] = mean
-            yield finish, np.array([np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
-                                    for s in range(last + 1)])  # fmt: skip
+            yield (
+                finish,
+                np.array(
+                    [
+                        np.mean([versions[r, s][-1] for r in range(rule.runs)], axis=0)
+                        for s in range(last + 1)
+                    ]
+                ),
+            )
 
 
 LEAST_SQUARES, SIGMOID = (lambda z, y: z - y), (lambda z, y: -y / (1 + np.exp(y * z)))
 OBJECTIVES = {
     "random": lambda: random_quadratic(4, dimension=8, seed=1),
-    "spectrum": lambda: spectral_quadratic(4, spectrum=[0.1, 0.2, 0.5, 0.7, 1.0, 1.0, 1.5, 2.0], seed=1),
+    "spectrum": lambda: spectral_quadratic(
+        4, spectrum=[0.1, 0.2, 0.5, 0.7, 1.0, 1.0, 1.5, 2.0], seed=1
+    ),
     "nesterov": lambda: nesterov_quadratic(4, dimension=8, condition_number=50.0, seed=1),
     "logistic": lambda: random_logistic(4, dimension=8, seed=1),
-    "language": lambda: language_model(4, width=4, heads=2, context=3, text="to be or not to be, that is " * 9, seed=1),
-}  # fmt: skip
+    "language": lambda: language_model(
+        4, width=4, heads=2, context=3, text="to be or not to be, that is " * 9, seed=1
+    ),
+}
 TABLES = {
-    "pipedream": ("pipedream", {}), "2bw": ("pipedream-2bw", {"accumulation": 5}),
-    "local": ("local-sgd", {"local_steps": 2}), "two runs": ("local-sgd", {"runs": 2, "local_steps": 3}),
-}  # fmt: skip
+    "pipedream": ("pipedream", {}),
+    "2bw": ("pipedream-2bw", {"accumulation": 5}),
+    "local": ("local-sgd", {"local_steps": 2}),
+    "two runs": ("local-sgd", {"runs": 2, "local_steps": 3}),
+}
 
 
 # every objective with stale weights, one with all tables
-CASES = [*((name, "pipedream") for name in OBJECTIVES), *(("random", case) for case in TABLES if case != "pipedream"),
-         ("nesterov", "local"), ("logistic", "local")]  # fmt: skip
+CASES = [
+    *((name, "pipedream") for name in OBJECTIVES),
+    *(("random", case) for case in TABLES if case != "pipedream"),
+    ("nesterov", "local"),
+    ("logistic", "local"),
+]
 
 
 def stages_of(name, objective):
@@ -176,8 +197,9 @@ def test_equals_an_event_loop_that_stashes_weights(name, case):
 SLOW = pj.Costs(forward=np.array([1.0, 3.0, 0.5, 2.0]), backward=2.0, transmit=1.7)
 
 
-@pytest.mark.parametrize(("case", "costs"), [
-    ("pipedream", UNIT), *((case, SLOW) for case in TABLES)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "costs"), [("pipedream", UNIT), *((case, SLOW) for case in TABLES)]
+)
 def test_samples_see_the_model_of_their_time(case, costs):
     table = build(TABLES[case][0], **TABLES[case][1])
     trained = OBJECTIVES["random"]()
@@ -199,8 +221,10 @@ def latest(history, time, trained):
     return before[-1] if before else np.zeros((trained.num_stages, 2))
 
 
-@pytest.mark.parametrize(("name", "p", "options"), [
-    ("local-sgd", 3, {"runs": 1, "local_steps": 1}), ("pipedream", 1, {})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "p", "options"),
+    [("local-sgd", 3, {"runs": 1, "local_steps": 1}), ("pipedream", 1, {})],
+)
 def test_without_staleness_it_is_sgd(name, p, options):
     trained = random_quadratic(p, dimension=6, seed=2)
     w = np.zeros(6)
@@ -237,26 +261,43 @@ def test_a_sweep_is_its_single_runs():
 def test_machines_change_times_and_not_the_gradients():
     trained, table = OBJECTIVES["random"](), build(m=40)
     slow = dataclasses.replace(UNIT, transmit=5.0)
-    ends = [replay(trained, table, step_size=0.1, seed=0, costs=costs, times=3)
-            for costs in (UNIT, slow)]  # fmt: skip
+    ends = [
+        replay(trained, table, step_size=0.1, seed=0, costs=costs, times=3)
+        for costs in (UNIT, slow)
+    ]
     assert ends[1].time[-1] > ends[0].time[-1]
     np.testing.assert_allclose(ends[0].blocks, ends[1].blocks, rtol=1e-12)
 
 
 MISTAKES = {
-    "step size": ({"step_size": float("nan")}, "step_size must be a finite number above 0, got nan"),
+    "step size": (
+        {"step_size": float("nan")},
+        "step_size must be a finite number above 0, got nan",
+    ),
     "seed": ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     "stages": ({"table": build(p=3)}, "objective has 4 stages, but pipedream has 3"),
     "synchronous": ({"table": build("1f1b")}, "1f1b does not update weights within the table"),
     "no time": ({"times": 0}, "times must be a whole number of at least 1, got 0"),
-    "back in time": ({"times": np.array([1.0, 0.5])}, "times must be finite, at least 0 and ascending"),
+    "back in time": (
+        {"times": np.array([1.0, 0.5])},
+        "times must be finite, at least 0 and ascending",
+    ),
     "no moment": ({"times": np.array([np.nan])}, "times must be finite"),
     "cost": ({"costs": pj.Costs(forward=-1.0)}, "forward must be finite and at least 0"),
     "link": ({"link": "wire"}, "unknown link model 'wire'"),
-    "orders": ({"table": pj.ScheduleTable.from_rows(
-        [["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"], ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"]]),
-        "objective": random_quadratic(2, dimension=2, seed=0)}, "in another order on one stage"),
-}  # fmt: skip
+    "orders": (
+        {
+            "table": pj.ScheduleTable.from_rows(
+                [
+                    ["0F0", "0F1", "0B1", "0U1", "0B0", "0U0"],
+                    ["1F0", "1F1", "1B0", "1U0", "1B1", "1U1"],
+                ]
+            ),
+            "objective": random_quadratic(2, dimension=2, seed=0),
+        },
+        "in another order on one stage",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", MISTAKES)

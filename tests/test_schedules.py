@@ -6,16 +6,21 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.files import to_json
-from pipejax.idealised import slot_times
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.slot_simulation import slot_times
+from pipejax.schedules.table.table_files import to_json
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
 INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 BOTH_EVEN = ("chimera", "chimera-asymmetric")
-OPTIONS = {"interleaved-1f1b": [{}, {"stages_per_worker": 3}], "hanayo": [{}, {"waves": 3}],
-           "looped-bfs": [{"stages_per_worker": 4}], "zero-bubble": [{}, {"memory_limit": 2}],
-           "ada-offload": [{"memory_limit": 2}], "pipe-offload": [{"offload_share": 1.0}]}  # fmt: skip
+OPTIONS = {
+    "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
+    "hanayo": [{}, {"waves": 3}],
+    "looped-bfs": [{"stages_per_worker": 4}],
+    "zero-bubble": [{}, {"memory_limit": 2}],
+    "ada-offload": [{"memory_limit": 2}],
+    "pipe-offload": [{"offload_share": 1.0}],
+}
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 
 
@@ -37,8 +42,11 @@ def test_builds_at_every_legal_size(name, options):
                     order = [op for cell in row for op in cell if op.phase is phase]
                     for stage in {op.stage for op in order}:
                         for pipe in range(table.num_pipes):
-                            mine = [op.microbatch for op in order if op.stage == stage
-                                    and pipe_of[op.microbatch] == pipe]  # fmt: skip
+                            mine = [
+                                op.microbatch
+                                for op in order
+                                if op.stage == stage and pipe_of[op.microbatch] == pipe
+                            ]
                             assert mine == sorted(mine), (name, p, m, w)
 
 
@@ -68,14 +76,17 @@ ILLEGAL = {
     "half a wave": (("hanayo", 4, 4, {"waves": 1.5}), "waves must be a whole number .* got 1.5"),
     "waves as text": (("hanayo", 4, 4, {"waves": "2"}), "waves must be .* got '2'"),
     "share alone": (("chimera-asymmetric", 4, 4, {"stage_shares": 3}), "4 positive numbers, got 3"),
-    "slot as text": (("gpipe", 4, 4, {"slots": {"F": "1"}}), "F must be a finite number .* got '1'"),
+    "slot as text": (
+        ("gpipe", 4, 4, {"slots": {"F": "1"}}),
+        "F must be a finite number .* got '1'",
+    ),
     "one stage": (("interleaved-1f1b", 4, 4, {"stages_per_worker": 1}), "at least 2 stages"),
     "wrong option": (("gpipe", 4, 4, {"waves": 2}), "gpipe takes no waves: its options are slots"),
     "shares": (("chimera-asymmetric", 4, 4, {"stage_shares": [1, 2]}), "needs 4 positive numbers"),
     "negative share": (("chimera-asymmetric", 2, 2, {"stage_shares": [1, -2]}), "2 positive"),
     "zero slot": (("gpipe", 4, 4, {"slots": {"F": 0, "B": 1}}), "slots"),
     "unknown slot": (("gpipe", 4, 4, {"slots": {"X": 1}}), "slots"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", ILLEGAL)
@@ -88,8 +99,13 @@ def test_illegal_numbers_are_named(what):
 
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_of_numpy_are_numbers():
-    table = pj.schedules.build("hanayo", num_workers=np.int64(2), num_microbatches=np.int32(3),
-                               waves=np.int8(1), slots={"F": np.float32(1), "B": np.int64(2)})  # fmt: skip
+    table = pj.schedules.build(
+        "hanayo",
+        num_workers=np.int64(2),
+        num_microbatches=np.int32(3),
+        waves=np.int8(1),
+        slots={"F": np.float32(1), "B": np.int64(2)},
+    )
     assert table.num_stages == 4
     assert json.loads(to_json(table))["slots"] == dict(table.slots)
 

@@ -9,22 +9,26 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax import sensitivity
+from pipejax.analysis import sensitivity
+from pipejax.analysis.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
 from pipejax.cli.app import run
-from pipejax.hardware import FIELDS
-from pipejax.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
-from pipejax.work import NEAR, OF_SYSTEMS, stage_work, work_costs, work_on_systems
-from pipejax.workload import deal_layers
+from pipejax.costs.roofline import NEAR, OF_SYSTEMS, stage_work, work_costs, work_on_systems
+from pipejax.costs.system import FIELDS
+from pipejax.costs.workload import deal_layers
 
 STEP = 1e-5
 CASES = {
     "1f1b on h100": ("1f1b", {}, "gpt3-175b", "h100", {"tensor_parallel": 8}),
     "interleaved, full recomputation": (
-        "interleaved-1f1b", {"stages_per_worker": 2}, "llama3-70b", "a100",
-        {"tensor_parallel": 4, "data_parallel": 2, "recompute": "full"}),
+        "interleaved-1f1b",
+        {"stages_per_worker": 2},
+        "llama3-70b",
+        "a100",
+        {"tensor_parallel": 4, "data_parallel": 2, "recompute": "full"},
+    ),
     "chimera on a slow network": ("chimera", {}, "gpt-22b", "slow_nw_mid_cp", {}),
     "no vocabulary": ("gpipe", {}, "tabular-128l", "mid_nw_fast_cp", {}),
-}  # fmt: skip
+}
 
 
 def with_flags(work):
@@ -42,9 +46,11 @@ def case(name):
     of_model = pj.load_model(model)
     machine = pj.load_system(system)
     machine = dataclasses.replace(
-        machine, compute_latency=1.3e-6, memory_latency=0.7e-6,
+        machine,
+        compute_latency=1.3e-6,
+        memory_latency=0.7e-6,
         node=dataclasses.replace(machine.node, latency=machine.node.latency * 1.1),
-    )  # fmt: skip
+    )
     return table, pj.Workload(of_model, minibatch=16, **parallel), machine
 
 
@@ -73,8 +79,9 @@ def step_time(program, table, workload, system, parameter, factor):
         workload = dataclasses.replace(workload, model=model)
         if name == "layers":
             dealt = type(dealt)(*(part * factor for part in dealt))
-    work = stage_work(workload, table, gpus_per_node=system.gpus_per_node, dealt=dealt,
-                      microbatch_size=size)  # fmt: skip
+    work = stage_work(
+        workload, table, gpus_per_node=system.gpus_per_node, dealt=dealt, microbatch_size=size
+    )
     same_types = jax.tree.map(lambda leaf: np.asarray(leaf) * np.float64(1), (work, system))
     return float(pj.makespan(program, PRICE(*same_types)))
 
@@ -91,8 +98,10 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
         pj.evaluate(table, costs, link=link).makespan, rel=1e-13
     )
     for parameter, slope in found.elasticity.items():
-        up, down = (step_time(program, table, workload, system, parameter, np.exp(s * STEP))
-                    for s in (1, -1))  # fmt: skip
+        up, down = (
+            step_time(program, table, workload, system, parameter, np.exp(s * STEP))
+            for s in (1, -1)
+        )
         assert slope == pytest.approx(np.log(up / down) / (2 * STEP), abs=2e-5), parameter
     assert sum(found.share.values()) == pytest.approx(1, abs=1e-12)
     assert min(found.share.values()) >= 0
@@ -105,20 +114,43 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
 def test_a_batch_has_the_shares_of_its_members():
     table, workload, system = case("1f1b on h100")
     others = [put(system, FIELDS[name], 0.1) for name in ("compute.peak", "network.bandwidth")]
-    stacked = type(system)(**{
-        field.name: jnp.array([getattr(one, field.name) for one in others])
-        for field in dataclasses.fields(system)
-        if field.name not in ("node", "network", "compute_efficiency", "memory_efficiency",
-                              "gpus_per_node", "name", "source")
-    }, **{
-        link: type(system.node)(*(jnp.array([getattr(getattr(one, link), part) for one in others])
-                                  for part in ("bandwidth", "latency", "efficiency")))
-        for link in ("node", "network")
-    }, **{
-        curve: type(system.compute_efficiency)(*(tuple(jnp.full(len(others), v) for v in values)
-            for values in (getattr(system, curve).sizes, getattr(system, curve).shares)))
-        for curve in ("compute_efficiency", "memory_efficiency")
-    }, gpus_per_node=8, name="", source="")  # fmt: skip
+    stacked = type(system)(
+        **{
+            field.name: jnp.array([getattr(one, field.name) for one in others])
+            for field in dataclasses.fields(system)
+            if field.name
+            not in (
+                "node",
+                "network",
+                "compute_efficiency",
+                "memory_efficiency",
+                "gpus_per_node",
+                "name",
+                "source",
+            )
+        },
+        **{
+            link: type(system.node)(
+                *(
+                    jnp.array([getattr(getattr(one, link), part) for one in others])
+                    for part in ("bandwidth", "latency", "efficiency")
+                )
+            )
+            for link in ("node", "network")
+        },
+        **{
+            curve: type(system.compute_efficiency)(
+                *(
+                    tuple(jnp.full(len(others), v) for v in values)
+                    for values in (getattr(system, curve).sizes, getattr(system, curve).shares)
+                )
+            )
+            for curve in ("compute_efficiency", "memory_efficiency")
+        },
+        gpus_per_node=8,
+        name="",
+        source="",
+    )
     work = work_on_systems(workload, table, np.full(len(others), 8))
     costs = jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0))(work, stacked)
     times, counts = pj.makespans_and_grad(pj.lower(table), costs)
@@ -140,8 +172,10 @@ def test_swings_are_exact_evaluations():
 
 def test_other_systems_and_models_do_not_recompile():
     table, workload, system = case("chimera on a slow network")
-    others = [(workload, pj.load_system("fast_nw_fast_cp")),
-              (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system)]  # fmt: skip
+    others = [
+        (workload, pj.load_system("fast_nw_fast_cp")),
+        (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system),
+    ]
     found = [elasticities(table, workload, system).step_time]
     compiled = sensitivity._with_slopes._cache_size()
     found += [elasticities(table, *other).step_time for other in others]
@@ -161,8 +195,21 @@ def test_factors_are_checked(factors):
         swings(*case("no vocabulary"), factors=factors)
 
 
-SETTING = ["sensitivity", "--schedule", "1f1b", "--workers", "2", "--microbatches", "4", "--model",
-           "tabular-128l", "--system", "mid_nw_mid_cp", "--minibatch", "8"]  # fmt: skip
+SETTING = [
+    "sensitivity",
+    "--schedule",
+    "1f1b",
+    "--workers",
+    "2",
+    "--microbatches",
+    "4",
+    "--model",
+    "tabular-128l",
+    "--system",
+    "mid_nw_mid_cp",
+    "--minibatch",
+    "8",
+]
 
 
 def test_command(capsys, tmp_path):
@@ -183,13 +230,16 @@ def test_command(capsys, tmp_path):
     assert "bound by compute.peak" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
-    ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
-    ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
-    ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
-    ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SETTING, "--factor", "1"], "--factor must be above 1, got 1"),
+        ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
+        ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
+        ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
+        ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
+    ],
+)
 def test_mistakes_are_one_line(arguments, message, capsys):
     assert run([*arguments, "--json"]) == 2
     printed = capsys.readouterr()

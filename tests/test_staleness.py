@@ -10,12 +10,12 @@ import strategies
 from hypothesis import given
 
 import pipejax as pj
-from pipejax.idealised import spread
-from pipejax.table import without
-from pipejax.timeline import bars
-from pipejax.versions import find_versions, versions_held
-from pipejax.weights import WeightRule
-from pipejax.workload import stage_bytes
+from pipejax.analysis.timeline import bars
+from pipejax.costs.workload import stage_bytes
+from pipejax.schedules.cells.weight_rule import WeightRule
+from pipejax.schedules.cells.weight_versions import find_versions, versions_held
+from pipejax.schedules.table.slot_simulation import spread
+from pipejax.schedules.table.table import without
 
 UNIT = pj.Costs(forward=1.0, backward=1.0)
 
@@ -57,18 +57,27 @@ def own_count(rows, starts, ends, runs=1):
 
     Returns (update stage, microbatch, stage read): delay, for one run per microbatch mod runs.
     """
-    updates = sorted((ends[w, k], op[1], op[2]) for w, row in enumerate(rows)
-                     for k, op in enumerate(row) if op[0] == "U")  # fmt: skip
-    begins = {(op[1], op[2]): starts[w, k] for w, row in enumerate(rows)
-              for k, op in enumerate(row) if op[0] == "F"}  # fmt: skip
+    updates = sorted(
+        (ends[w, k], op[1], op[2])
+        for w, row in enumerate(rows)
+        for k, op in enumerate(row)
+        if op[0] == "U"
+    )
+    begins = {
+        (op[1], op[2]): starts[w, k]
+        for w, row in enumerate(rows)
+        for k, op in enumerate(row)
+        if op[0] == "F"
+    }
     number, count = {}, [0] * runs
     for _, stage, m in updates:
         number[stage, m] = count[m % runs]
         count[m % runs] += 1
     return {
         (s, m, r): k - sum(end <= begins[r, m] for end, _, n in updates if n % runs == m % runs)
-        for (s, m), k in number.items() for r in range(len(rows))
-    }  # fmt: skip
+        for (s, m), k in number.items()
+        for r in range(len(rows))
+    }
 
 
 def by_op(run):
@@ -89,8 +98,11 @@ def test_the_table_is_the_timeline_rule(stages):
     table = without(build(p=stages, m=3 * stages), [pj.Phase.U])
     simulated = simulate(stages, 3 * stages)
     for row, expected in zip(spread(table).rows(), simulated, strict=True):
-        drawn = [((op.phase.name, op.stage, op.microbatch), slot)
-                 for slot, cell in enumerate(row) for op in cell]  # fmt: skip
+        drawn = [
+            ((op.phase.name, op.stage, op.microbatch), slot)
+            for slot, cell in enumerate(row)
+            for op in cell
+        ]
         assert drawn == expected
 
 
@@ -107,9 +119,15 @@ def test_delays_of_pipedream(stages):
     assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(stale.mean_delay)
 
 
-@pytest.mark.parametrize("costs", [
-    None, pj.Costs(forward=1.0, backward=2.0, transmit=0.7), pj.Costs(forward=0.3, backward=0.1),
-    pj.Costs(forward=np.array([1.0, 2.0, 1.5]), backward=2.0, latency=3.0, update=0.2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "costs",
+    [
+        None,
+        pj.Costs(forward=1.0, backward=2.0, transmit=0.7),
+        pj.Costs(forward=0.3, backward=0.1),
+        pj.Costs(forward=np.array([1.0, 2.0, 1.5]), backward=2.0, latency=3.0, update=0.2),
+    ],
+)
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
 def test_delays_are_counts(costs, link):
     table = build(p=3, m=24)
@@ -125,8 +143,10 @@ def test_delays_are_counts(costs, link):
 
 def test_messages_change_the_delay():
     table = build(p=8, m=320)
-    delays = {c: pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=c)).mean_delay
-              for c in (0.0, 1.0, 10.0)}  # fmt: skip
+    delays = {
+        c: pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=c)).mean_delay
+        for c in (0.0, 1.0, 10.0)
+    }
     assert len(set(delays.values())) == 3
     # own weights come in row order: no message changes them
     slow = pj.staleness(table, pj.Costs(forward=1.0, backward=2.0, transmit=10.0))
@@ -155,8 +175,9 @@ def test_local_sgd_is_never_stale(runs, local_steps):
     where, finish = table.content.where, pj.evaluate(table, UNIT).finish
     size = runs * local_steps
     for m in range(runs, table.num_microbatches):  # a run waits for its own last backward ...
-        assert np.all(start.ravel()[where[pj.Phase.F][:, m]]
-                      >= finish.ravel()[where[pj.Phase.B][:, m - runs]])  # fmt: skip
+        assert np.all(
+            start.ravel()[where[pj.Phase.F][:, m]] >= finish.ravel()[where[pj.Phase.B][:, m - runs]]
+        )
     for first in range(size, table.num_microbatches, size):  # ... and a round for the one before
         flushed = finish.ravel()[where[pj.Phase.B][0, :first]].max()
         assert start.ravel()[where[pj.Phase.F][0, first]] == flushed
@@ -206,8 +227,10 @@ def test_updates_are_ops():
     plain = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8, slots={"F": 1, "B": 1})
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     for link in ("delay", "queued", "blocking", "rendezvous"):
-        assert (pj.evaluate(table, costs, link=link).makespan
-                == pj.evaluate(plain, costs, link=link).makespan)  # fmt: skip
+        assert (
+            pj.evaluate(table, costs, link=link).makespan
+            == pj.evaluate(plain, costs, link=link).makespan
+        )
     updated = pj.evaluate(table, dataclasses.replace(costs, update=0.25))
     assert updated.busy.tolist() == [8 * 3.25] * 4
     reduced = pj.evaluate(table, dataclasses.replace(costs, update=0.25, all_reduce=5.0))
@@ -228,29 +251,41 @@ def test_a_table_is_written_and_read_with_its_rule(tmp_path):
         assert str(read) == str(table)
         assert pj.staleness(read).mean_delay == pj.staleness(table).mean_delay
     text = json.loads((tmp_path / "table.json").read_text())
-    for rule, message in (({"behind": -1}, "behind must be a whole number of at least 0, got -1"),
-                          ({"lag": 1}, "weights: expected an object with behind, runs"),
-                          (3, "weights: expected an object"),
-                          ({"runs": 0}, "runs must be a whole number")):  # fmt: skip
+    for rule, message in (
+        ({"behind": -1}, "behind must be a whole number of at least 0, got -1"),
+        ({"lag": 1}, "weights: expected an object with behind, runs"),
+        (3, "weights: expected an object"),
+        ({"runs": 0}, "runs must be a whole number"),
+    ):
         (tmp_path / "wrong.json").write_text(json.dumps(text | {"weights": rule}))
         with pytest.raises(pj.ScheduleError, match=message):
             pj.read_table(tmp_path / "wrong.json")
 
 
 ILLEGAL = {
-    "lost gradient": ([["0F0", "0F1", "0B0", "0U0", "0B1"]], {}, "gradient of 0B1 is never applied"),
+    "lost gradient": (
+        [["0F0", "0F1", "0B0", "0U0", "0B1"]],
+        {},
+        "gradient of 0B1 is never applied",
+    ),
     "split, lost": ([["0F0", "0F1", "0I0", "0W0", "0U0", "0I1", "0W1"]], {}, "of 0W1 is never"),
     "before its gradient": ([["0F0", "0U0", "0B0"]], {}, "deadlock: 0U0 on worker 0 waits for 0B0"),
     "before W": ([["0F0", "0I0", "0U0", "0W0"]], {}, "deadlock: 0U0 on worker 0 waits for 0W0"),
     "twice": ([["0F0", "0F1", "0B0", "0B1", "0U1", "0U0"]], {}, "0U0 does not apply the gradient"),
     "other worker": ([["0F0", "0B0", "1U0"], ["1F0", "1B0"]], {}, "op 1U0 stands on worker 0"),
     "no such microbatch": ([["0F0", "0B0", "0U3"]], {}, "op 0U3 on worker 0 has no forward"),
-    "not made yet": ([["0F0", "0F1", "0B0", "0U0", "0B1", "0U1"]], {"behind": 0},
-                     "0F1 reads weights with 1 updates, but only 0 stand before it"),
+    "not made yet": (
+        [["0F0", "0F1", "0B0", "0U0", "0B1", "0U1"]],
+        {"behind": 0},
+        "0F1 reads weights with 1 updates, but only 0 stand before it",
+    ),
     "rule without update": ([["0F0", "0B0"]], {"behind": 1}, "but no U cell updates weights"),
-    "early round": ([["0F0", "0F1", "0F2", "0B0", "0U0", "0B1", "0U1", "0B2", "0U2"]], {"runs": 2},
-                    "0F2 begins a round before all runs have ended the one before it"),
-}  # fmt: skip
+    "early round": (
+        [["0F0", "0F1", "0F2", "0B0", "0U0", "0B1", "0U1", "0B2", "0U2"]],
+        {"runs": 2},
+        "0F2 begins a round before all runs have ended the one before it",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", ILLEGAL)
@@ -260,10 +295,14 @@ def test_illegal_updates(case):
         pj.ScheduleTable.from_rows(rows, weights=WeightRule(**rule))
 
 
-@pytest.mark.parametrize(("rule", "message"), [
-    ({"behind": 1.5}, "behind must be a whole number of at least 0, got 1.5"),
-    ({"runs": 0}, "runs must be a whole number of at least 1, got 0"),
-    ({"local_steps": -2}, "local_steps must be a whole number of at least 1, got -2")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"behind": 1.5}, "behind must be a whole number of at least 0, got 1.5"),
+        ({"runs": 0}, "runs must be a whole number of at least 1, got 0"),
+        ({"local_steps": -2}, "local_steps must be a whole number of at least 1, got -2"),
+    ],
+)
 def test_wrong_rules(unchecked, rule, message):
     with pytest.raises(ValueError, match=message):
         WeightRule(**rule)
@@ -285,32 +324,83 @@ def test_memory_counts_versions_and_runs():
 def test_command(answer, tmp_path):
     one = "--schedule", "pipedream", "--workers", "4", "--microbatches", "160"
     assert answer("staleness", *one) == {
-        "schedule": "pipedream", "workers": 4, "stages": 4, "microbatches": 160,
-        "weight_versions": [4, 3, 2, 1], "own_lag": [3, 2, 1, 0], "max_delay": 14,
+        "schedule": "pipedream",
+        "workers": 4,
+        "stages": 4,
+        "microbatches": 160,
+        "weight_versions": [4, 3, 2, 1],
+        "own_lag": [3, 2, 1, 0],
+        "max_delay": 14,
         "mean_delay": 8.5,
-    }  # fmt: skip
-    result = answer("staleness", *one, "--model", "gpt-22b", "--system", "h100", "--minibatch",
-                    "160", "--out", tmp_path / "delays.svg")  # fmt: skip
+    }
+    result = answer(
+        "staleness",
+        *one,
+        "--model",
+        "gpt-22b",
+        "--system",
+        "h100",
+        "--minibatch",
+        "160",
+        "--out",
+        tmp_path / "delays.svg",
+    )
     assert result["weight_bytes"] == sorted(result["weight_bytes"], reverse=True)
     assert (tmp_path / "delays.svg").read_text().count("largest") == 1
     answer("export", *one, "--format", "json", "--out", tmp_path / "table.json")
     read = answer("staleness", "--table", tmp_path / "table.json")
     assert (read["max_delay"], read["weight_versions"]) == (14, [4, 3, 2, 1])
-    assert answer("staleness", "--schedule", "1f1b", "--workers", "4", "--microbatches", "2")[
-        "max_delay"] == 0  # fmt: skip
+    assert (
+        answer("staleness", "--schedule", "1f1b", "--workers", "4", "--microbatches", "2")[
+            "max_delay"
+        ]
+        == 0
+    )
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "3"),
-     "number of microbatches must be at least that of stages, 4, got 3"),
-    (("--schedule", "pipedream-2bw", "--workers", "4", "--microbatches", "8", "--accumulation", "3"),
-     "accumulation must be at least the number of workers, 4, got 3"),
-    (("--schedule", "local-sgd", "--workers", "4", "--microbatches", "8", "--local-steps", "0"),
-     "--local-steps.*got '0'"),
-    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--runs", "2"),
-     "pipedream takes no runs"),
-    (("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
-     "--out must end in one of .png, .pdf, .svg, got 'x.txt'")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "3"),
+            "number of microbatches must be at least that of stages, 4, got 3",
+        ),
+        (
+            (
+                "--schedule",
+                "pipedream-2bw",
+                "--workers",
+                "4",
+                "--microbatches",
+                "8",
+                "--accumulation",
+                "3",
+            ),
+            "accumulation must be at least the number of workers, 4, got 3",
+        ),
+        (
+            (
+                "--schedule",
+                "local-sgd",
+                "--workers",
+                "4",
+                "--microbatches",
+                "8",
+                "--local-steps",
+                "0",
+            ),
+            "--local-steps.*got '0'",
+        ),
+        (
+            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--runs", "2"),
+            "pipedream takes no runs",
+        ),
+        (
+            ("--schedule", "pipedream", "--workers", "4", "--microbatches", "8", "--out", "x.txt"),
+            "--out must end in one of .png, .pdf, .svg, got 'x.txt'",
+        ),
+    ],
+)
 def test_mistakes(mistake, arguments, message):
     assert re.search(message, mistake("staleness", *arguments))
 

@@ -10,9 +10,9 @@ import pytest
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
+from pipejax.analysis.sensitivity import RESOURCES, elasticities
 from pipejax.cli.app import run
-from pipejax.hardware import data_file
-from pipejax.sensitivity import RESOURCES, elasticities
+from pipejax.costs.system import data_file
 from pipejax.sweep import STATUS, get_block, num_blocks, read_sweep, run_sweep
 from pipejax.sweep.axes import read_system_axes
 
@@ -29,9 +29,16 @@ def data(declared, tmp_path_factory):
 
 def test_axes_and_units(data):
     assert dict(data.step_time.sizes) == {
-        "schedule": 3, "model": 2, "microbatch_size": 4, "recompute": 2, "system": 2,
-        "node.gpus": 2, "network.bandwidth": 3, "memory.capacity": 2, "compute.efficiency": 1,
-    }  # fmt: skip
+        "schedule": 3,
+        "model": 2,
+        "microbatch_size": 4,
+        "recompute": 2,
+        "system": 2,
+        "node.gpus": 2,
+        "network.bandwidth": 3,
+        "memory.capacity": 2,
+        "compute.efficiency": 1,
+    }
     np.testing.assert_allclose(data["network.bandwidth"], [1e9, 1e10, 1e11])
     assert data["network.bandwidth"].attrs["units"] == "B/s"
     assert data.step_time.attrs["units"] == "s"
@@ -51,8 +58,11 @@ def test_axes_and_units(data):
 def test_points_are_single_evaluations(data):
     """Every value against the front door, one configuration at a time."""
     rng = random.Random(1)
-    names = {"gpipe": ("gpipe", {}), "chimera": ("chimera", {}),
-             "interleaved-1f1b stages_per_worker=2": ("interleaved-1f1b", {"stages_per_worker": 2})}  # fmt: skip
+    names = {
+        "gpipe": ("gpipe", {}),
+        "chimera": ("chimera", {}),
+        "interleaved-1f1b stages_per_worker=2": ("interleaved-1f1b", {"stages_per_worker": 2}),
+    }
     stacked = data.stack(point=data.step_time.dims)
     legal = np.flatnonzero(stacked.status != STATUS.index("illegal"))
     for number in rng.sample(legal.tolist(), 12):
@@ -61,8 +71,12 @@ def test_points_are_single_evaluations(data):
         table = pj.schedules.build(
             name, num_workers=2, num_microbatches=8 // int(at.microbatch_size), **options
         )
-        workload = pj.Workload(pj.load_model(str(at.model.values)), 8, tensor_parallel=2,
-                               recompute=str(at.recompute.values))  # fmt: skip
+        workload = pj.Workload(
+            pj.load_model(str(at.model.values)),
+            8,
+            tensor_parallel=2,
+            recompute=str(at.recompute.values),
+        )
         system = system_of(at)
         costs = pj.stage_costs(workload, system, table)
         result = pj.evaluate(table, costs)
@@ -113,8 +127,9 @@ def test_illegal_points_say_why(data):
     illegal = data.status == STATUS.index("illegal")
     assert (illegal == data.step_time.isnull()).all()
     assert (illegal == (data.bound_by == -1)).all()
-    assert (illegal.any([d for d in illegal.dims if d not in data.reason.dims])
-            == (data.reason != "")).all()  # fmt: skip
+    assert (
+        illegal.any([d for d in illegal.dims if d not in data.reason.dims]) == (data.reason != "")
+    ).all()
     assert set(np.unique(data.status)) == {1, 2, 3}
 
 
@@ -129,9 +144,13 @@ def test_float32_is_close(tmp_path):
 
 
 def test_blocks_cover_the_grid_once():
-    grid = {**GRID, "system": {
-        "network": {"bandwidth_GB_per_s": {"from": 1, "to": 9, "points": 700}},
-        "node": {"bandwidth_GB_per_s": {"from": 1, "to": 9, "points": 333}}}}  # fmt: skip
+    grid = {
+        **GRID,
+        "system": {
+            "network": {"bandwidth_GB_per_s": {"from": 1, "to": 9, "points": 700}},
+            "node": {"bandwidth_GB_per_s": {"from": 1, "to": 9, "points": 333}},
+        },
+    }
     sweep = read_sweep(grid)
     seen = np.zeros([len(axis.values) for axis in sweep.axes], int)
     for number in range(num_blocks(sweep)):
@@ -147,7 +166,11 @@ WRONG = {
     "no unit": ("bandwidth_GB_per_s", "bandwidth", "key 'bandwidth' has no unit: expected"),
     "empty axis": ("[1, 2, 3, 8]", "[]", "microbatch_size is empty"),
     "empty system axis": ("[200, 4000]", "[]", "capacity_GB is empty"),
-    "negative": ("workers = 2", "workers = -2", "workers must be a whole number of at least 1, got -2"),
+    "negative": (
+        "workers = 2",
+        "workers = -2",
+        "workers must be a whole number of at least 1, got -2",
+    ),
     "negative field": ("[200, 4000]", "[-1]", "capacity_GB must be a number above 0, got -1"),
     "text": ("[200, 4000]", '["a"]', "capacity_GB must be a number above 0, got 'a'"),
     "not a number": ("[200, 4000]", "[nan]", "capacity_GB must be a number above 0, got nan"),
@@ -162,8 +185,16 @@ WRONG = {
     "log of 0": ("from = 1", "from = 0", "a log range needs ends above 0"),
     "points": ("points = 3", "points = 0", "points must be a whole number of at least 1"),
     "too many points": ("points = 3", "points = 1_000_000_000", "points must be at most 1000000"),
-    "no section": ("node.gpus = [2, 8]", "node = 3", "system: node must be an object with the keys"),
-    "too many workers": ("workers = 2", "workers = 1" + "0" * 25, "workers must be at most 1000000000"),
+    "no section": (
+        "node.gpus = [2, 8]",
+        "node = 3",
+        "system: node must be an object with the keys",
+    ),
+    "too many workers": (
+        "workers = 2",
+        "workers = 1" + "0" * 25,
+        "workers must be at most 1000000000",
+    ),
     "no time": ("[200, 4000]", "[1e-300]", "capacity_GB must be from 1e-15 to 1e+24 B, got 1e-300"),
     "nested": ("workers = 2", "workers = " + "[" * 5000 + "]" * 5000, "is not TOML"),
     "title": ('"a sweep of the tests"', "5", "title must be a text, got 5"),
@@ -178,7 +209,7 @@ WRONG = {
     "both": ("workers = 2", "workers = 2\nmicrobatches = 2", "one of them"),
     "neither": ("microbatch_size", "minibatch_size", "unknown key 'minibatch_size'"),
     "no toml": ("workers = 2", "workers =", "is not TOML"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -201,12 +232,15 @@ def grid_file(tmp_path_factory):
     return write_grid(tmp_path_factory.mktemp("grid_file"))
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--scheduler", "tcp://127.0.0.1:9"], "no scheduler answers at 'tcp://127.0.0.1:9'"),
-    (["--coordinator", "127.0.0.1:1"], "go together: give all three"),
-    (["--coordinator", "x:1", "--processes", "2", "--process", "2"], "--process must be below"),
-    (["--scheduler", "x", "--process", "0"], "--scheduler does not go with"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scheduler", "tcp://127.0.0.1:9"], "no scheduler answers at 'tcp://127.0.0.1:9'"),
+        (["--coordinator", "127.0.0.1:1"], "go together: give all three"),
+        (["--coordinator", "x:1", "--processes", "2", "--process", "2"], "--process must be below"),
+        (["--scheduler", "x", "--process", "0"], "--scheduler does not go with"),
+    ],
+)
 def test_wrong_options(arguments, message, grid_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pipejax.sweep.cluster.PATIENCE", 0.5)
     assert message in refused(capsys, grid_file, "--out", tmp_path / "o.zarr", *arguments)
@@ -217,8 +251,13 @@ def test_a_missing_file_is_named(tmp_path, capsys):
 
 
 def test_system_axes_in_every_unit():
-    axes = read_system_axes({"network": {"latency_us": [1, 2]}, "compute": {
-        "peak_PFLOP_per_s": {"from": 1, "to": 2, "points": 2}}}, "system")  # fmt: skip
+    axes = read_system_axes(
+        {
+            "network": {"latency_us": [1, 2]},
+            "compute": {"peak_PFLOP_per_s": {"from": 1, "to": 2, "points": 2}},
+        },
+        "system",
+    )
     assert [(axis.name, axis.unit) for axis in axes] == [
         ("network.latency", "s"),
         ("compute.peak", "FLOP/s"),

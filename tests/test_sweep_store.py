@@ -91,8 +91,11 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(whole, gri
     checksums = [name for name in expected if name.startswith("block_checksum/")]
     seen = []
     for kill in range(10):
-        process = subprocess.Popen(command("sweep", grid_file, "--out", path, "--resume"),
-                                   stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            command("sweep", grid_file, "--out", path, "--resume"),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         before = len(list(path.glob("block_checksum/[0-9]*")))
         if kill % 4 == 3:  # at any time, also before anything is written
             time.sleep(rng.uniform(0, 3))
@@ -107,8 +110,12 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(whole, gri
         seen.append(len(list(path.glob("block_checksum/[0-9]*"))))
     assert len(set(seen)) > 0, seen
     assert any(0 < count < len(checksums) - 1 for count in seen), seen  # killed in the middle
-    done = subprocess.run(command("sweep", grid_file, "--out", path, "--resume", "--json"),
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        command("sweep", grid_file, "--out", path, "--resume", "--json"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout)["not_evaluated"] == 0
     assert files_of(path) == expected
     assert xr.open_zarr(path).load().identical(xr.open_zarr(whole).load())
@@ -136,23 +143,39 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tm
 
     def start(name, *arguments):
         code = f"from distributed.cli.{name} import main; main()"
-        return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment,
-                                stdout=logs, stderr=logs, cwd=tmp_path)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env=environment,
+            stdout=logs,
+            stderr=logs,
+            cwd=tmp_path,
+        )
 
     address = f"tcp://127.0.0.1:{port}"
     servers = [
         start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
     ]
-    worker = ("dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard",
-              "--local-directory", str(tmp_path / "scratch"))  # fmt: skip
+    worker = (
+        "dask_worker",
+        address,
+        "--nthreads",
+        "1",
+        "--no-nanny",
+        "--no-dashboard",
+        "--local-directory",
+        str(tmp_path / "scratch"),
+    )
     servers += [start(*worker), start(*worker)]
     try:
         client = subprocess.Popen(
             command("sweep", grid_file, "--out", out, "--scheduler", address, "--json"),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        wait_for(lambda: len(list(out.glob("block_checksum/[0-9]*"))) >= 2 or client.poll(),
-                 "two blocks")  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for(
+            lambda: len(list(out.glob("block_checksum/[0-9]*"))) >= 2 or client.poll(), "two blocks"
+        )
         servers[1].kill()
         printed, problem = client.communicate(timeout=120)
     finally:
@@ -170,12 +193,25 @@ def test_two_jax_processes_give_the_same_bytes(whole, grid_file, tmp_path):
     out, port = tmp_path / "both.zarr", free_port()
     both = [
         subprocess.Popen(
-            command("sweep", grid_file, "--out", out, "--coordinator", f"127.0.0.1:{port}",
-                    "--processes", 2, "--process", number, "--json"),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command(
+                "sweep",
+                grid_file,
+                "--out",
+                out,
+                "--coordinator",
+                f"127.0.0.1:{port}",
+                "--processes",
+                2,
+                "--process",
+                number,
+                "--json",
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     printed = [process.communicate(timeout=180) for process in both]
     assert [process.returncode for process in both] == [0, 0], printed
     assert files_of(out) == files_of(whole)

@@ -4,29 +4,41 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.grid import format_grid
-from pipejax.ops import CELL_PHASES, SHARDING, format_cell, parse_cell
+from pipejax.schedules.cells.ops import CELL_PHASES, SHARDING, format_cell, parse_cell
+from pipejax.schedules.table.grid_text import format_grid
 
 TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
 WRONG = {
-    "missing forward": ([["0F0", "0B0", "0B1"], TWO[1]], r"missing op 0F1 on worker 0: .*no forward"),
+    "missing forward": (
+        [["0F0", "0B0", "0B1"], TWO[1]],
+        r"missing op 0F1 on worker 0: .*no forward",
+    ),
     "missing backward": ([["0F0", "0F1", "0B0"], TWO[1]], r"missing op 0B1 on worker 0"),
     "missing stage": ([["0F0", "0B0", "2F0", "2B0"]], r"missing op 1F0"),
     "weight gradient alone": ([["0F0", "0W0"]], r"missing op 0I0 on worker 0"),
     "input gradient alone": ([["0F0", "0I0"]], r"missing op 0W0 on worker 0"),
     "both backwards": ([["0F0", "0B0", "0I0", "0W0"]], r"op 0B0 .* does the backward twice"),
     "twice": ([[*TWO[0], "0F1"], TWO[1]], r"op 0F1 stands twice on worker 0: in slots 1 and 4"),
-    "twice, two workers": ([TWO[0], [*TWO[1], "0F1"]], r"op 0F1 is on worker 1, but 0F1 .* worker 0"),
-    "wrong worker": ([["0F0", "0F1", "0B0", "1B1"], ["1F0", "1B0", "1F1", "0B1"]],
-                     r"op 1F1 is on worker 1, but 1B1 is on worker 0"),
-    "third worker": ([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1", "1B1"]],
-                     r"op 1F1 is on worker 2, but stage 1 of microbatch 0 is on worker 1"),
+    "twice, two workers": (
+        [TWO[0], [*TWO[1], "0F1"]],
+        r"op 0F1 is on worker 1, but 0F1 .* worker 0",
+    ),
+    "wrong worker": (
+        [["0F0", "0F1", "0B0", "1B1"], ["1F0", "1B0", "1F1", "0B1"]],
+        r"op 1F1 is on worker 1, but 1B1 is on worker 0",
+    ),
+    "third worker": (
+        [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1", "1B1"]],
+        r"op 1F1 is on worker 2, but stage 1 of microbatch 0 is on worker 1",
+    ),
     "backward before forward": ([["0B0", "0F0"]], r"deadlock: 0B0 on worker 0 waits for 0F0"),
     "weight before input": ([["0F0", "0W0", "0I0"]], r"deadlock: 0W0 on worker 0 waits for 0I0"),
     "recompute after backward": ([["0F0", "0B0", "0R0"]], r"deadlock: 0B0 .* waits for 0R0"),
-    "cycle": ([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]],
-              r"deadlock: .*1F1 \(worker 1\) -> 1F0 \(worker 1\).* -> 1F1 \(worker 1\)"),
+    "cycle": (
+        [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]],
+        r"deadlock: .*1F1 \(worker 1\) -> 1F0 \(worker 1\).* -> 1F1 \(worker 1\)",
+    ),
     "own pair": ([["(0F0;0B0)OVERLAP_F_B"]], r"deadlock: .* which is the same fused pair"),
     "pair of forwards": ([["(0F0;0F1)OVERLAP_F_B", "0B0", "0B1"]], r"not a fused pair"),
     "empty row": ([[], ["0F0", "0B0"]], r"worker 0 has no op"),
@@ -37,29 +49,50 @@ WRONG = {
     "old dialect": ([["3BW1"]], r"'3BW1' is not an op"),
     "no microbatch": ([["0F"]], r"F carries a microbatch"),
     "sharding with microbatch": ([["0UNSHARD1"]], r"UNSHARD carries no microbatch"),
-    "sharding elsewhere": ([["0F0", "1UNSHARD", "0B0"], ["1F0", "1B0"]], r"does not hold that stage"),
+    "sharding elsewhere": (
+        [["0F0", "1UNSHARD", "0B0"], ["1F0", "1B0"]],
+        r"does not hold that stage",
+    ),
     "huge stage": ([["999999999F0", "999999999B0"]], r"missing op 0F0"),
     "huge microbatch": ([["0F400000000", "0B400000000"]], r"missing op 0F0"),
-    "number too long": ([["0F" + "7" * 5000, "0B0"]], r"'0F7+\.\.\.' is not an op.* at most 9 digits"),
-    "SEND of no microbatch": ([["0F0", "0SEND_F7", "0B0"], ["1F0", "1B0"]],
-                              r"op 0SEND_F7 on worker 0 has no forward: microbatches are 0 to 0"),
-    "SEND of no stage": ([["0F0", "9SEND_F0", "0B0"], ["1F0", "1B0"]],
-                         r"op 9SEND_F0 on worker 0 has no place: stages are 0 to 1"),
-    "RECV elsewhere": ([["0F0", "0SEND_F0", "1RECV_F0", "0B0"], ["1F0", "1B0"]],
-                       r"op 1RECV_F0 stands on worker 0, but stage 1 .* is placed on worker 1"),
+    "number too long": (
+        [["0F" + "7" * 5000, "0B0"]],
+        r"'0F7+\.\.\.' is not an op.* at most 9 digits",
+    ),
+    "SEND of no microbatch": (
+        [["0F0", "0SEND_F7", "0B0"], ["1F0", "1B0"]],
+        r"op 0SEND_F7 on worker 0 has no forward: microbatches are 0 to 0",
+    ),
+    "SEND of no stage": (
+        [["0F0", "9SEND_F0", "0B0"], ["1F0", "1B0"]],
+        r"op 9SEND_F0 on worker 0 has no place: stages are 0 to 1",
+    ),
+    "RECV elsewhere": (
+        [["0F0", "0SEND_F0", "1RECV_F0", "0B0"], ["1F0", "1B0"]],
+        r"op 1RECV_F0 stands on worker 0, but stage 1 .* is placed on worker 1",
+    ),
     "missing RECV": ([["0F0", "0SEND_F0", "0B0"], ["1F0", "1B0"]], r"missing op 1RECV_F0"),
     "missing SEND": ([["0F0", "0B0"], ["1RECV_F0", "1F0", "1B0"]], r"missing op 0SEND_F0"),
-    "SEND too early": ([["0SEND_F0", "0F0", "0RECV_B0", "0B0"],
-                        ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
-                       r"deadlock: 0SEND_F0 .* before 0F0, which makes"),
-    "RECV too late": ([["0F0", "0SEND_F0", "0B0", "0RECV_B0"],
-                       ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
-                      r"deadlock: 0RECV_B0 .* after 0B0, which waits"),
-    "SEND to itself": ([["0F0", "0SEND_F0", "1RECV_F0", "1F0", "1B0", "0B0"]],
-                       r"0SEND_F0 .* belongs to no message"),
-    "SEND twice": ([["0F0", "0SEND_F0", "0SEND_F0", "0RECV_B0", "0B0"],
-                    ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]], r"op 0SEND_F0 stands twice"),
-}  # fmt: skip
+    "SEND too early": (
+        [["0SEND_F0", "0F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
+        r"deadlock: 0SEND_F0 .* before 0F0, which makes",
+    ),
+    "RECV too late": (
+        [["0F0", "0SEND_F0", "0B0", "0RECV_B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
+        r"deadlock: 0RECV_B0 .* after 0B0, which waits",
+    ),
+    "SEND to itself": (
+        [["0F0", "0SEND_F0", "1RECV_F0", "1F0", "1B0", "0B0"]],
+        r"0SEND_F0 .* belongs to no message",
+    ),
+    "SEND twice": (
+        [
+            ["0F0", "0SEND_F0", "0SEND_F0", "0RECV_B0", "0B0"],
+            ["1RECV_F0", "1F0", "1B0", "1SEND_B0"],
+        ],
+        r"op 0SEND_F0 stands twice",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -89,18 +122,32 @@ def test_grid_of_a_long_table_is_a_window():
 
 
 EXPLICIT = {
-    "off its placement": ({"placement": np.array([[1, 0]])}, r"stage 0 of pipe 0 is placed on worker 1"),
+    "off its placement": (
+        {"placement": np.array([[1, 0]])},
+        r"stage 0 of pipe 0 is placed on worker 1",
+    ),
     "worker that is not": ({"placement": np.array([[0, 5]])}, r"placed on worker 5: .* 0 to 1"),
-    "too few stages": ({"placement": np.array([[0]])}, r"op 1F0 .* has no place: stages are 0 to 0"),
-    "no such pipe": ({"placement": np.array([[0, 1]]), "pipe_of_microbatch": [0, 1]},
-                     r"belongs to no pipe: pipes are 0 to 0"),
+    "too few stages": (
+        {"placement": np.array([[0]])},
+        r"op 1F0 .* has no place: stages are 0 to 0",
+    ),
+    "no such pipe": (
+        {"placement": np.array([[0, 1]]), "pipe_of_microbatch": [0, 1]},
+        r"belongs to no pipe: pipes are 0 to 0",
+    ),
     "negative share": ({"placement": np.array([[0, 1]]), "stage_shares": [1, -1]}, r"stage_shares"),
-    "share that is none": ({"placement": np.array([[0, 1]]), "stage_shares": 3}, r"stage_shares .* got 3"),
+    "share that is none": (
+        {"placement": np.array([[0, 1]]), "stage_shares": 3},
+        r"stage_shares .* got 3",
+    ),
     "unknown slot": ({"slots": {"Z": 1}}, r"slots: unknown phase 'Z'"),
     "endless slot": ({"slots": {"F": float("inf")}}, r"slots: F must be a finite number above 0"),
-    "pipes without placement": ({"pipe_of_microbatch": [0, 1]}, r"pipe_of_microbatch needs the placement"),
+    "pipes without placement": (
+        {"pipe_of_microbatch": [0, 1]},
+        r"pipe_of_microbatch needs the placement",
+    ),
     "placement of another shape": ({"placement": np.array([0, 1])}, r"placement has shape"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", EXPLICIT)
@@ -119,7 +166,7 @@ CELLS = {
     "idle op": ((pj.Op(pj.Phase.IDLE, 0, 0),), "is not an op"),
     "three ops": ((pj.Op(pj.Phase.F, 0, 0),) * 3, "at most a fused pair, got 3 ops"),
     "two forwards": ((pj.Op(pj.Phase.F, 0, 0),) * 2, "not a fused pair"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", CELLS)

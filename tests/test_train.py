@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 import pipejax as pj
-from pipejax.cli.objectives import MAKERS, choose_step_sizes
-from pipejax.cli.train import HEIGHTS, _bars
+from pipejax.cli.commands.train import HEIGHTS, _bars
+from pipejax.cli.options.objective import MAKERS, choose_step_sizes
 from pipejax.training import (
     Run,
     language_model,
@@ -25,8 +25,24 @@ TABLE = "--schedule", "pipedream", "--workers", "2", "--microbatches", "24"
 SMALL = "--dimension", "4", "--batches", "6", "--batch-size", "5", "--seeds", "2", "--times", "4"
 OBJECTIVE = {"dimension": 4, "num_batches": 6, "batch_size": 5, "seed": 0}
 SIZES = "--step-sizes", "80,0.125,0.25"
-KEYS = {"method", "schedule", "objective", "stages", "seeds", "step_sizes", "final_gap", "spread",
-        "diverged", "best_step_size", "unit", "time", "updates", "gap", "out", "save"}  # fmt: skip
+KEYS = {
+    "method",
+    "schedule",
+    "objective",
+    "stages",
+    "seeds",
+    "step_sizes",
+    "final_gap",
+    "spread",
+    "diverged",
+    "best_step_size",
+    "unit",
+    "time",
+    "updates",
+    "gap",
+    "out",
+    "save",
+}
 
 
 def in_cli_precision(function, *arguments, **options):
@@ -52,14 +68,26 @@ def check(result, runs):
 
 def library_replay(costs=None, link="delay"):
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=24)
-    return sweep_replay(random_quadratic(2, **OBJECTIVE), table, step_sizes=[80, 0.125, 0.25],
-                        seeds=range(2), costs=costs, link=link, times=4)  # fmt: skip
+    return sweep_replay(
+        random_quadratic(2, **OBJECTIVE),
+        table,
+        step_sizes=[80, 0.125, 0.25],
+        seeds=range(2),
+        costs=costs,
+        link=link,
+        times=4,
+    )
 
 
 def library_rpd(**law):
     return sweep_randomized_pipedream(
-        random_quadratic(2, **OBJECTIVE), step_sizes=[80, 0.125, 0.25], seeds=range(2), updates=48,
-        every=12, **law)  # fmt: skip
+        random_quadratic(2, **OBJECTIVE),
+        step_sizes=[80, 0.125, 0.25],
+        seeds=range(2),
+        updates=48,
+        every=12,
+        **law,
+    )
 
 
 def test_along_a_timeline(answer, tmp_path):
@@ -68,7 +96,10 @@ def test_along_a_timeline(answer, tmp_path):
     runs = in_cli_precision(library_replay)
     assert {*result} == KEYS | {"microbatches"}
     assert (result["method"], result["schedule"], result["unit"]) == (
-        "timeline", "pipedream", "slots")  # fmt: skip
+        "timeline",
+        "pipedream",
+        "slots",
+    )
     assert result["time"] == runs.time.tolist()
     check(result, runs)
     assert "80: diverged" in out.read_text()
@@ -79,7 +110,10 @@ def test_along_a_timeline(answer, tmp_path):
     assert data.diverged.sum("seed").values.tolist() == [2, 0, 0]
     np.testing.assert_array_equal(data.gap[1:], runs.gap[1:])
     assert (data.time.units, data.attrs["schedule"], data.attrs["objective"]) == (
-        "slots", "pipedream", "quadratic")  # fmt: skip
+        "slots",
+        "pipedream",
+        "quadratic",
+    )
     assert data.updates.values.tolist() == result["updates"]
 
 
@@ -101,7 +135,11 @@ def test_randomized_pipedream(answer, tmp_path):
     result = answer(*rpd, "--workers", "2", "--delta", "3", "--save", save)
     assert {*result} == KEYS | {"delta"}
     assert (result["method"], result["delta"], result["schedule"], result["time"]) == (
-        "rpd", 3, None, None)  # fmt: skip
+        "rpd",
+        3,
+        None,
+        None,
+    )
     check(result, in_cli_precision(library_rpd, delta=3))
     data = xr.open_zarr(save).load()
     assert (data.attrs["delta"], "time" in data) == (3, False)
@@ -115,9 +153,27 @@ def test_randomized_pipedream(answer, tmp_path):
 
 @pytest.mark.parametrize("objective", [name for name in MAKERS if name != "language"])
 def test_objectives_with_default_step_sizes(answer, objective):
-    result = answer("train", "--schedule", "pipedream-2bw", "--workers", "3", "--microbatches", "30",
-                    "--objective", objective, "--dimension", "6", "--batches", "6", "--batch-size", "4",
-                    "--seeds", "1", "--times", "2")  # fmt: skip
+    result = answer(
+        "train",
+        "--schedule",
+        "pipedream-2bw",
+        "--workers",
+        "3",
+        "--microbatches",
+        "30",
+        "--objective",
+        objective,
+        "--dimension",
+        "6",
+        "--batches",
+        "6",
+        "--batch-size",
+        "4",
+        "--seeds",
+        "1",
+        "--times",
+        "2",
+    )
     steps = np.array(result["step_sizes"])
     assert np.all(np.log2(steps) % 1 == 0)
     assert np.all(steps[1:] == steps[:-1] / 2)
@@ -128,11 +184,36 @@ def test_objectives_with_default_step_sizes(answer, objective):
 
 def test_text_and_tables_are_read(answer, tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, " * 20)
-    answer("export", "--schedule", "local-sgd", "--workers", "3", "--microbatches", "12",
-           "--local-steps", "2", "--format", "json", "--out", tmp_path / "table.json")  # fmt: skip
+    answer(
+        "export",
+        "--schedule",
+        "local-sgd",
+        "--workers",
+        "3",
+        "--microbatches",
+        "12",
+        "--local-steps",
+        "2",
+        "--format",
+        "json",
+        "--out",
+        tmp_path / "table.json",
+    )
     one = "--objective", "language", "--dimension", "2", "--batches", "2", "--batch-size", "2"
-    result = answer("train", "--table", tmp_path / "table.json", *one, "--seeds", "1", "--times",
-                    "2", "--text", tmp_path / "text.txt", "--step-sizes", "0.5")  # fmt: skip
+    result = answer(
+        "train",
+        "--table",
+        tmp_path / "table.json",
+        *one,
+        "--seeds",
+        "1",
+        "--times",
+        "2",
+        "--text",
+        tmp_path / "text.txt",
+        "--step-sizes",
+        "0.5",
+    )
     assert (result["schedule"], result["stages"], result["microbatches"]) == ("local-sgd", 3, 12)
     assert 0 < result["final_gap"][0] < result["gap"][0]
     model = language_model(3, text="to be or not to be " * 20, seed=0)
@@ -160,8 +241,21 @@ def test_shown_to_people(call):
         None,
         [None] * 3,
     )
-    code, _, _ = call("train", "--schedule", "pipedream", "--workers", "3", "--microbatches", "2",
-                      "--seeds", "1", "--times", "2", "--step-sizes", "0.01")  # fmt: skip
+    code, _, _ = call(
+        "train",
+        "--schedule",
+        "pipedream",
+        "--workers",
+        "3",
+        "--microbatches",
+        "2",
+        "--seeds",
+        "1",
+        "--times",
+        "2",
+        "--step-sizes",
+        "0.01",
+    )
     assert code == 0  # a pipe that is never full trains as well
 
 
@@ -177,57 +271,112 @@ def test_summary_needs_its_axes():
     with pytest.raises(
         ValueError, match=r"axes \(step_sizes, seeds\), got a gap of shape \(2, 3\)"
     ):
-        summarise(Run(np.arange(3), jnp.asarray(gap), jnp.asarray(no), jnp.asarray(gap[None]),
-                      jnp.zeros(2), None))  # fmt: skip
+        summarise(
+            Run(
+                np.arange(3),
+                jnp.asarray(gap),
+                jnp.asarray(no),
+                jnp.asarray(gap[None]),
+                jnp.zeros(2),
+                None,
+            )
+        )
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([*TABLE, "--step-sizes", "0.5,nan"], "--step-sizes must be finite numbers above 0.*got 'nan'"),
-    ([*TABLE, "--step-sizes", "0"], "--step-sizes must be finite numbers above 0.*got '0'"),
-    ([*TABLE, "--step-sizes", "-1"], "--step-sizes must be finite numbers above 0.*got '-1'"),
-    ([*TABLE, "--step-sizes", "inf"], "--step-sizes must be finite.*got 'inf'"),
-    ([*TABLE, "--step-sizes", "0.5,"], "--step-sizes must be finite.*got ''"),
-    ([*TABLE, "--step-sizes", "0.5,0.50"], "--step-sizes must name each once, got 0.5 twice"),
-    ([*TABLE, "--seeds", "0"], "--seeds.*got '0'"),
-    ([*TABLE, "--times", "0"], "--times.*got '0'"),
-    ([*TABLE, "--dimension", "5"], "dimension must be a multiple of num_stages 2, got 5"),
-    ([*TABLE, "--objective", "cubic"], "--objective must be one of quadratic, .*, got 'cubic'"),
-    ([*TABLE, "--objective", "language"], "language needs at least 3 stages, .*, got 2"),
-    ([*TABLE, "--objective", "language", "--dimension", "5"], "must be even .*, got 5"),
-    ([*TABLE, "--objective", "language", "--text", "no.txt"], "--text no.txt: No such file"),
-    ([*TABLE, "--objective", "language", "--text", "{tmp}/latin"], "latin must be UTF-8"),
-    ([*TABLE, "--text", "no.txt"], "--text does not go with --objective quadratic"),
-    ([*TABLE, "--condition-number", "9"], "--condition-number does not go with .* quadratic"),
-    ([*TABLE, "--objective", "nesterov", "--condition-number", "nan"],
-     "condition_number must be a finite number above 1, got nan"),
-    ([*TABLE, "--objective", "nesterov", "--batches", "1"], "must be at least the dimension 16"),
-    ([*TABLE, "--delta", "3"], "--delta needs --rpd"),
-    ([*TABLE, "--updates", "30"], "--updates needs --rpd"),
-    ([*TABLE, "--local-steps", "0"], "--local-steps.*got '0'"),
-    ([*TABLE, "--local-steps", "2"], "schedule pipedream takes no local_steps"),
-    (["--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous, no U cell updates its weights"),
-    (["--rpd", "--updates", "100", "--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous"),
-    ([], "give either --schedule with --workers and --microbatches, or --table FILE"),
-    (["--rpd", "--workers", "2", "--delta", "1"], "--rpd needs --updates"),
-    (["--rpd", "--updates", "150", "--workers", "2", "--delta", "1"],
-     "--updates must be a multiple of --times 100, got 150"),
-    (["--rpd", "--updates", "100", "--workers", "2"], "--rpd needs --delta with --workers, or a"),
-    (["--rpd", "--updates", "100", "--delta", "1"], "--delta needs --workers"),
-    (["--rpd", "--updates", "100", "--workers", "2", "--delta", "-1"], "--delta.*got '-1'"),
-    (["--rpd", "--updates", "100", "--workers", "2", "--delta", "70000"],
-     "delta must be at most 65535, got 70000"),
-    (["--rpd", "--updates", "100", "--delta", "1", *TABLE], "--schedule does not go with --delta"),
-    (["--rpd", "--updates", "100", "--delta", "1", "--workers", "2", "--local-steps", "2"],
-     "--local-steps does not go with --delta"),
-    (["--rpd", "--updates", "100", "--delta", "1", "--workers", "2", "--stage-times", "F=1,B=2"],
-     "times do not go with --delta"),
-    (["--rpd", "--updates", "100", "--schedule", "pipedream", "--workers", "4", "--microbatches",
-      "3"], "must be at least that of stages, 4, got 3: the pipe is never full"),
-    ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, got 'gap.txt'"),
-    ([*TABLE, "--out", "no/gap.png"], "--out no/gap.png: there is no folder no"),
-    ([*TABLE, "--save", "runs.nc"], "--save must end in .zarr, got 'runs.nc'"),
-    ([*TABLE, "--save", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [*TABLE, "--step-sizes", "0.5,nan"],
+            "--step-sizes must be finite numbers above 0.*got 'nan'",
+        ),
+        ([*TABLE, "--step-sizes", "0"], "--step-sizes must be finite numbers above 0.*got '0'"),
+        ([*TABLE, "--step-sizes", "-1"], "--step-sizes must be finite numbers above 0.*got '-1'"),
+        ([*TABLE, "--step-sizes", "inf"], "--step-sizes must be finite.*got 'inf'"),
+        ([*TABLE, "--step-sizes", "0.5,"], "--step-sizes must be finite.*got ''"),
+        ([*TABLE, "--step-sizes", "0.5,0.50"], "--step-sizes must name each once, got 0.5 twice"),
+        ([*TABLE, "--seeds", "0"], "--seeds.*got '0'"),
+        ([*TABLE, "--times", "0"], "--times.*got '0'"),
+        ([*TABLE, "--dimension", "5"], "dimension must be a multiple of num_stages 2, got 5"),
+        ([*TABLE, "--objective", "cubic"], "--objective must be one of quadratic, .*, got 'cubic'"),
+        ([*TABLE, "--objective", "language"], "language needs at least 3 stages, .*, got 2"),
+        ([*TABLE, "--objective", "language", "--dimension", "5"], "must be even .*, got 5"),
+        ([*TABLE, "--objective", "language", "--text", "no.txt"], "--text no.txt: No such file"),
+        ([*TABLE, "--objective", "language", "--text", "{tmp}/latin"], "latin must be UTF-8"),
+        ([*TABLE, "--text", "no.txt"], "--text does not go with --objective quadratic"),
+        ([*TABLE, "--condition-number", "9"], "--condition-number does not go with .* quadratic"),
+        (
+            [*TABLE, "--objective", "nesterov", "--condition-number", "nan"],
+            "condition_number must be a finite number above 1, got nan",
+        ),
+        (
+            [*TABLE, "--objective", "nesterov", "--batches", "1"],
+            "must be at least the dimension 16",
+        ),
+        ([*TABLE, "--delta", "3"], "--delta needs --rpd"),
+        ([*TABLE, "--updates", "30"], "--updates needs --rpd"),
+        ([*TABLE, "--local-steps", "0"], "--local-steps.*got '0'"),
+        ([*TABLE, "--local-steps", "2"], "schedule pipedream takes no local_steps"),
+        (["--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous, no U cell updates its weights"),
+        (["--rpd", "--updates", "100", "--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous"),
+        ([], "give either --schedule with --workers and --microbatches, or --table FILE"),
+        (["--rpd", "--workers", "2", "--delta", "1"], "--rpd needs --updates"),
+        (
+            ["--rpd", "--updates", "150", "--workers", "2", "--delta", "1"],
+            "--updates must be a multiple of --times 100, got 150",
+        ),
+        (
+            ["--rpd", "--updates", "100", "--workers", "2"],
+            "--rpd needs --delta with --workers, or a",
+        ),
+        (["--rpd", "--updates", "100", "--delta", "1"], "--delta needs --workers"),
+        (["--rpd", "--updates", "100", "--workers", "2", "--delta", "-1"], "--delta.*got '-1'"),
+        (
+            ["--rpd", "--updates", "100", "--workers", "2", "--delta", "70000"],
+            "delta must be at most 65535, got 70000",
+        ),
+        (
+            ["--rpd", "--updates", "100", "--delta", "1", *TABLE],
+            "--schedule does not go with --delta",
+        ),
+        (
+            ["--rpd", "--updates", "100", "--delta", "1", "--workers", "2", "--local-steps", "2"],
+            "--local-steps does not go with --delta",
+        ),
+        (
+            [
+                "--rpd",
+                "--updates",
+                "100",
+                "--delta",
+                "1",
+                "--workers",
+                "2",
+                "--stage-times",
+                "F=1,B=2",
+            ],
+            "times do not go with --delta",
+        ),
+        (
+            [
+                "--rpd",
+                "--updates",
+                "100",
+                "--schedule",
+                "pipedream",
+                "--workers",
+                "4",
+                "--microbatches",
+                "3",
+            ],
+            "must be at least that of stages, 4, got 3: the pipe is never full",
+        ),
+        ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, got 'gap.txt'"),
+        ([*TABLE, "--out", "no/gap.png"], "--out no/gap.png: there is no folder no"),
+        ([*TABLE, "--save", "runs.nc"], "--save must end in .zarr, got 'runs.nc'"),
+        ([*TABLE, "--save", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
+    ],
+)
 def test_mistakes(mistake, tmp_path, arguments, message):
     (tmp_path / "full.zarr").mkdir()
     (tmp_path / "latin").write_bytes(b"caf\xe9 " * 99)

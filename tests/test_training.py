@@ -47,15 +47,20 @@ def table_of_delays(seed=0):
     return np.random.default_rng(seed).integers(0, 9, (S, 4, S)).astype(np.int32)
 
 
-@pytest.mark.parametrize(("given", "delays"), [
-    ({}, 0),
-    ({"delta": 7}, 7),
-    ({"delays": table_of_delays()}, table_of_delays()),
-    ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
-], ids=["0", "7", "by stage", "for all"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "delays"),
+    [
+        ({}, 0),
+        ({"delta": 7}, 7),
+        ({"delays": table_of_delays()}, table_of_delays()),
+        ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
+    ],
+    ids=["0", "7", "by stage", "for all"],
+)
 def test_against_plain_numpy(quadratic, given, delays):
     run = pt.randomized_pipedream(
-        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **given)  # fmt: skip
+        quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **given
+    )
     gaps, blocks, largest, norms = plain(quadratic, 0.1, 3, delays)
     assert run.update.tolist() == [0, 20, 40, 60]
     np.testing.assert_allclose(run.gap, gaps, rtol=1e-10)
@@ -68,7 +73,8 @@ def test_against_plain_numpy(quadratic, given, delays):
 
 def test_draws_are_uniform_and_of_their_own():
     many = jax.jit(jax.vmap(lambda k: pt.draw(0, k, num_stages=4, num_batches=5, delays=7)))(
-        jnp.arange(8000))  # fmt: skip
+        jnp.arange(8000)
+    )
     age = np.arange(8000)[:, None] - np.asarray(many.read)
     assert age[:8].max(axis=1).tolist() <= list(range(8))
     for values, count in [(many.stage, 4), (many.batch, 5), *((age[7:, s], 8) for s in range(4))]:
@@ -83,18 +89,22 @@ def test_draws_are_uniform_and_of_their_own():
 
 def test_sweeps_are_single_runs():
     stacked = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2)))  # fmt: skip
+        lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2))
+    )
     given = {"updates": UPDATES, "every": EVERY, "norms": True}
     runs = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **given)  # fmt: skip
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **given
+    )
     assert runs.gap.shape == (2, 2, 2, 4)
     one = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **given)  # fmt: skip
+        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **given
+    )
     fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
     for step, step_size in enumerate([0.05, 0.1]):
         for place, seed in enumerate([8, 9]):
             single = pt.randomized_pipedream(
-                OBJECTIVES["random"](place), step_size=step_size, seed=seed, delta=7, **given)  # fmt: skip
+                OBJECTIVES["random"](place), step_size=step_size, seed=seed, delta=7, **given
+            )
             for name in fields:
                 expected = getattr(single, name)
                 for found in (getattr(runs, name)[1], getattr(one, name)):
@@ -106,7 +116,8 @@ def test_sweeps_are_single_runs():
 
 def test_divergence_is_flagged_and_masked(quadratic):
     runs = pt.sweep_randomized_pipedream(
-        quadratic, step_sizes=[0.05, 4.0], seeds=[0, 1], updates=600, every=20)  # fmt: skip
+        quadratic, step_sizes=[0.05, 4.0], seeds=[0, 1], updates=600, every=20
+    )
     assert runs.diverged.tolist() == [[False, False], [True, True]]
     assert runs.reported[0].count() == 2 * 31
     assert runs.reported[1].count() == 0
@@ -115,7 +126,8 @@ def test_divergence_is_flagged_and_masked(quadratic):
 
 def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
     runs = pt.sweep_randomized_pipedream(
-        quadratic, step_sizes=[1.0, 1.4, 1.6, 1.8, 2.0, 2.4], seeds=[0, 1], updates=60, every=20)  # fmt: skip
+        quadratic, step_sizes=[1.0, 1.4, 1.6, 1.8, 2.0, 2.4], seeds=[0, 1], updates=60, every=20
+    )
     growth = np.asarray(runs.gap.max(axis=-1) / runs.gap[..., 0])
     assert np.isfinite(growth).all()
     assert runs.diverged.tolist() == (growth > 1000).tolist()
@@ -129,16 +141,28 @@ def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
 def bound_of(objective, run, step_size, updates, delta):
     largest = float(np.max(run.largest_squared_gradient)) ** 0.5
     return pt.convergence_bound(
-        objective.num_stages, updates, step_size, pt.smoothness(objective), largest, delta,
-        float(np.max(run.gap[..., 0])))  # fmt: skip
+        objective.num_stages,
+        updates,
+        step_size,
+        pt.smoothness(objective),
+        largest,
+        delta,
+        float(np.max(run.gap[..., 0])),
+    )
 
 
 @pytest.mark.parametrize("name", ["random", "logistic"])
 def test_the_bound_holds(name):
     objective, sizes = OBJECTIVES[name](), [0.02, 0.1]
     runs = pt.sweep_randomized_pipedream(
-        objective, step_sizes=sizes, seeds=range(4), updates=UPDATES, every=EVERY,
-        delta=[0, 7, 20], norms=True)  # fmt: skip
+        objective,
+        step_sizes=sizes,
+        seeds=range(4),
+        updates=UPDATES,
+        every=EVERY,
+        delta=[0, 7, 20],
+        norms=True,
+    )
     for d, delta in enumerate([0, 7, 20]):
         for step, step_size in enumerate(sizes):
             one = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
@@ -146,17 +170,24 @@ def test_the_bound_holds(name):
             assert 0 < measured <= bound_of(objective, one, step_size, UPDATES, delta).total
 
 
-@pytest.mark.parametrize(("step_size", "delta", "given", "seeds"), [
-    (0.0245, 400, {"delta": 400}, 1),
-    (0.0154, 200, {"delays": np.full((1, 2), 200)}, 3),
-], ids=["up to", "always"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step_size", "delta", "given", "seeds"),
+    [(0.0245, 400, {"delta": 400}, 1), (0.0154, 200, {"delays": np.full((1, 2), 200)}, 3)],
+    ids=["up to", "always"],
+)
 def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seeds):
     # one curvature, one batch, and a step size just where late blocks stop the descent: the model
     # swings about the minimum and does not come closer
     flat = pt.spectral_quadratic(2, spectrum=[1.0] * 2, num_batches=1, batch_size=2, seed=0)
     runs = pt.sweep_randomized_pipedream(
-        flat, step_sizes=[step_size], seeds=range(seeds), updates=40_000, every=8000, norms=True,
-        **given)  # fmt: skip
+        flat,
+        step_sizes=[step_size],
+        seeds=range(seeds),
+        updates=40_000,
+        every=8000,
+        norms=True,
+        **given,
+    )
     assert not runs.diverged.any()
     bound = bound_of(flat, runs, step_size, 40_000, delta)
     measured = float(runs.mean_squared_gradient.mean())
@@ -164,8 +195,14 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, given, seed
 
 
 def test_the_best_step_size_is_the_best_of_a_grid():
-    given = {"stages": np.array([2, 8])[:, None], "updates": 1000, "smoothness": 2.0,
-             "gradient_bound": 1.5, "delta": np.array([0.0, 1.0, 60.0, 1e6]), "gap": 3.0}  # fmt: skip
+    given = {
+        "stages": np.array([2, 8])[:, None],
+        "updates": 1000,
+        "smoothness": 2.0,
+        "gradient_bound": 1.5,
+        "delta": np.array([0.0, 1.0, 60.0, 1e6]),
+        "gap": 3.0,
+    }
     best = pt.best_step_size(**given)
     assert best.shape == (2, 4)
     least = pt.convergence_bound(step_size=best, **given).total
@@ -179,7 +216,16 @@ def test_terms_by_hand_and_the_law():
     bound = pt.convergence_bound(4, 100, 0.5, 2.0, 3.0, 14, 5.0)
     assert [float(term) for term in bound] == [0.8, 36.0, 1764.0, 1800.8]
     assert [pt.pipedream_delay(s) for s in [2, 3, 4, 5, 6, 7, 8, 16, 32]] == [
-        3, 7, 14, 22, 33, 45, 60, 248, 1008]  # fmt: skip
+        3,
+        7,
+        14,
+        22,
+        33,
+        45,
+        60,
+        248,
+        1008,
+    ]
     gamma = np.sqrt(2 * 5.0 / (1e4 * 2.0)) / 3.0
     term = pt.convergence_bound(64, 1e4, gamma, 2.0, 3.0, pt.pipedream_delay(64), 5.0).delay
     law = pt.delay_term_law(64, np.array([1e4, 4e4]), smoothness=2.0, gap=5.0)
@@ -202,39 +248,57 @@ THEORY = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"step_size": 0.0}, "step_size must be a finite number above 0, got 0.0"),
-    ({"step_size": np.nan}, "step_size must be a finite number above 0, got nan"),
-    ({"step_size": np.inf}, "step_size must be a finite number above 0, got inf"),
-    ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-    ({"seed": 2**32}, "each of seeds must be at most 4294967295, got 4294967296"),
-    ({"updates": 0}, "updates must be a whole number of at least 1, got 0"),
-    ({"every": 0}, "every must be a whole number of at least 1, got 0"),
-    ({"every": 3}, "updates must be a multiple of every 3, got 4"),
-    ({"delta": -1}, "delta must be a whole number of at least 0, got -1"),
-    ({"delta": 1.5}, "delta must be a whole number of at least 0, got 1.5"),
-    ({"delta": 65536}, "delta must be at most 65535, got 65536"),
-    ({"delta": 1, "delays": np.zeros((1, S), int)}, "delta must be left out where delays are given, got 1"),
-    ({"delays": np.zeros(S, int)}, r"delays must have shape \(samples, 3\) or \(3, samples, 3\)"),
-    ({"delays": np.zeros((0, S), int)}, r"with 1 to 65536 samples, got \(0, 3\)"),
-    ({"delays": np.zeros((2, 4, S), int)}, r"got \(2, 4, 3\)"),
-    ({"delays": np.full((1, S), -1)}, "delays must be whole numbers from 0 to 65535, got int64 from -1 to -1"),
-    ({"delays": np.zeros((1, S))}, "delays must be whole numbers from 0 to 65535, got float64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_size": 0.0}, "step_size must be a finite number above 0, got 0.0"),
+        ({"step_size": np.nan}, "step_size must be a finite number above 0, got nan"),
+        ({"step_size": np.inf}, "step_size must be a finite number above 0, got inf"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"seed": 2**32}, "each of seeds must be at most 4294967295, got 4294967296"),
+        ({"updates": 0}, "updates must be a whole number of at least 1, got 0"),
+        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"every": 3}, "updates must be a multiple of every 3, got 4"),
+        ({"delta": -1}, "delta must be a whole number of at least 0, got -1"),
+        ({"delta": 1.5}, "delta must be a whole number of at least 0, got 1.5"),
+        ({"delta": 65536}, "delta must be at most 65535, got 65536"),
+        (
+            {"delta": 1, "delays": np.zeros((1, S), int)},
+            "delta must be left out where delays are given, got 1",
+        ),
+        (
+            {"delays": np.zeros(S, int)},
+            r"delays must have shape \(samples, 3\) or \(3, samples, 3\)",
+        ),
+        ({"delays": np.zeros((0, S), int)}, r"with 1 to 65536 samples, got \(0, 3\)"),
+        ({"delays": np.zeros((2, 4, S), int)}, r"got \(2, 4, 3\)"),
+        (
+            {"delays": np.full((1, S), -1)},
+            "delays must be whole numbers from 0 to 65535, got int64 from -1 to -1",
+        ),
+        ({"delays": np.zeros((1, S))}, "delays must be whole numbers from 0 to 65535, got float64"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_a_run(quadratic, change, message):
     with pytest.raises(ValueError, match=message):
         pt.randomized_pipedream(quadratic, **{**RUN, **change})
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"step_sizes": [0.1, -1.0]}, r"step_sizes must be one or more .* above 0, got \[0.1, -1.0\]"),
-    ({"step_sizes": []}, r"step_sizes must be one or more .* above 0, got \[\]"),
-    ({"seeds": []}, "seeds must be as many as objectives .* got 0 seeds"),
-    ({"seeds": [0, 0.5]}, "each of seeds must be a whole number of at least 0, got 0.5"),
-    ({"delta": []}, r"delta must be one or more whole numbers, got \[\]"),
-    ({"delta": [3, -3]}, "delta must be a whole number of at least 0, got -3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"step_sizes": [0.1, -1.0]},
+            r"step_sizes must be one or more .* above 0, got \[0.1, -1.0\]",
+        ),
+        ({"step_sizes": []}, r"step_sizes must be one or more .* above 0, got \[\]"),
+        ({"seeds": []}, "seeds must be as many as objectives .* got 0 seeds"),
+        ({"seeds": [0, 0.5]}, "each of seeds must be a whole number of at least 0, got 0.5"),
+        ({"delta": []}, r"delta must be one or more whole numbers, got \[\]"),
+        ({"delta": [3, -3]}, "delta must be a whole number of at least 0, got -3"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_a_sweep(quadratic, change, message):
     with pytest.raises(ValueError, match=message):

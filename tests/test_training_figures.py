@@ -7,7 +7,7 @@ from matplotlib.text import Text
 import pipejax as pj
 import pipejax.training as pt
 from figures import convergence_bound, staleness
-from pipejax import style
+from pipejax.plots import style
 from sweeps import convergence_bound as bound_sweep
 from sweeps import staleness as staleness_sweep
 
@@ -30,9 +30,14 @@ def runs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bound_sweep, "STAGES", S)
         patch.setattr(bound_sweep, "DELTAS", (0, 60))
-        patch.setattr(bound_sweep, "OBJECTIVES", {
-            "random quadratic": lambda: pt.random_quadratic(S, **SIZES),
-            "logistic regression": lambda: pt.random_logistic(S, **SIZES)})  # fmt: skip
+        patch.setattr(
+            bound_sweep,
+            "OBJECTIVES",
+            {
+                "random quadratic": lambda: pt.random_quadratic(S, **SIZES),
+                "logistic regression": lambda: pt.random_logistic(S, **SIZES),
+            },
+        )
         return bound_sweep.sweep(UPDATES, STEP_SIZES, seeds=(0, 1), late_updates=50)
 
 
@@ -50,7 +55,10 @@ def test_staleness_is_that_of_the_tables(stale):
     assert stale.own_lag.values.tolist() == [3, 2, 1, 0]
     assert stale.weight_versions.values.tolist() == [4, 3, 2, 1]
     assert {value.attrs["units"] for value in stale.values()} == {
-        "block updates", "updates of the stage", "1"}  # fmt: skip
+        "block updates",
+        "updates of the stage",
+        "1",
+    }
 
 
 def test_staleness_under_messages(stale):
@@ -91,10 +99,11 @@ def test_the_bound_is_that_of_single_runs(runs):
     at = runs.sel(objective="random quadratic", delta=60, step_size=0.1)
     objective = pt.random_quadratic(S, **SIZES)
     each = [
-        pt.randomized_pipedream(objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60,
-                                every=6, norms=True)
+        pt.randomized_pipedream(
+            objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60, every=6, norms=True
+        )
         for seed in (0, 1)
-    ]  # fmt: skip
+    ]
     norms = [float(run.mean_squared_gradient) for run in each]
     largest = max(float(run.largest_squared_gradient) for run in each)
     np.testing.assert_allclose(at.mean_squared_gradient, norms, rtol=1e-10)
@@ -129,8 +138,10 @@ def test_figure_of_the_bound(runs):
     scatter, terms, law = figure.axes
     points = [line for line in scatter.lines if line.get_linestyle() == "None"]
     late, cut = points[-2:]
-    x, y = (np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
-            for axis in "xy")  # fmt: skip
+    x, y = (
+        np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
+        for axis in "xy"
+    )
     assert np.isfinite(y).sum() == int(runs.measured.notnull().sum())
     assert (y <= x)[np.isfinite(y)].all()
     np.testing.assert_array_equal(late.get_xdata(), runs.late_total)

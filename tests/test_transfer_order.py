@@ -12,27 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax import transfer_order
 from pipejax.cli.app import run
-from pipejax.links import QUEUES
-from pipejax.ops import COMMUNICATION
-from pipejax.transfer_cells import order_of, producer_order, without_transfers
-from pipejax.transfer_graph import finish_of_orders, transfer_graph
-from pipejax.transfer_moves import moved, nearby, propose
-from pipejax.transfer_need import needs, order_by_need, queue_bound
+from pipejax.engine.lowering.communication_cells import order_of, producer_order, without_transfers
+from pipejax.engine.lowering.link_models import QUEUES
+from pipejax.schedules.cells.ops import COMMUNICATION
+from pipejax.search.transfers import search as transfer_order
+from pipejax.search.transfers.graph import finish_of_orders, transfer_graph
+from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
+from pipejax.search.transfers.moves import moved, nearby, propose
 
 SCOPES = st.sampled_from(QUEUES)
-TABLE = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=16,
-                           stages_per_worker=2)  # fmt: skip
+TABLE = pj.schedules.build(
+    "interleaved-1f1b", num_workers=8, num_microbatches=16, stages_per_worker=2
+)
 COSTS = pj.Costs.complete(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.95)
-CROSSED = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-           ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"]]  # fmt: skip
+CROSSED = [
+    ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+    ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"],
+]
 
 
 def texts(table):
-    return [[reference.cell_text(tuple((op.phase.name, op.stage, op.microbatch if op.microbatch >= 0
-                                        else None) for op in cell)) for cell in row if cell]
-            for row in table.rows()]  # fmt: skip
+    return [
+        [
+            reference.cell_text(
+                tuple(
+                    (op.phase.name, op.stage, op.microbatch if op.microbatch >= 0 else None)
+                    for op in cell
+                )
+            )
+            for cell in row
+            if cell
+        ]
+        for row in table.rows()
+    ]
 
 
 def by_reference(table, costs, queues):
@@ -42,13 +55,16 @@ def by_reference(table, costs, queues):
 
 
 def ops_of(table):
-    return [[op for cell in row for op in cell if op.phase not in COMMUNICATION]
-            for row in table.rows()]  # fmt: skip
+    return [
+        [op for cell in row for op in cell if op.phase not in COMMUNICATION] for row in table.rows()
+    ]
 
 
 def transfers_of(table):
-    return [[str(op) for cell in row for op in cell if op.phase in COMMUNICATION]
-            for row in table.rows()]  # fmt: skip
+    return [
+        [str(op) for cell in row for op in cell if op.phase in COMMUNICATION]
+        for row in table.rows()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +87,12 @@ def test_interleaved_with_one_communicator_per_worker(found):
 def test_queue_scopes_in_one_table(found):
     own = pj.queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in own.items()} == {
-        "worker": 271, "pair": 191, "direction": 249, "delay": 153, "no messages": 125,
-    }  # fmt: skip
+        "worker": 271,
+        "pair": 191,
+        "direction": 249,
+        "delay": 153,
+        "no messages": 125,
+    }
     assert pj.queue_makespans(pj.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(355.75)
     better = pj.queue_makespans(found.table, COSTS)
     assert better["worker"] == found.makespan
@@ -162,7 +182,10 @@ def test_waits_are_those_of_the_event_loop(case, queues):
         sender, _, (_, stage, microbatch), (_, to_stage, _) = message
         letter = "F" if to_stage > stage else "B"
         expected[f"{stage}SEND_{letter}{microbatch}"] = (
-            theirs.end[sender], theirs.start[message], theirs.end[message])  # fmt: skip
+            theirs.end[sender],
+            theirs.start[message],
+            theirs.end[message],
+        )
     assert {str(w.send): (w.ready, w.start) for w in waits.transfers} == {
         name: times[:2] for name, times in expected.items()
     }
@@ -189,8 +212,10 @@ def test_waits_are_those_of_the_event_loop(case, queues):
 
 
 def test_a_receive_blocks_a_ready_send():
-    rows = [["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
-            ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"]]  # fmt: skip
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     table = pj.ScheduleTable.from_rows(rows)
     waits = pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
@@ -288,18 +313,26 @@ def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed s
     assert (need.head + need.tail <= need.makespan).all()
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: pj.insert_transfers(TABLE, np.zeros(3, int)), "each of the 480 transfers once"),
-    (lambda: pj.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
-     r"order: \w+ stands before \w+, which it waits for"),
-    (lambda: pj.transfer_waits(pj.evaluate(TABLE, COSTS)), "only under rendezvous, the run has link='delay'"),
-    (lambda: pj.search_transfer_order(TABLE, COSTS, "two"), "unknown queue scope 'two'"),
-    (lambda: pj.search_transfer_order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-    (lambda: pj.search_transfer_order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
-    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),
-    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=1e308)), "too large for a float"),
-    (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=np.ones(3))), "16 stages"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pj.insert_transfers(TABLE, np.zeros(3, int)), "each of the 480 transfers once"),
+        (
+            lambda: pj.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy()),
+            r"order: \w+ stands before \w+, which it waits for",
+        ),
+        (
+            lambda: pj.transfer_waits(pj.evaluate(TABLE, COSTS)),
+            "only under rendezvous, the run has link='delay'",
+        ),
+        (lambda: pj.search_transfer_order(TABLE, COSTS, "two"), "unknown queue scope 'two'"),
+        (lambda: pj.search_transfer_order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
+        (lambda: pj.search_transfer_order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
+        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),
+        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=1e308)), "too large for a float"),
+        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=np.ones(3))), "16 stages"),
+    ],
+)
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -347,15 +380,24 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     assert "deadlock" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([*SMALL], "times are missing"),
-    ([*SMALL, *TIMES, "--queues", "two"], "--queues must be one of worker, pair, direction, got 'two'"),
-    ([*SMALL, *TIMES, "--iterations", "-1"], "'--iterations': .* got '-1'"),
-    ([*SMALL, *TIMES, "--time-limit", "soon"], "--time-limit .* got 'soon'"),
-    ([*SMALL, *TIMES, "--link", "delay"], "--link"),
-    ([*SMALL, *TIMES, "--out", "better.txt"], "--out must end in one of .csv, .json, got 'better.txt'"),
-    ([*SMALL, *TIMES, "--out", "no/such/better.csv"], "there is no folder no/such"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SMALL], "times are missing"),
+        (
+            [*SMALL, *TIMES, "--queues", "two"],
+            "--queues must be one of worker, pair, direction, got 'two'",
+        ),
+        ([*SMALL, *TIMES, "--iterations", "-1"], "'--iterations': .* got '-1'"),
+        ([*SMALL, *TIMES, "--time-limit", "soon"], "--time-limit .* got 'soon'"),
+        ([*SMALL, *TIMES, "--link", "delay"], "--link"),
+        (
+            [*SMALL, *TIMES, "--out", "better.txt"],
+            "--out must end in one of .csv, .json, got 'better.txt'",
+        ),
+        ([*SMALL, *TIMES, "--out", "no/such/better.csv"], "there is no folder no/such"),
+    ],
+)
 def test_command_mistakes_are_one_line(capsys, arguments, message):
     assert run(arguments) == 2
     printed = capsys.readouterr()

@@ -10,9 +10,11 @@ import pytest
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
 from pipejax.cli.app import run
-from pipejax.memory import held_counts, peak_activation_bytes
+from pipejax.costs.roofline import stage_work, work_costs
+from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
-from pipejax.tuning import (
+from pipejax.schedules.table.held_activations import held_counts, peak_activation_bytes
+from pipejax.search.tuning import (
     Dealing,
     Family,
     Prices,
@@ -31,9 +33,7 @@ from pipejax.tuning import (
     tune_microbatches,
     tune_recompute,
 )
-from pipejax.tuning.rounding import compositions, whole_with_sum
-from pipejax.work import stage_work, work_costs
-from pipejax.workload import StageLayers
+from pipejax.search.tuning.rounding import compositions, whole_with_sum
 
 SYSTEM = pj.load_system("h100")
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
@@ -57,8 +57,10 @@ def family_of(schedule, workers=4):
 def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     family = family_of(schedule)
     workloads, systems = random_pairs(schedule, 4, count, seed=1, minibatches=MINIBATCHES)
-    found = {"tuned": tune_microbatches(family, workloads, systems),
-             "exhaustive": search_microbatches(family, workloads, systems)}  # fmt: skip
+    found = {
+        "tuned": tune_microbatches(family, workloads, systems),
+        "exhaustive": search_microbatches(family, workloads, systems),
+    }
     result = compare(found)
     assert result["equal"] >= 0.99 * result["pairs"]
     assert result["worst_loss"] <= 0.005
@@ -205,8 +207,10 @@ FEW = dataclasses.replace(pj.load_model("llama3-70b"), layers=10)
 def few_layers(schedule="1f1b", count=3, **changes):
     """Some systems of different memory and speed, for a model of few layers with a large head."""
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    systems = [dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
-               for k in range(count)]  # fmt: skip
+    systems = [
+        dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
+        for k in range(count)
+    ]
     return Problem.of(family_of(schedule), [workload] * count, systems)
 
 
@@ -225,16 +229,20 @@ def test_layers_are_those_of_the_exhaustive_search(schedule):
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
     layers = free.pairs.dealt.layers
-    least, most = (Dealing(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
-                   for again in (layers, 0 * layers))  # fmt: skip
+    least, most = (
+        Dealing(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
+        for again in (layers, 0 * layers)
+    )
     limit = (least + most) / 2
     problem = few_layers(memory_capacity=limit)
     tuned, best = tune_recompute(problem, 4), search_recompute(problem, 4)
     common = search_recompute(problem, 4, common=True)
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert np.all(tuned.memory_bytes <= limit)
-    none, full = (Dealing(problem, 4).step_times(StageLayers(layers, again), owner)
-                  for again in (0 * layers, layers))  # fmt: skip
+    none, full = (
+        Dealing(problem, 4).step_times(StageLayers(layers, again), owner)
+        for again in (0 * layers, layers)
+    )
     assert np.all(np.isinf(none))
     assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
     with pytest.raises(
@@ -268,10 +276,13 @@ def test_designs_are_not_worse_than_a_grid():
     np.testing.assert_allclose(tuned.shares.sum(axis=1), 1)
     bought = dict(zip(Prices._fields, tuned.quantities[0].tolist(), strict=True))
     system = dataclasses.replace(
-        SYSTEM, peak_flops=bought["peak_flops"], memory_bandwidth=bought["memory_bandwidth"],
+        SYSTEM,
+        peak_flops=bought["peak_flops"],
+        memory_bandwidth=bought["memory_bandwidth"],
         memory_capacity=bought["memory_capacity"],
         node=dataclasses.replace(SYSTEM.node, bandwidth=bought["node_bandwidth"]),
-        network=dataclasses.replace(SYSTEM.network, bandwidth=bought["network_bandwidth"]))  # fmt: skip
+        network=dataclasses.replace(SYSTEM.network, bandwidth=bought["network_bandwidth"]),
+    )
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
     run = pj.evaluate(table, pj.stage_costs(workload, system, table))
@@ -280,11 +291,14 @@ def test_designs_are_not_worse_than_a_grid():
     assert pj.memory_bytes(workload, table).max() == pytest.approx(system.memory_capacity)
 
 
-@pytest.mark.parametrize(("prices", "budgets", "message"), [
-    ((1.0, 1.0, 0.0, 1.0, 1.0), [1e5], "prices must be finite numbers above 0"),
-    ((1.0, 1.0, 1.0, 1.0, 1.0), [1e5, -1.0], "budgets must be finite numbers above 0"),
-    ((1.0, 1.0, 1.0, 1.0, 1e3), [100.0], "a budget of 100 buys nothing but memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prices", "budgets", "message"),
+    [
+        ((1.0, 1.0, 0.0, 1.0, 1.0), [1e5], "prices must be finite numbers above 0"),
+        ((1.0, 1.0, 1.0, 1.0, 1.0), [1e5, -1.0], "budgets must be finite numbers above 0"),
+        ((1.0, 1.0, 1.0, 1.0, 1e3), [100.0], "a budget of 100 buys nothing but memory"),
+    ],
+)
 def test_designs_that_cannot_be_are_refused(prices, budgets, message):
     with pytest.raises(ValueError, match=message):
         design_systems(few_layers(count=1), 8, Prices(*prices), budgets)
@@ -331,12 +345,24 @@ def test_command(capsys):
     result = json.loads(out)
     assert code == 0
     assert out.count("\n") == 1
-    assert set(result) >= {"microbatch_size", "microbatches", "step_time", "relaxed", "exhaustive", "schedule",
-                           "workers", "minibatch", "memory_bytes", "seconds", "ratio"}  # fmt: skip
+    assert set(result) >= {
+        "microbatch_size",
+        "microbatches",
+        "step_time",
+        "relaxed",
+        "exhaustive",
+        "schedule",
+        "workers",
+        "minibatch",
+        "memory_bytes",
+        "seconds",
+        "ratio",
+    }
     assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
     best = result["exhaustive"]
     assert {key: best[key] for key in ("microbatch_size", "microbatches", "step_time")} == {
-        key: result[key] for key in ("microbatch_size", "microbatches", "step_time")}  # fmt: skip
+        key: result[key] for key in ("microbatch_size", "microbatches", "step_time")
+    }
     assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
     workload = pj.Workload(pj.load_model("gpt-22b"), 32, tensor_parallel=8)
@@ -349,11 +375,18 @@ def test_command(capsys):
     assert "exhaustive search: " in out
 
 
-@pytest.mark.parametrize(("what", "more", "keys"), [
-    ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
-    ("recompute", [], {"layers", "recomputed", "baseline"}),
-    ("system", ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"], {"shares", "quantities", "budget"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "more", "keys"),
+    [
+        ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
+        ("recompute", [], {"layers", "recomputed", "baseline"}),
+        (
+            "system",
+            ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"],
+            {"shares", "quantities", "budget"},
+        ),
+    ],
+)
 def test_other_things_to_tune(capsys, what, more, keys):
     arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
     code, out, _ = call(capsys, *arguments, "--json")
@@ -375,17 +408,35 @@ def test_other_things_to_tune(capsys, what, more, keys):
         assert "ways to split 48 into 8: at most 200000 are tried" in out
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([], "--model needs --minibatch"),
-    (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
-    (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
-    (["--minibatch", 9, "--schedule", "chimera"], "no microbatch size is legal for a minibatch of 9"),
-    (["--minibatch", 8, "--what", "batch"], "--what must be one of microbatch, layers, recompute, system, got 'batch'"),
-    (["--minibatch", 8, "--microbatch-size", 2], "--microbatch-size does not go with --what microbatch"),
-    (["--minibatch", 8, "--what", "layers", "--microbatch-size", 3], "--microbatch-size 3 does not divide"),
-    (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
-    (["--minibatch", 8, "--what", "system", "--prices", "peak=1"], "--prices: expected peak, memory, node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model needs --minibatch"),
+        (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
+        (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
+        (
+            ["--minibatch", 9, "--schedule", "chimera"],
+            "no microbatch size is legal for a minibatch of 9",
+        ),
+        (
+            ["--minibatch", 8, "--what", "batch"],
+            "--what must be one of microbatch, layers, recompute, system, got 'batch'",
+        ),
+        (
+            ["--minibatch", 8, "--microbatch-size", 2],
+            "--microbatch-size does not go with --what microbatch",
+        ),
+        (
+            ["--minibatch", 8, "--what", "layers", "--microbatch-size", 3],
+            "--microbatch-size 3 does not divide",
+        ),
+        (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
+        (
+            ["--minibatch", 8, "--what", "system", "--prices", "peak=1"],
+            "--prices: expected peak, memory, node",
+        ),
+    ],
+)
 def test_mistakes_are_one_line(capsys, arguments, message):
     code, out, err = call(capsys, *arguments)
     assert code == 2
@@ -405,10 +456,14 @@ def test_a_command_where_nothing_fits_says_so(capsys):
 
 
 def test_one_stage_keeps_all_layers():
-    from pipejax.tuning.rounding import improve, swaps
+    from pipejax.search.tuning.rounding import improve, swaps
 
-    points, values = improve(np.array([[80]]), np.zeros(1, int), swaps(1),
-                             lambda points, owner: points[:, 0].astype(float))  # fmt: skip
+    points, values = improve(
+        np.array([[80]]),
+        np.zeros(1, int),
+        swaps(1),
+        lambda points, owner: points[:, 0].astype(float),
+    )
     assert (points.tolist(), values.tolist()) == ([[80]], [80.0])
 
 

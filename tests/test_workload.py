@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.hardware import all_reduce_time, data_file, roofline_time, system_names
-from pipejax.memory import persistent_bytes
-from pipejax.transformer import layer_activation_bytes, layer_flop, model_names
-from pipejax.workload import stage_bytes, stage_layers
+from pipejax.costs.model import layer_activation_bytes, layer_flop, model_names
+from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
+from pipejax.costs.workload import stage_bytes, stage_layers
+from pipejax.schedules.table.held_activations import persistent_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
 MODEL = json.loads(data_file("models", "gpt-22b", "model").read_text())
@@ -26,8 +26,10 @@ def test_all_data_files_load_and_name_their_source():
         assert len(thing.source) > 20
 
 
-@pytest.mark.parametrize(("name", "billions"), [
-    ("gpt3-175b", 174.6), ("llama3-70b", 70.6), ("llama3-405b", 405.9), ("gpt-1t", 1008.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("gpt3-175b", 174.6), ("llama3-70b", 70.6), ("llama3-405b", 405.9), ("gpt-1t", 1008.0)],
+)
 def test_parameters(name, billions):
     assert pj.load_model(name).parameters / 1e9 == pytest.approx(billions, abs=0.05)
 
@@ -51,25 +53,44 @@ def edited(base, path, section, changes, removed=()):
 
 
 BAD_SYSTEMS = {
-    "missing unit": ("network", {"bandwidth": 50}, ["bandwidth_GB_per_s"],
-                     "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s"),
+    "missing unit": (
+        "network",
+        {"bandwidth": 50},
+        ["bandwidth_GB_per_s"],
+        "network: key 'bandwidth' has no unit: expected bandwidth_GB_per_s",
+    ),
     "unknown unit": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"], "unknown key"),
     "twice": ("network", {"bandwidth_TB_per_s": 1}, [], "bandwidth has bandwidth_GB_per_s and"),
     "missing": ("memory", {}, ["capacity_GB"], "memory: capacity is missing"),
     "negative": ("memory", {"capacity_GB": -1}, [], "capacity_GB must be a number of at least 0"),
     "text": ("memory", {"capacity_GB": "80"}, [], "capacity_GB must be a number .* got '80'"),
     "zero peak": ("compute", {"peak_TFLOP_per_s": 0}, [], "peak_flops must be above 0"),
-    "no efficiency": ("network", {"efficiency": 0}, [], "efficiency must be above 0 and at most 1, got 0"),
+    "no efficiency": (
+        "network",
+        {"efficiency": 0},
+        [],
+        "efficiency must be above 0 and at most 1, got 0",
+    ),
     "efficiency over 1": ("network", {"efficiency": 7}, [], "efficiency must be above 0 .* got 7"),
-    "step over 1": ("compute", {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]}, [], "at most 1, got 1.5"),
-    "unit of another quantity": ("network", {"latency_GB": 1}, [], "unknown key 'latency_GB': known are .*latency_us"),
+    "step over 1": (
+        "compute",
+        {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]},
+        [],
+        "at most 1, got 1.5",
+    ),
+    "unit of another quantity": (
+        "network",
+        {"latency_GB": 1},
+        [],
+        "unknown key 'latency_GB': known are .*latency_us",
+    ),
     "unit of a share": ("compute", {"efficiency_s": 1}, [], "unknown key 'efficiency_s'"),
     "unordered steps": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}, [], "ascend"),
     "no source": (None, {"source": None}, [], "source must be a text"),
     "half a gpu": ("node", {"gpus": 1.5}, [], "gpus must be a whole number"),
     "section missing": (None, {}, ["node"], "node: bandwidth is missing"),
     "section a number": (None, {"node": 3}, [], "node must be an object"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_SYSTEMS)
@@ -80,11 +101,17 @@ def test_bad_systems_are_refused(what, tmp_path):
         pj.load_system(path)
 
 
-@pytest.mark.parametrize(("changes", "removed", "message"), [
-    ({"layers": 0}, [], "layers must be a whole number of at least 1"), ({"heads": 1.5}, [], "whole number"),
-    ({"gated_mlp": "yes"}, [], "true or false"), ({}, ["hidden"], "hidden is missing"),
-    ({"color": 1}, [], "unknown key 'color'"), ({"name": 3}, [], "name must be a text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "removed", "message"),
+    [
+        ({"layers": 0}, [], "layers must be a whole number of at least 1"),
+        ({"heads": 1.5}, [], "whole number"),
+        ({"gated_mlp": "yes"}, [], "true or false"),
+        ({}, ["hidden"], "hidden is missing"),
+        ({"color": 1}, [], "unknown key 'color'"),
+        ({"name": 3}, [], "name must be a text"),
+    ],
+)
 def test_bad_models_are_refused(changes, removed, message, tmp_path):
     path = edited(MODEL, tmp_path / "mine.json", None, changes, removed)
     with pytest.raises(ValueError, match=message):
@@ -251,8 +278,10 @@ def test_recompute_cells_say_when_activations_come_back():
     need = pj.memory_bytes(workload, table)[0] - memory.persistent[0]
     assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])
     system = pj.load_system("h100")
-    cells, inside = (pj.stage_costs(workload, system, t) for t in (
-        table, pj.ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]])))  # fmt: skip
+    cells, inside = (
+        pj.stage_costs(workload, system, t)
+        for t in (table, pj.ScheduleTable.from_rows([["0F0", "0F1", "0B1", "0B0"]]))
+    )
     np.testing.assert_allclose(cells.input_grad + cells.recompute, inside.input_grad)
 
 
@@ -268,13 +297,16 @@ def test_sequence_parallelism_splits_what_it_says():
     assert np.all(activations[1] < activations[0])
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
-    ({"minibatch": 10**21}, "minibatch must be at most 1000000000, got 1000000000000000000000"),
-    ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
-    ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
-    ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
+        ({"minibatch": 10**21}, "minibatch must be at most 1000000000, got 1000000000000000000000"),
+        ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
+        ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
+        ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_bad_workloads_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -283,8 +315,10 @@ def test_bad_workloads_are_refused(arguments, message):
 
 def test_microbatches_divide_the_minibatch():
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=12)
-    with pytest.raises(ValueError, match="8 microbatches do not divide a minibatch of 12: legal "
-                       "are 1, 2, 3, 4, 6, 12"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match="8 microbatches do not divide a minibatch of 12: legal are 1, 2, 3, 4, 6, 12",
+    ):
         pj.stage_costs(workload, pj.load_system("h100"), TABLE)
     with pytest.raises(ValueError, match="unknown recompute 'some'"):
         layer_flop(workload.model, 1, "some")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import jax
 import typer
 
-from pipejax.cli import (
+from pipejax.cli.commands import (
     compare,
     evaluate,
     export,
@@ -22,9 +22,9 @@ from pipejax.cli import (
     train,
     tune,
 )
-from pipejax.cli import schedules as schedules_command
-from pipejax.cli.options import with_options
-from pipejax.table import ScheduleError
+from pipejax.cli.commands import schedules as schedules_command
+from pipejax.cli.options.groups import with_options
+from pipejax.schedules.table.table import ScheduleError
 
 app = typer.Typer(
     name="pipejax",

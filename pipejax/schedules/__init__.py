@@ -8,25 +8,32 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipejax.checks import whole_number
-from pipejax.schedules.ada_offload import ada_offload
-from pipejax.schedules.chimera import chimera, chimera_asymmetric
-from pipejax.schedules.gpipe import gpipe
-from pipejax.schedules.hanayo import hanayo
-from pipejax.schedules.interleaved import interleaved_1f1b, looped_bfs
-from pipejax.schedules.local_sgd import local_sgd
-from pipejax.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from pipejax.schedules.pipe_offload import pipe_offload
-from pipejax.schedules.pipedream import pipedream, pipedream_2bw
-from pipejax.schedules.zb_h import zb_h1, zb_h2
-from pipejax.schedules.zero_bubble import zb_1p, zb_2p, zero_bubble
-from pipejax.slots import check_shares, check_slots
-from pipejax.table import ScheduleTable
+from pipejax.base.checks import whole_number
+from pipejax.schedules.builders.ada_offload import ada_offload
+from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric
+from pipejax.schedules.builders.gpipe import gpipe
+from pipejax.schedules.builders.hanayo import hanayo
+from pipejax.schedules.builders.interleaved import interleaved_1f1b, looped_bfs
+from pipejax.schedules.builders.local_sgd import local_sgd
+from pipejax.schedules.builders.one_f_one_b import eager_1f1b, one_f_one_b
+from pipejax.schedules.builders.pipe_offload import pipe_offload
+from pipejax.schedules.builders.pipedream import pipedream, pipedream_2bw
+from pipejax.schedules.builders.zb_h import zb_h1, zb_h2
+from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zero_bubble
+from pipejax.schedules.table.slot_durations import check_shares, check_slots
+from pipejax.schedules.table.table import ScheduleTable
 
 __all__ = ["REGISTRY", "Builder", "build", "names"]
 
-COUNTS = ("num_workers", "num_microbatches", "stages_per_worker", "waves", "accumulation", "runs",
-          "local_steps")  # fmt: skip
+COUNTS = (
+    "num_workers",
+    "num_microbatches",
+    "stages_per_worker",
+    "waves",
+    "accumulation",
+    "runs",
+    "local_steps",
+)
 
 
 class Builder(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.checks import is_number, number, whole_number
-from pipejax.hardware import SECTIONS
-from pipejax.units import UNITS, check_keys, to_si
+from pipejax.base.checks import is_number, number, whole_number
+from pipejax.base.units import UNITS, check_keys, to_si
+from pipejax.costs.system import SECTIONS
 
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
@@ -25,10 +25,6 @@ class Axis(NamedTuple):
       unit: of the values, or "".
       is_listed: whether a list or range was given, not a single value: only then the dataset has
         a dimension for it.
-
-    Example:
-      >>> Axis("workers", (4, 8), "", True).values
-      (4, 8)
     """
 
     name: str
@@ -38,42 +34,12 @@ class Axis(NamedTuple):
 
 
 def label(value: Any) -> Any:
-    """Return what a value is called in the dataset.
-
-    Args:
-      value: of an axis.
-
-    Returns:
-      The name of a model or system, a schedule with its options, any other value as it is.
-
-    Example:
-      >>> from pipejax import load_system
-      >>> label(load_system("h100")), label(4)
-      ('h100', 4)
-    """
+    """Return what a value is called in the dataset."""
     return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
 
 
 def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> Axis:
-    """Read one value or a list of them.
-
-    Args:
-      name: of the dimension.
-      given: a value, or a list.
-      where: place in the declaration, for messages.
-      check: function of a value and its place that returns the value, or raises.
-      unit: of the values.
-
-    Returns:
-      The axis.
-
-    Raises:
-      ValueError: if the list is empty or holds a value twice, or a value is wrong.
-
-    Example:
-      >>> read_axis("workers", [4, 8], "sweep: workers", whole_number).values
-      (4, 8)
-    """
+    """Read one value or a list of them."""
     is_listed = isinstance(given, Sequence) and not isinstance(given, str)
     values = tuple(check(value, where) for value in (given if is_listed else [given]))
     if not values:
@@ -90,22 +56,6 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
     They are written as in a system file, section by section and with a unit in every key; a value
     is a number, a list, or `{from, to, points, scale}` with the scale "linear" or "log".
-
-    Args:
-      section: the declaration by section of a system.
-      where: its place, for messages.
-
-    Returns:
-      Axes named as "network.bandwidth", in SI units.
-
-    Raises:
-      ValueError: if a field is unknown, lacks a unit or is given twice, or a value is wrong.
-
-    Example:
-      >>> given = {"network": {"bandwidth_GB_per_s": {"from": 1, "to": 100, "points": 3,
-      ...                                             "scale": "log"}}}
-      >>> [round(value / 1e9) for value in read_system_axes(given, "system")[0].values]
-      [1, 10, 100]
     """
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
@@ -122,8 +72,11 @@ def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
 
 
 def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
-    name = next(name for name in sorted(SECTIONS[part], key=len, reverse=True)
-                if key == name or key.startswith(f"{name}_"))  # fmt: skip
+    name = next(
+        name
+        for name in sorted(SECTIONS[part], key=len, reverse=True)
+        if key == name or key.startswith(f"{name}_")
+    )
     where, dimension = f"{place}: {key}", SECTIONS[part][name]
     units = [f"{name}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
     if dimension and key == name:
@@ -137,8 +90,9 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     values = tuple(to_si(value, factor) for value in axis.values)
     for given_value, value in zip(axis.values, values, strict=True):
         if value and not SMALLEST <= value <= LARGEST:  # what no time could be made of
-            raise ValueError(f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, "
-                             f"got {given_value:g}")  # fmt: skip
+            raise ValueError(
+                f"{where} must be from {SMALLEST:g} to {LARGEST:g} {dimension}, got {given_value:g}"
+            )
     return axis._replace(values=values)
 
 
@@ -175,24 +129,7 @@ def _share(value: Any, where: str) -> float:
 
 
 def count(value: Any, where: str) -> int:
-    """Check that a value is a whole number that arrays can hold.
-
-    Args:
-      value: what was given.
-      where: its place, for the message.
-
-    Returns:
-      The number.
-
-    Raises:
-      ValueError: if it is not, or below 1 or above `MAX_COUNT`.
-
-    Example:
-      >>> count(10**30, "workers")
-      Traceback (most recent call last):
-      ...
-      ValueError: workers must be at most 1000000000, got 1000000000000000000000000000000
-    """
+    """Check that a value is a whole number that arrays can hold."""
     if whole_number(value, where) > MAX_COUNT:
         raise ValueError(f"{where} must be at most {MAX_COUNT}, got {value}")
     return int(value)

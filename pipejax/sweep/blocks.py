@@ -16,10 +16,6 @@ class Block(NamedTuple):
       number: counted from 0, the last axis fastest.
       low: (axes) first value of each axis.
       high: (axes) one past its last value.
-
-    Example:
-      >>> Block(0, (0, 0), (2, 3)).shape
-      (2, 3)
     """
 
     number: int
@@ -40,21 +36,7 @@ class Block(NamedTuple):
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
     """Choose how many values of each axis a block has, from the last axis to the first.
 
-    Args:
-      sweep: the grid.
-
-    Returns:
-      (axes) values of each axis; blocks at the end of an axis may have fewer.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> bandwidth = {"from": 1, "to": 100, "points": 600}
-      >>> sweep = read_sweep({"schedules": ["gpipe", "1f1b"], "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100", "system": {
-      ...     "network": {"bandwidth_GB_per_s": bandwidth},
-      ...     "node": {"bandwidth_GB_per_s": bandwidth}}})
-      >>> block_shape(sweep)[-2:], num_blocks(sweep)
-      ((200, 600), 12)
+    Returns (axes) values of each axis; blocks at the end of an axis may have fewer.
     """
     chosen: list[int] = []
     points = shapes = 1
@@ -70,40 +52,12 @@ def block_shape(sweep: Sweep) -> tuple[int, ...]:
 
 
 def num_blocks(sweep: Sweep) -> int:
-    """Count the blocks of a grid.
-
-    Args:
-      sweep: the grid.
-
-    Returns:
-      Number of blocks.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> num_blocks(read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100"}))
-      1
-    """
+    """Count the blocks of a grid."""
     return math.prod(_blocks_by_axis(sweep))
 
 
 def get_block(sweep: Sweep, number: int) -> Block:
-    """Return a block by its number.
-
-    Args:
-      sweep: the grid.
-      number: from 0 to `num_blocks` - 1.
-
-    Returns:
-      The block.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100"})
-      >>> get_block(sweep, 0).num_points
-      2
-    """
+    """Return a block by its number."""
     low: list[int] = []
     high: list[int] = []
     rest = number

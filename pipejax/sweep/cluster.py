@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Client, as_completed
 
-from pipejax.provenance import provenance
+from pipejax.base.provenance import provenance
 from pipejax.sweep.blocks import get_block
 from pipejax.sweep.declaration import Sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
@@ -21,28 +21,7 @@ PATIENCE = 10.0  # seconds to wait for the scheduler to answer
 
 
 def evaluated_on(address: str) -> Results:
-    """Evaluate blocks on the workers of a scheduler.
-
-    Args:
-      address: of the scheduler, as tcp://host:8786.
-
-    Returns:
-      A function for `run_sweep`.
-
-    Raises:
-      OSError: when it is run, if no scheduler answers.
-      ValueError: when it is run, if a worker has other code.
-
-    Example:
-      >>> from distributed import LocalCluster
-      >>> from pipejax.sweep import read_sweep
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
-      ...     blocks = evaluated_on(cluster.scheduler_address)
-      ...     [number for number, values in blocks(sweep, [0])]
-      [0]
-    """
+    """Evaluate blocks on the workers of a scheduler."""
 
     def results(sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
         try:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax import schedules
-from pipejax.hardware import System, load_system
-from pipejax.links import LINKS, QUEUES
+from pipejax.costs.model import RECOMPUTE, Model, load_model
+from pipejax.costs.system import System, load_system
+from pipejax.engine.lowering.link_models import LINKS, QUEUES
 from pipejax.sweep.axes import Axis, count, label, read_axis, read_system_axes
-from pipejax.transformer import RECOMPUTE, Model, load_model
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
 DTYPES = ("float64", "float32")
@@ -24,10 +24,6 @@ class Choice(NamedTuple):
     Attributes:
       name: of the builder.
       options: of the builder, beyond workers and microbatches.
-
-    Example:
-      >>> str(Choice("hanayo", (("waves", 2),)))
-      'hanayo waves=2'
     """
 
     name: str
@@ -91,8 +87,15 @@ class Sweep:
         """
         values = {axis.name: [_plain(value) for value in axis.values] for axis in self.axes}
         listed = list(self.sizes)
-        return json.dumps({"title": self.title, "axes": values, "dimensions": listed,
-                           "outputs": self.outputs, "dtype": self.dtype})  # fmt: skip
+        return json.dumps(
+            {
+                "title": self.title,
+                "axes": values,
+                "dimensions": listed,
+                "outputs": self.outputs,
+                "dtype": self.dtype,
+            }
+        )
 
 
 def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
@@ -140,11 +143,17 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             axes[name] = read_axis(name, given.get(key, default), f"{where}: {key}", check)
     if ("microbatches" in given) == ("microbatch_size" in given):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
-    fields = {axis.name: axis for axis in read_system_axes(given.get("system", {}),
-                                                           f"{where}: system")}  # fmt: skip
+    fields = {
+        axis.name: axis for axis in read_system_axes(given.get("system", {}), f"{where}: system")
+    }
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
-    outputs = read_axis("outputs", given.get("outputs", ["bubble_ratio"]), f"{where}: outputs",
-                        _one_of(OUTPUTS)).values if given.get("outputs") != [] else ()  # fmt: skip
+    outputs = (
+        read_axis(
+            "outputs", given.get("outputs", ["bubble_ratio"]), f"{where}: outputs", _one_of(OUTPUTS)
+        ).values
+        if given.get("outputs") != []
+        else ()
+    )
     return Sweep(
         title=given.get("title", ""),
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
@@ -167,8 +176,9 @@ def _schedule(value: Any, where: str) -> Choice:
         )
     name = given.pop("name")
     if name not in schedules.names():
-        raise ValueError(f"{where}: unknown schedule {name!r}: known are "
-                         f"{', '.join(schedules.names())}")  # fmt: skip
+        raise ValueError(
+            f"{where}: unknown schedule {name!r}: known are {', '.join(schedules.names())}"
+        )
     known = schedules.REGISTRY[name].options
     for option in given:
         if option not in known:

@@ -9,22 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax import schedules
-from pipejax.batch import makespans, makespans_and_grad
-from pipejax.costs import PHASE_FIELDS, Costs
-from pipejax.hardware import System
-from pipejax.lowering import lower
-from pipejax.metrics import op_counts
-from pipejax.ops import TIMED
-from pipejax.program import Program
-from pipejax.sensitivity import resource_shares
-from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.analysis.metrics import op_counts
+from pipejax.analysis.sensitivity import resource_shares
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.roofline import NEAR, OF_SYSTEMS, StageWork, work_costs, work_on_systems
+from pipejax.costs.system import System
+from pipejax.costs.workload import Workload, memory_bytes
+from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
+from pipejax.schedules.cells.ops import TIMED
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
 from pipejax.sweep.blocks import Block
 from pipejax.sweep.declaration import Choice, Sweep
 from pipejax.sweep.systems import SystemBatch, stack_systems
 from pipejax.sweep.variables import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, variables_of
-from pipejax.table import ScheduleError, ScheduleTable
-from pipejax.work import NEAR, OF_SYSTEMS, StageWork, work_costs, work_on_systems
-from pipejax.workload import Workload, memory_bytes
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
@@ -33,31 +33,19 @@ Values = dict[str, Any]  # array by variable
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
-    """Evaluate all points of a block.
-
-    Args:
-      sweep: the grid.
-      block: which part of it.
-
-    Returns:
-      Array by variable, in the dimensions of the dataset (`variables_of`).
-
-    Example:
-      >>> from pipejax.sweep import get_block, read_sweep
-      >>> sweep = read_sweep({"schedules": ["gpipe", "chimera"], "workers": 4, "minibatch": 12,
-      ...     "microbatches": [3, 4], "models": "tabular-128l", "systems": "mid_nw_mid_cp"})
-      >>> values = evaluate_block(sweep, get_block(sweep, 0))
-      >>> values["status"].tolist(), values["step_time"].round(1).tolist()
-      ([[2, 2], [3, 2]], [[4.5, 3.9], [nan, 3.2]])
-    """
-    axes = [axis._replace(values=axis.values[low:high])
-            for axis, low, high in zip(sweep.axes, block.low, block.high, strict=True)]  # fmt: skip
+    """Evaluate all points of a block."""
+    axes = [
+        axis._replace(values=axis.values[low:high])
+        for axis, low, high in zip(sweep.axes, block.low, block.high, strict=True)
+    ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
     batch = stack_systems(tuple(system_axes))
     names = [axis.name for axis in shape_axes]
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
-        found = [_at_point(sweep, dict(zip(names, point, strict=True)), batch)
-                 for point in itertools.product(*(axis.values for axis in shape_axes))]  # fmt: skip
+        found = [
+            _at_point(sweep, dict(zip(names, point, strict=True)), batch)
+            for point in itertools.product(*(axis.values for axis in shape_axes))
+        ]
     listed = [len(axis.values) for axis in axes if axis.is_listed]
     listed_shapes = [len(axis.values) for axis in shape_axes if axis.is_listed]
     values = {}
@@ -109,12 +97,18 @@ def _point(at: Values) -> _Point:
     if counts is None:
         counts, rest = divmod(at["minibatch"], at["microbatch_size"])
         if rest:
-            raise ValueError(f"microbatch size {at['microbatch_size']} does not divide a minibatch "
-                             f"of {at['minibatch']}")  # fmt: skip
+            raise ValueError(
+                f"microbatch size {at['microbatch_size']} does not divide a minibatch "
+                f"of {at['minibatch']}"
+            )
     workload = Workload(
-        at["model"], at["minibatch"], at["tensor_parallel"], at["sequence_parallel"],
-        at["data_parallel"], at["recompute"],
-    )  # fmt: skip
+        at["model"],
+        at["minibatch"],
+        at["tensor_parallel"],
+        at["sequence_parallel"],
+        at["data_parallel"],
+        at["recompute"],
+    )
     table, program = _lowered(at["schedule"], at["workers"], counts, at["link"], at["queues"])
     return _Point(program, workload, table)
 
@@ -145,8 +139,11 @@ def _run(point: _Point, work: StageWork, systems: System, sweep: Sweep) -> Value
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     busy = np.asarray(_busy(given, _busy_weights(point.program)))
-    found |= {"step_time": times, "bubble_ratio": 1 - busy / times,
-              "tokens_per_second": tokens / times}  # fmt: skip
+    found |= {
+        "step_time": times,
+        "bubble_ratio": 1 - busy / times,
+        "tokens_per_second": tokens / times,
+    }
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
 
 
@@ -158,11 +155,13 @@ def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     ops = 1 + len(TIMED) * layout.num_stages
-    np.add.at(counts, np.asarray(program.pair_index),
-              counts[ops : ops + layout.num_pairs, None])  # fmt: skip
+    np.add.at(counts, np.asarray(program.pair_index), counts[ops : ops + layout.num_pairs, None])
     by_phase = counts[1:ops].reshape(len(TIMED), layout.num_stages)
-    return {PHASE_FIELDS[phase.name]: row for phase, row in zip(TIMED, by_phase, strict=True)
-            if row.any()}  # fmt: skip
+    return {
+        PHASE_FIELDS[phase.name]: row
+        for phase, row in zip(TIMED, by_phase, strict=True)
+        if row.any()
+    }
 
 
 @jax.jit

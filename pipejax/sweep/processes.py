@@ -27,24 +27,6 @@ def run_share(
     """Evaluate this process's share of a sweep; all processes call it alike.
 
     `jax.distributed.initialize` comes first. Every process waits for the last one.
-
-    Args:
-      sweep: the grid, the same in all processes.
-      path: of the store, in a folder that all processes reach.
-      resume: whether the store may be there.
-      report: called after every block of this process.
-
-    Raises:
-      ValueError: as `run_sweep`.
-      FileExistsError: if there is a store and resume is not given.
-      OSError: if it cannot be written.
-
-    Example:
-      >>> import tempfile
-      >>> from pipejax.sweep import read_sweep
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> run_share(sweep, Path(tempfile.mkdtemp()) / "out.zarr")  # one process alone has it all
     """
     mine = range(jax.process_index(), num_blocks(sweep), jax.process_count())
     with _opened_together(sweep, path, resume=resume) as store:

@@ -22,10 +22,6 @@ class Progress(NamedTuple):
       points: that are done.
       num_points: of the whole grid.
       is_new: whether they were evaluated now; those of an earlier run are told first, in one.
-
-    Example:
-      >>> Progress(5, 10, True).points
-      5
     """
 
     points: int
@@ -78,34 +74,13 @@ def run_sweep(
 
 @contextlib.contextmanager
 def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
-    """Create a store, or go on with one, and hold it.
-
-    Args:
-      sweep: the grid.
-      path: of the store.
-      resume: whether it may be there.
-
-    Yields:
-      The store.
-
-    Raises:
-      FileExistsError: if it is there and may not be.
-      ValueError: as `check_same`.
-      OSError: if it cannot be written, or another process writes to it.
-
-    Example:
-      >>> import tempfile
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> with opened(sweep, Path(tempfile.mkdtemp()) / "out.zarr", resume=False) as store:
-      ...     store.is_whole(0)
-      False
-    """
+    """Create a store, or go on with one, and hold it."""
     was_there = path.exists()
     if was_there:
         if not resume:
-            raise FileExistsError(17, "it exists: go on with it by --resume, or give another --out",
-                                  str(path))  # fmt: skip
+            raise FileExistsError(
+                17, "it exists: go on with it by --resume, or give another --out", str(path)
+            )
         check_same(sweep, path)
     else:
         create_store(sweep, path)
@@ -122,24 +97,7 @@ def complete(
     results: Results,
     report: Callable[[Progress], None] | None,
 ) -> None:
-    """Evaluate and write those blocks that are not whole.
-
-    Args:
-      sweep: the grid.
-      store: where to.
-      numbers: blocks to look after.
-      results: evaluates blocks in any order, each once.
-      report: called after every block.
-
-    Example:
-      >>> import tempfile
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> with opened(sweep, Path(tempfile.mkdtemp()) / "out.zarr", resume=False) as store:
-      ...     complete(sweep, store, [0], evaluated_here, print)
-      Progress(points=0, num_points=1, is_new=False)
-      Progress(points=1, num_points=1, is_new=True)
-    """
+    """Evaluate and write those blocks that are not whole."""
     points = {number: get_block(sweep, number).num_points for number in numbers}
     missing = [number for number in points if not store.is_whole(number)]
     done, total = sum(points.values()) - sum(points[n] for n in missing), sum(points.values())
@@ -152,20 +110,6 @@ def complete(
 
 
 def evaluated_here(sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks in this process, one after the other.
-
-    Args:
-      sweep: the grid.
-      numbers: of the blocks.
-
-    Yields:
-      Number and values of each block.
-
-    Example:
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> [number for number, _ in evaluated_here(sweep, [0])]
-      [0]
-    """
+    """Evaluate blocks in this process, one after the other."""
     for number in numbers:
         yield number, evaluate_block(sweep, get_block(sweep, number))

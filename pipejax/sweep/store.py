@@ -19,8 +19,8 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from pipejax.provenance import provenance
-from pipejax.shapes import NumpyArray
+from pipejax.base.array_types import NumpyArray
+from pipejax.base.provenance import provenance
 from pipejax.sweep.axes import label
 from pipejax.sweep.blocks import Block, block_shape, get_block, num_blocks
 from pipejax.sweep.declaration import Sweep
@@ -113,49 +113,14 @@ def _checksum(parts: list[NumpyArray]) -> int:
 
 
 def create_store(sweep: Sweep, path: Path) -> None:
-    """Make a store without values: axes, units, provenance. It is there as a whole or not at all.
-
-    Args:
-      sweep: the grid.
-      path: of the store.
-
-    Raises:
-      OSError: if it is there already, or cannot be written.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> path = Path(tempfile.mkdtemp()) / "out.zarr"
-      >>> create_store(read_sweep({"schedules": "1f1b", "workers": [4, 8], "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"}), path)
-      >>> xr.open_zarr(path).step_time.dims
-      ('workers',)
-    """
+    """Make a store without values: axes, units, provenance; all of it is there or nothing."""
     with _draft(sweep, path) as draft:
         draft.chmod(0o777 & ~_umask())
         os.rename(draft, path)
 
 
 def restore(sweep: Sweep, path: Path) -> None:
-    """Put back axes, units and metadata that were damaged; a run without a break has the same.
-
-    Args:
-      sweep: the grid.
-      path: of a store that holds it.
-
-    Raises:
-      OSError: if it cannot be written.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})
-      >>> path = Path(tempfile.mkdtemp()) / "out.zarr"
-      >>> create_store(sweep, path)
-      >>> (path / ".zmetadata").unlink()
-      >>> restore(sweep, path)
-      >>> (path / ".zmetadata").exists()
-      True
-    """
+    """Put back axes, units and metadata that were damaged; a run without a break has the same."""
     with _draft(sweep, path) as draft:
         for made in draft.rglob("*"):
             there = path / made.relative_to(draft)
@@ -209,10 +174,16 @@ def _fill(sweep: Sweep, path: Path) -> None:
             attributes=_attributes(variable, [*dims, *(dim for dim, _ in variable.extra)]),
         )
     group.create_array(
-        CHECKSUM, shape=(num_blocks(sweep),), chunks=(1,), dtype="int64", fill_value=None,
-        attributes={"_ARRAY_DIMENSIONS": ["block"],
-                    "long_name": "CRC-32 of the values of a block, plus 1; 0 if it is missing"},
-    )  # fmt: skip
+        CHECKSUM,
+        shape=(num_blocks(sweep),),
+        chunks=(1,),
+        dtype="int64",
+        fill_value=None,
+        attributes={
+            "_ARRAY_DIMENSIONS": ["block"],
+            "long_name": "CRC-32 of the values of a block, plus 1; 0 if it is missing",
+        },
+    )
     zarr.consolidate_metadata(str(path), zarr_format=FORMAT)
 
 
@@ -244,21 +215,7 @@ def _coordinates(sweep: Sweep) -> xr.Dataset:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder for this process, which the system lets go when the process ends.
-
-    Args:
-      path: of the folder.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      OSError: if another process holds it.
-
-    Example:
-      >>> with locked(Path(tempfile.mkdtemp())):
-      ...     pass
-    """
+    """Hold a folder for this process, which the system lets go when the process ends."""
     handle = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -271,26 +228,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def check_same(sweep: Sweep, path: Path) -> None:
-    """Check that a store holds this sweep and was begun by this code.
-
-    Args:
-      sweep: the grid.
-      path: of the store.
-
-    Raises:
-      ValueError: if it is no sweep's store, or another grid's, or was begun by other code.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> path = Path(tempfile.mkdtemp()) / "out.zarr"
-      >>> one, other = (read_sweep({"schedules": "1f1b", "workers": p, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"}) for p in (4, 8))
-      >>> create_store(one, path)
-      >>> check_same(other, path)
-      Traceback (most recent call last):
-      ...
-      ValueError: ...out.zarr holds another grid: give another --out, or the file it was begun with
-    """
+    """Check that a store holds this sweep and was begun by this code."""
     try:
         found = dict(zarr.open_group(str(path), mode="r").attrs)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):  # whatever it is
@@ -301,7 +239,10 @@ def check_same(sweep: Sweep, path: Path) -> None:
     for key in SAME:
         if found.get(key) != wanted[key]:
             if key == "grid":
-                raise ValueError(f"{path} holds another grid: give another --out, or the file it "
-                                 "was begun with")  # fmt: skip
-            raise ValueError(f"{path} was begun with {key} {found.get(key)}, this is "
-                             f"{wanted[key]}: its blocks would not match")  # fmt: skip
+                raise ValueError(
+                    f"{path} holds another grid: give another --out, or the file it was begun with"
+                )
+            raise ValueError(
+                f"{path} was begun with {key} {found.get(key)}, this is "
+                f"{wanted[key]}: its blocks would not match"
+            )

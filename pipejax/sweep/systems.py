@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.hardware import FIELDS, Efficiency, System
-from pipejax.shapes import Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.costs.system import FIELDS, Efficiency, System
 from pipejax.sweep.axes import Axis
 
 CURVES = ("compute_efficiency", "memory_efficiency")
@@ -19,14 +19,6 @@ class SystemBatch(NamedTuple):
     Attributes:
       systems: fields with the batch axis first.
       gpus_per_node: (batch) accelerators of a node.
-
-    Example:
-      >>> from pipejax import load_system
-      >>> axes = (Axis("system", (load_system("h100"),), "", True), Axis("node.gpus", (4, 8), "",
-      ...         True), Axis("network.latency", (1e-6, 2e-6), "s", True))
-      >>> batch = stack_systems(axes)
-      >>> batch.gpus_per_node.tolist(), batch.systems.network.latency.tolist()
-      ([4, 4, 8, 8], [1e-06, 2e-06, 1e-06, 2e-06])
     """
 
     systems: System
@@ -34,26 +26,13 @@ class SystemBatch(NamedTuple):
 
 
 def stack_systems(axes: tuple[Axis, ...]) -> SystemBatch:
-    """Stack all systems of a block, the last field fastest.
-
-    Args:
-      axes: systems, accelerators per node (None: each system's own), then fields.
-
-    Returns:
-      Every combination once.
-
-    Example:
-      >>> from pipejax import load_system
-      >>> axes = (Axis("system", tuple(map(load_system, ("h100", "a100"))), "", True),
-      ...         Axis("node.gpus", (None,), "", False))
-      >>> stack_systems(axes).systems.peak_flops.tolist()
-      [989000000000000.0, 312000000000000.0]
-    """
+    """Stack all systems of a block, the last field fastest."""
     of_systems, per_node, *fields = axes
     inner = tuple(len(axis.values) for axis in fields)
     full = (len(of_systems.values), len(per_node.values), *inner)
-    gpus = [[gpus or system.gpus_per_node for gpus in per_node.values]
-            for system in of_systems.values]  # fmt: skip
+    gpus = [
+        [gpus or system.gpus_per_node for gpus in per_node.values] for system in of_systems.values
+    ]
     stacked = jax.tree.map(
         lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
         *_alike(of_systems.values),
@@ -76,8 +55,9 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         return Efficiency(curve.sizes + (np.inf,) * more, curve.shares + curve.shares[-1:] * more)
 
     def alike(system: System) -> System:
-        curves: dict[str, Any] = {name: lengthened(getattr(system, name), steps)
-                                  for name, steps in longest.items()}  # fmt: skip
+        curves: dict[str, Any] = {
+            name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
+        }
         return dataclasses.replace(system, name="", source="", gpus_per_node=0, **curves)
 
     return [alike(system) for system in systems]

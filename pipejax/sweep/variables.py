@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.sensitivity import RESOURCES
-from pipejax.shapes import NumpyArray
+from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.base.array_types import NumpyArray
 from pipejax.sweep.declaration import Sweep
 
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")
@@ -25,10 +25,6 @@ class Variable(NamedTuple):
       per_system: whether it has a value for every system, or one for every schedule and workload.
       extra: further dimension and its labels, or none.
       flags: what the numbers 0, 1, ... stand for, where they stand for something.
-
-    Example:
-      >>> Variable("float64", 0.0, "s", "step time", True).extra
-      ()
     """
 
     dtype: str
@@ -40,18 +36,7 @@ class Variable(NamedTuple):
     flags: tuple[str, ...] = ()
 
     def empty(self, num_systems: int) -> NumpyArray:
-        """Return an array for one schedule and workload, filled.
-
-        Args:
-          num_systems: systems, and combinations of their fields.
-
-        Returns:
-          (systems, ...) or one value.
-
-        Example:
-          >>> Variable("int8", -1, "1", "what bounds it", True).empty(2).tolist()
-          [-1, -1]
-        """
+        """Return an array for one schedule and workload, filled: (systems, ...) or one value."""
         shape = ((num_systems,) if self.per_system else ()) + self.extra_shape
         return np.full(shape, self.fill, object if self.dtype == "str" else self.dtype)
 
@@ -62,33 +47,27 @@ class Variable(NamedTuple):
 
 
 def variables_of(sweep: Sweep) -> Mapping[str, Variable]:
-    """List the variables that a sweep keeps.
-
-    Args:
-      sweep: the grid, with its outputs and dtype.
-
-    Returns:
-      Variables by name.
-
-    Example:
-      >>> from pipejax.sweep import read_sweep
-      >>> list(variables_of(read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": 1, "models": "gpt-22b", "systems": "h100"})))
-      ['step_time', 'status', 'memory_bytes', 'reason', 'bubble_ratio']
-    """
+    """List the variables that a sweep keeps."""
     always = {
         "step_time": Variable(sweep.dtype, np.nan, "s", "time of one training step", True),
-        "status": Variable("int8", 0, "1", "whether the point is legal and fits the memory", True,
-                           flags=STATUS),
+        "status": Variable(
+            "int8", 0, "1", "whether the point is legal and fits the memory", True, flags=STATUS
+        ),
         "memory_bytes": Variable("float64", np.nan, "B", "need of the fullest accelerator", False),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
-    }  # fmt: skip
+    }
     resource = (("resource", RESOURCES),)
     chosen = {
         "bubble_ratio": Variable(sweep.dtype, np.nan, "1", "idle share of the workers", True),
         "tokens_per_second": Variable(sweep.dtype, np.nan, "token/s", "tokens of a second", True),
-        "bound_by": Variable("int8", NO_RESOURCE, "1", "resource that takes the largest share of "
-                             "the critical path", True, flags=RESOURCES),
+        "bound_by": Variable(
+            "int8",
+            NO_RESOURCE,
+            "1",
+            "resource that takes the largest share of the critical path",
+            True,
+            flags=RESOURCES,
+        ),
         "share": Variable("float32", np.nan, "1", "share of the critical path", True, resource),
-    }  # fmt: skip
+    }
     return always | {name: chosen[name] for name in sweep.outputs}

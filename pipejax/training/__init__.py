@@ -12,7 +12,6 @@ from pipejax.training.quadratic import (
 )
 from pipejax.training.replay import batch_order, replay, sweep_replay
 from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
-from pipejax.training.run import Run
 from pipejax.training.smoothness import smoothness
 from pipejax.training.summary import Summary, summarise
 from pipejax.training.text import random_text
@@ -23,6 +22,7 @@ from pipejax.training.theory import (
     delay_term_law,
     pipedream_delay,
 )
+from pipejax.training.training_run import Run
 
 __all__ = [
     "ConvergenceBound",

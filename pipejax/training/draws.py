@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import whole_number
-from pipejax.shapes import Array, Int, NumpyArray, UInt
+from pipejax.base.array_types import Array, Int, NumpyArray, UInt
+from pipejax.base.checks import whole_number
 
 CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
@@ -81,35 +81,12 @@ def draw(
 
 
 def start_key(seed: Whole | int) -> Array:
-    """Key of the random numbers that a run starts from.
-
-    Args:
-      seed: of the run; may be traced.
-
-    Returns:
-      The key.
-
-    Example:
-      >>> bool((start_key(0) == start_key(1)).all())
-      False
-    """
+    """Key of the random numbers that a run starts from."""
     return jax.random.key(jnp.uint32(seed), impl=CIPHER)
 
 
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
-    """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count.
-
-    Args:
-      bits: 32 random bits each.
-      count: at most 65536, so that nothing leaves 32 bits; may be traced.
-
-    Returns:
-      The numbers.
-
-    Example:
-      >>> below(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32), jnp.asarray(7)).tolist()
-      [0, 3, 6]
-    """
+    """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count."""
     many = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
     carried = ((bits & 0xFFFF) * many) >> 16
     return (((bits >> 16) * many + carried) >> 16).astype(jnp.int32)
@@ -128,20 +105,7 @@ def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Ar
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
     """Check a table of delays, and give each stage its own samples.
 
-    Args:
-      delays: (samples, stages) for all updates, or (stages, samples, stages) for the updates of
-        each stage: how many updates old each block is.
-      num_stages: S.
-
-    Returns:
-      (stages, samples, stages) delays.
-
-    Raises:
-      ValueError: if the shape is another one, or an entry no whole number from 0 to 65535.
-
-    Example:
-      >>> checked_delays(np.array([[0, 1], [2, 3]]), 2).shape
-      (2, 2, 2)
+    Returns (stages, samples, stages) delays.
     """
     table = np.asarray(delays)
     shapes = [(num_stages,), (num_stages, num_stages)]
@@ -160,23 +124,7 @@ def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stag
 
 
 def checked_delta(delta: int) -> int:
-    """Check the largest delay.
-
-    Args:
-      delta: how many updates old a block may be.
-
-    Returns:
-      The number.
-
-    Raises:
-      ValueError: if it is no whole number from 0 to 65535.
-
-    Example:
-      >>> checked_delta(-1)
-      Traceback (most recent call last):
-      ...
-      ValueError: delta must be a whole number of at least 0, got -1
-    """
+    """Check the largest delay."""
     if whole_number(delta, "delta", least=0) >= LARGEST_COUNT:
         raise ValueError(f"delta must be at most {LARGEST_COUNT - 1}, got {delta}")
     return int(delta)

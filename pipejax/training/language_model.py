@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import whole_number
-from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import whole_number
 from pipejax.training.objective import Blocks, Leaf, Objective
 from pipejax.training.text import encode, read_text, windows
 
@@ -100,8 +100,9 @@ class LanguageModel(Objective):
         first = self.stage(0, blocks[0], self.input(batch), batch)
         inner = jax.lax.scan(
             lambda activation, block: (self.stage(1, block, activation, batch), None),
-            first, blocks[1:-1],
-        )[0]  # fmt: skip
+            first,
+            blocks[1:-1],
+        )[0]
         last = self.num_stages - 1
         return self.loss(self.stage(last, blocks[last], inner, batch), batch)
 
@@ -112,10 +113,14 @@ class LanguageModel(Objective):
             return {"characters": (self.vocabulary, wide), "positions": (context, wide)}
         if stage < self.num_stages - 1:
             return {
-                "before_attention": (wide,), "mix": (wide, 3 * wide), "merge": (wide, wide),
-                "before_mlp": (wide,), "up": (wide, 4 * wide), "bias": (4 * wide,),
+                "before_attention": (wide,),
+                "mix": (wide, 3 * wide),
+                "merge": (wide, wide),
+                "before_mlp": (wide,),
+                "up": (wide, 4 * wide),
+                "bias": (4 * wide,),
                 "down": (4 * wide, wide),
-            }  # fmt: skip
+            }
         return {"scale": (wide,), "predict": (wide, self.vocabulary)}
 
 
@@ -163,8 +168,13 @@ def language_model(
       (7, 3)
     """
     whole_number(num_stages, "num_stages", least=3)
-    counts = {"width": width, "heads": heads, "context": context, "num_batches": num_batches,
-              "batch_size": batch_size}  # fmt: skip
+    counts = {
+        "width": width,
+        "heads": heads,
+        "context": context,
+        "num_batches": num_batches,
+        "batch_size": batch_size,
+    }
     for name, count in counts.items():
         whole_number(count, name)
     if width % heads:
@@ -180,9 +190,12 @@ def language_model(
         tokens=jnp.asarray(windows(codes, starts, context + 1)),
         held_out=jnp.asarray(windows(codes, held_out, context + 1)),
         minimum=jnp.zeros(()),
-        num_stages=num_stages, num_batches=num_batches, vocabulary=len(characters),
-        width=width, heads=heads,
-    )  # fmt: skip
+        num_stages=num_stages,
+        num_batches=num_batches,
+        vocabulary=len(characters),
+        width=width,
+        heads=heads,
+    )
 
 
 def _start(

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import whole_number
-from pipejax.shapes import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import whole_number
 from pipejax.training.objective import Blocks, Leaf, Objective
 
 
@@ -18,12 +18,6 @@ class LinearBatch(NamedTuple):
     Attributes:
       features: (examples, stages, width) x of each example, dealt to the stages.
       targets: (examples) y of each example.
-
-    Example:
-      >>> from pipejax.training import random_quadratic
-      >>> batch = random_quadratic(4, dimension=8, batch_size=5, seed=0).batch(0)
-      >>> batch.features.shape, batch.targets.shape
-      ((5, 4, 2), (5,))
     """
 
     features: Leaf
@@ -40,11 +34,6 @@ class Linear(Objective):
       minimum: scalar, least value.
       num_stages: S.
       num_batches: number of batches.
-
-    Example:
-      >>> from pipejax.training import random_quadratic
-      >>> isinstance(random_quadratic(4, dimension=8, seed=0), Linear)
-      True
     """
 
     features: Leaf
@@ -93,12 +82,6 @@ class Dealing:
 
     Raises:
       ValueError: if one is no whole number of at least 1, or the dimension no multiple of S.
-
-    Example:
-      >>> Dealing(num_stages=8, dimension=12, num_batches=60, batch_size=10)
-      Traceback (most recent call last):
-      ...
-      ValueError: dimension must be a multiple of num_stages 8, got 12
     """
 
     num_stages: int
@@ -127,13 +110,7 @@ class Dealing:
         return self.dimension // self.num_stages
 
     def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
-        """Return the fields of `Linear` for given examples, in JAX's default precision.
-
-        Args:
-          x: (batches * examples, dimension) features.
-          y: (batches * examples) targets.
-          minimum: least value.
-        """
+        """Return the fields of `Linear` for given examples, in JAX's default precision."""
         examples = (self.num_batches, self.batch_size)
         return {
             "features": jnp.asarray(x.reshape(*examples, self.num_stages, self.width)),
@@ -145,19 +122,7 @@ class Dealing:
 
 
 def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
-    """X^T X / n of all examples, in double precision.
-
-    Args:
-      objective: one of a linear model, not stacked.
-
-    Returns:
-      (dimension, dimension) matrix.
-
-    Example:
-      >>> from pipejax.training import spectral_quadratic
-      >>> gram(spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)).trace().round(5).item()
-      5.0
-    """
+    """X^T X / n of all examples, in double precision: (dimension, dimension) matrix."""
     dimension = int(np.prod(objective.features.shape[-2:]))
     x = np.asarray(objective.features, np.float64).reshape(-1, dimension)
     return x.T @ x / len(x)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import is_number, whole_number
-from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import is_number, whole_number
 from pipejax.training.linear import Dealing, Linear, LinearBatch
 from pipejax.training.objective import Blocks, Leaf
 
@@ -127,9 +127,13 @@ def _least(objective: Logistic) -> float:
         return lambda w: np.asarray(function(objective, jnp.asarray(w.reshape(start.shape))))
 
     found = minimize(
-        with_row(_value), start.ravel(), jac=with_row(_gradient), hess=with_row(_hessian),
-        method="trust-exact", options={"gtol": LARGEST_GRADIENT},
-    )  # fmt: skip
+        with_row(_value),
+        start.ravel(),
+        jac=with_row(_gradient),
+        hess=with_row(_hessian),
+        method="trust-exact",
+        options={"gtol": LARGEST_GRADIENT},
+    )
     norm = float(np.linalg.norm(with_row(_gradient)(found.x)))
     if not norm <= LARGEST_GRADIENT:
         raise RuntimeError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pipejax.shapes import Array, Float, Int
+from pipejax.base.array_types import Array, Float, Int
 
 Tree = Any  # a pytree of arrays
 Leaf = Any  # an array; while JAX takes an objective apart, whatever stands for one
@@ -120,26 +120,7 @@ class Objective(abc.ABC):
 
 
 def composed_loss(objective: Objective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-    """Loss of a batch as the pipeline computes it: one stage after the other.
-
-    Args:
-      objective: what is trained.
-      blocks: (stages, width) parameters.
-      batch: as from `objective.batch`.
-
-    Returns:
-      The loss.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> batch = objective.batch(0)
-      >>> blocks = jnp.ones((4, 2))
-      >>> loss = composed_loss(objective, blocks, batch)
-      >>> bool(jnp.isclose(loss, objective.batch_loss(blocks, batch)))
-      True
-    """
+    """Loss of a batch as the pipeline computes it: one stage after the other."""
     activation = objective.input(batch)
     for stage in range(objective.num_stages):
         activation = objective.stage(stage, blocks[stage], activation, batch)

@@ -10,11 +10,11 @@ import dataclasses
 
 import numpy as np
 
-from pipejax.ops import Phase
-from pipejax.shapes import Bool, Float, Int, NumpyArray
-from pipejax.staleness import SAME_MOMENT, op_times
-from pipejax.table import ScheduleTable
-from pipejax.versions import find_versions
+from pipejax.analysis.staleness import SAME_MOMENT, op_times
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.weight_versions import find_versions
+from pipejax.schedules.table.table import ScheduleTable
 
 NO_SAMPLE = -1
 
@@ -37,15 +37,6 @@ class Plan:
       update: (samples) block updates that have been done by then, over all runs.
       runs: R.
       depth: versions to keep.
-
-    Example:
-      >>> from pipejax import schedules
-      >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=3)
-      >>> plan = make_plan(table, op_times(table)[1], np.array([3.0, 8.0]))
-      >>> plan.sample.tolist()  # a gradient, a sample, two gradients, a sample
-      [-1, 0, -1, -1, 1]
-      >>> plan.read[plan.sample < 0].tolist(), plan.sampled[:, 0].tolist()
-      ([[0, 0], [0, 1], [1, 2]], [[0, 1], [3, 3]])
     """
 
     microbatch: Int[NumpyArray, " events"]
@@ -68,28 +59,7 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> Plan:
-    """Read the plan off a table and the times of its ops.
-
-    Args:
-      table: the schedule, with U cells.
-      finish: (workers, slots) finish of each cell [s, or slots].
-      time: (samples) times at which to look at the model, ascending, in the same unit.
-
-    Returns:
-      The plan, up to the last sample.
-
-    Raises:
-      ValueError: if nothing updates within the table, it has several pipes, the microbatches of a
-        run are updated in another order on one stage than on another, or runs do not have equal
-        numbers of updates when they are averaged.
-
-    Example:
-      >>> from pipejax import schedules
-      >>> table = schedules.build("local-sgd", num_workers=2, num_microbatches=4)
-      >>> plan = make_plan(table, op_times(table)[1], np.array([20.0]))
-      >>> plan.run.tolist(), plan.averages.tolist()
-      ([0, 1, 0, 1, 1], [False, False, True, False, False])
-    """
+    """Read the plan off a table and the times of its ops."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
     if table.num_pipes > 1:
@@ -99,8 +69,10 @@ def make_plan(
     first_end = finish.ravel()[find_versions(table.content).update_cell].min(axis=0)[order]
     begun = first_end[None] <= time[:, None] + close
     needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
-    seen = [[np.searchsorted(of_stage, time + close, side="right") for of_stage in of_run]
-            for of_run in _update_ends(table, finish)]  # fmt: skip
+    seen = [
+        [np.searchsorted(of_stage, time + close, side="right") for of_stage in of_run]
+        for of_run in _update_ends(table, finish)
+    ]
     sampled = np.moveaxis(np.array(seen), -1, 0)
     mine = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
     made = np.cumsum(gradients["applies"][None] * mine[..., None], axis=1)
@@ -153,9 +125,15 @@ def _gradients(
     averages = np.append(False, rounds[1:] != rounds[:-1]) & (rule.runs > 1)
     applies = rank == size - 1
     _check_averages(table, run, applies, averages)
-    return order, {"microbatch": order, "run": run, "read": found.read[:, order].T,
-                   "newest": applied, "applies": applies, "collected": size,
-                   "averages": averages}  # fmt: skip
+    return order, {
+        "microbatch": order,
+        "run": run,
+        "read": found.read[:, order].T,
+        "newest": applied,
+        "applies": applies,
+        "collected": size,
+        "averages": averages,
+    }
 
 
 def _check_averages(
@@ -163,8 +141,10 @@ def _check_averages(
 ) -> None:
     """All runs must stand at one version of each stage when they are averaged."""
     before = np.flatnonzero(averages) - 1
-    made = [np.cumsum(applies * (run == own)[:, None], axis=0)[before]
-            for own in range(table.weights.runs)]  # fmt: skip
+    made = [
+        np.cumsum(applies * (run == own)[:, None], axis=0)[before]
+        for own in range(table.weights.runs)
+    ]
     if any(np.any(counts != made[0]) for counts in made):
         raise ValueError(f"{table.name} averages runs that do not have equal numbers of updates")
 
@@ -180,7 +160,9 @@ def _update_ends(
     bounds = np.searchsorted(key[order], np.arange(table.weights.runs * table.num_stages + 1))
     ends = finish.ravel()[cell[order]]
     return [
-        [ends[bounds[r * table.num_stages + s] : bounds[r * table.num_stages + s + 1]]
-         for s in range(table.num_stages)]
+        [
+            ends[bounds[r * table.num_stages + s] : bounds[r * table.num_stages + s + 1]]
+            for s in range(table.num_stages)
+        ]
         for r in range(table.weights.runs)
-    ]  # fmt: skip
+    ]

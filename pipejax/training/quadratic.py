@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import are_positive, is_number, whole_number
-from pipejax.shapes import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import are_positive, is_number, whole_number
 from pipejax.training.linear import Dealing, Linear, LinearBatch
 
 

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import are_positive, whole_number
-from pipejax.costs import Costs
-from pipejax.host_links import HostLinks
-from pipejax.shapes import Array, Bool, Float, Int, NumpyArray
-from pipejax.staleness import op_times
-from pipejax.table import ScheduleTable
+from pipejax.analysis.staleness import op_times
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import are_positive, whole_number
+from pipejax.costs.costs import Costs
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training.draws import start_key
 from pipejax.training.objective import Objective, batch_gradient
 from pipejax.training.plan import NO_SAMPLE, Plan, make_plan
 from pipejax.training.rpd import Numbers, Seeds, checked_runs
-from pipejax.training.run import DIVERGED, Run
+from pipejax.training.training_run import DIVERGED, Run
 
 Times = Float[NumpyArray, " samples"]
 State = tuple[Array, Array, Array]  # versions kept, gradients collected, largest square
@@ -83,9 +83,18 @@ def replay(
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
     runs = sweep_replay(
-        objective, table, step_sizes=[step_size], seeds=[seed], costs=costs, link=link,
-        queues=queues, host_links=host_links, times=times, each_run=each_run, batches=batches,
-    )  # fmt: skip
+        objective,
+        table,
+        step_sizes=[step_size],
+        seeds=[seed],
+        costs=costs,
+        link=link,
+        queues=queues,
+        host_links=host_links,
+        times=times,
+        each_run=each_run,
+        batches=batches,
+    )
     gap, diverged, blocks, largest = (
         leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
     )
@@ -149,17 +158,31 @@ def sweep_replay(
     chosen, checked = checked_runs(objective, step_sizes, seeds)
     _, finish = op_times(table, costs, link=link, queues=queues, host_links=host_links)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
-    taken = np.stack([
-        batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
-        for seed in checked
-    ])  # fmt: skip
-    events = _Events(plan.run, plan.read % plan.depth, plan.newest % plan.depth, plan.applies,
-                     plan.collected, plan.averages, plan.sample)  # fmt: skip
+    taken = np.stack(
+        [
+            batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
+            for seed in checked
+        ]
+    )
+    events = _Events(
+        plan.run,
+        plan.read % plan.depth,
+        plan.newest % plan.depth,
+        plan.applies,
+        plan.collected,
+        plan.averages,
+        plan.sample,
+    )
     gap, diverged, blocks, largest = _compiled(
-        objective, chosen, checked, taken[:, plan.microbatch].astype(np.int32),
-        jax.tree.map(_narrow, events), _narrow(plan.sampled % plan.depth), depth=plan.depth,
+        objective,
+        chosen,
+        checked,
+        taken[:, plan.microbatch].astype(np.int32),
+        jax.tree.map(_narrow, events),
+        _narrow(plan.sampled % plan.depth),
+        depth=plan.depth,
         each_run=each_run,
-    )  # fmt: skip
+    )
     gap = gap[..., _places(plan)]
     return Run(plan.update, gap, diverged, blocks, largest, None, plan.time)
 
@@ -222,9 +245,12 @@ def _checked_times(times: Times | int, end: float) -> Times:
         return np.linspace(0.0, end, whole_number(times, "times") + 1)
     chosen = np.asarray(times, np.float64)
     if (
-        chosen.ndim != 1 or not len(chosen) or not np.all(np.isfinite(chosen))
-        or chosen[0] < 0 or np.any(np.diff(chosen) < 0)
-    ):  # fmt: skip
+        chosen.ndim != 1
+        or not len(chosen)
+        or not np.all(np.isfinite(chosen))
+        or chosen[0] < 0
+        or np.any(np.diff(chosen) < 0)
+    ):
         raise ValueError(f"times must be finite, at least 0 and ascending, got {times!r}")
     return chosen
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.checks import are_positive, whole_number
-from pipejax.shapes import Array, Float, Int, NumpyArray, UInt
+from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
+from pipejax.base.checks import are_positive, whole_number
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
@@ -28,7 +28,7 @@ from pipejax.training.draws import (
     start_key,
 )
 from pipejax.training.objective import Objective, block_gradient
-from pipejax.training.run import DIVERGED, Run
+from pipejax.training.training_run import DIVERGED, Run
 
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
@@ -86,9 +86,15 @@ def randomized_pipedream(
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
     runs = sweep_randomized_pipedream(
-        objective, step_sizes=[step_size], seeds=[seed], updates=updates, delta=delta,
-        delays=delays, every=every, norms=norms,
-    )  # fmt: skip
+        objective,
+        step_sizes=[step_size],
+        seeds=[seed],
+        updates=updates,
+        delta=delta,
+        delays=delays,
+        every=every,
+        norms=norms,
+    )
     update, *outcome = runs
     return Run(update, *jax.tree.map(lambda leaf: leaf[0, 0], outcome))
 
@@ -145,36 +151,22 @@ def sweep_randomized_pipedream(
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     law = _law(objective, delta, delays)
     outcome = _compiled(
-        objective, chosen, checked, law,
-        window=int(law.max()) + 1, samples=updates // every, every=every, norms=norms,
-    )  # fmt: skip
+        objective,
+        chosen,
+        checked,
+        law,
+        window=int(law.max()) + 1,
+        samples=updates // every,
+        every=every,
+        norms=norms,
+    )
     return Run(every * np.arange(updates // every + 1), *outcome)
 
 
 def checked_runs(
     objective: Objective, step_sizes: Numbers, seeds: Seeds
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check what a sweep of runs is made over.
-
-    Args:
-      objective: what is trained; either one, or those of the seeds, stacked.
-      step_sizes: (step_sizes) gamma.
-      seeds: (seeds) seed of each run.
-
-    Returns:
-      Step sizes and seeds as arrays.
-
-    Raises:
-      ValueError: if a step size is no finite number above 0, a seed no whole number in range,
-        there are none, or not as many stacked objectives as seeds.
-
-    Example:
-      >>> from pipejax.training import random_quadratic
-      >>> checked_runs(random_quadratic(4, dimension=8, seed=0), [float("nan")], [0])
-      Traceback (most recent call last):
-      ...
-      ValueError: step_sizes must be one or more finite numbers above 0, got [nan]
-    """
+    """Check what a sweep of runs is made over."""
     if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
         raise ValueError(
             f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from pipejax.shapes import Float, Int, NumpyArray
-from pipejax.training.run import Run
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.training.training_run import Run
 
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipejax.shapes import Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 
 ALPHABET = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 WORDS = 200  # of the lexicon
@@ -39,41 +39,14 @@ def random_text(seed: int) -> str:
 
 
 def read_text(text: str | Path | None, seed: int) -> str:
-    """Return a text, read it, or make one.
-
-    Args:
-      text: the text itself, the path of a UTF-8 file, or None for a random one.
-      seed: of the random one.
-
-    Returns:
-      The text.
-
-    Raises:
-      OSError: if there is no such file.
-
-    Example:
-      >>> read_text("to be or not to be", 0)
-      'to be or not to be'
-    """
+    """Return a text, read it, or make one."""
     if text is None:
         return random_text(seed)
     return text.read_text(encoding="utf-8") if isinstance(text, Path) else text
 
 
 def encode(text: str) -> tuple[list[str], Int[NumpyArray, " characters"]]:
-    """Number the characters of a text.
-
-    Args:
-      text: what to encode.
-
-    Returns:
-      Characters in order, and (characters) the position of each character of the text there.
-
-    Example:
-      >>> characters, codes = encode("abba")
-      >>> characters, codes.tolist()
-      (['a', 'b'], [0, 1, 1, 0])
-    """
+    """Number the characters of a text."""
     characters, codes = np.unique(np.array(list(text)), return_inverse=True)
     return characters.tolist(), codes.astype(np.int32)
 
@@ -81,18 +54,5 @@ def encode(text: str) -> tuple[list[str], Int[NumpyArray, " characters"]]:
 def windows(
     codes: Int[NumpyArray, " characters"], starts: Int[NumpyArray, "*shape"], length: int
 ) -> Int[NumpyArray, "*shape length"]:
-    """Cut windows out of a text.
-
-    Args:
-      codes: (characters) the text.
-      starts: (...) first character of each window.
-      length: characters of a window.
-
-    Returns:
-      (..., length) windows.
-
-    Example:
-      >>> windows(np.arange(9, dtype=np.int32), np.array([0, 4]), 3).tolist()
-      [[0, 1, 2], [4, 5, 6]]
-    """
+    """Cut windows out of a text: (..., length) windows."""
     return codes[starts[..., None] + np.arange(length)]

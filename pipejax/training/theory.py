@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.checks import whole_number
-from pipejax.shapes import Float, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import whole_number
 
 NEWTON_STEPS = 12  # the root is within a quarter below the first guess; each step squares the error
 Values = Float[NumpyArray, "*shape"]
@@ -75,8 +75,15 @@ def convergence_bound(
       >>> [term.round(3).tolist() for term in bound[:3]]
       [[2.0, 2.0], [0.08, 0.08], [0.0, 0.36]]
     """
-    _check(stages=stages, updates=updates, step_size=step_size, smoothness=smoothness,
-           gradient_bound=gradient_bound, gap=gap, delta=delta)  # fmt: skip
+    _check(
+        stages=stages,
+        updates=updates,
+        step_size=step_size,
+        smoothness=smoothness,
+        gradient_bound=gradient_bound,
+        gap=gap,
+        delta=delta,
+    )
     start, noise, delay = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
     gamma = np.asarray(step_size, np.float64)
     start, noise, delay = np.broadcast_arrays(start / gamma, noise * gamma, delay * gamma**2)
@@ -115,8 +122,14 @@ def best_step_size(
       >>> best_step_size(delta=np.array([0, 60]), **given).round(4).tolist()
       [0.05, 0.0137]
     """
-    _check(stages=stages, updates=updates, smoothness=smoothness, gradient_bound=gradient_bound,
-           gap=gap, delta=delta)  # fmt: skip
+    _check(
+        stages=stages,
+        updates=updates,
+        smoothness=smoothness,
+        gradient_bound=gradient_bound,
+        gap=gap,
+        delta=delta,
+    )
     a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
     without_noise = np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
     gamma = np.sqrt(a / b)

@@ -1,0 +1,1 @@
+"""What a run says: evaluations, metrics, memory, staleness, sensitivity, jitter."""

@@ -1,0 +1,184 @@
+"""Three levels side by side: published formula, idealised table, communication-aware run."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.base.array_types import NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.table.held_activations import peak_in_flight
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.slot_simulation import slot_times
+from pipejax.schedules.table.table import ScheduleTable
+
+TOLERANCE = 1e-9
+
+
+class Levels(NamedTuple):
+    """One schedule at the three levels.
+
+    Attributes:
+      schedule: name.
+      workers: P.
+      stages: S.
+      microbatches: M.
+      formula_bubble_ratio: as printed in the literature, or None.
+      table_bubble_ratio: of the idealised table, in its slots.
+      bubble_ratio: of the run.
+      formula_in_flight: largest count over workers as printed, or None.
+      peak_in_flight: largest count over workers on the table.
+      weight_copies: copies of the weights over all workers.
+      makespan: of the run [s].
+      bound_by: cost with the largest share of the critical path.
+      path_share: share of the critical path by cost.
+      why: where the levels disagree and why.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> both = pj.levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.0))
+      >>> round(both.table_bubble_ratio, 3), round(both.bubble_ratio, 3)
+      (0.273, 0.51)
+    """
+
+    schedule: str
+    workers: int
+    stages: int
+    microbatches: int
+    formula_bubble_ratio: float | None
+    table_bubble_ratio: float
+    bubble_ratio: float
+    formula_in_flight: int | None
+    peak_in_flight: int
+    weight_copies: int
+    makespan: float
+    bound_by: str
+    path_share: dict[str, float]
+    why: str
+
+
+def table_bubble_ratio(table: ScheduleTable) -> float:
+    """Idle share of the idealised table, in its own slots and without messages."""
+    start, finish = slot_times(table)
+    total = float(finish.max()) * table.num_workers
+    return float((total - (finish - start).sum()) / total)
+
+
+def levels(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> Levels:
+    """Put the three levels of one schedule together.
+
+    Args:
+      table: the schedule.
+      costs: costs of the run [s].
+      link: link model of the run.
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
+
+    Returns:
+      The three levels and an explanation of where they disagree.
+
+    Raises:
+      ValueError: as `evaluate`.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
+      >>> levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5)).why
+      'run above table: messages take 8.3 % of the critical path'
+    """
+    form, shape = closed_form(table)
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+    formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
+    held = (
+        max(form.in_flight[1](shape, r) for r in range(table.num_workers))
+        if form.in_flight
+        else None
+    )
+    in_table = table_bubble_ratio(table)
+    peak = int(peak_in_flight(table).max())
+    reasons = []
+    if formula is None:
+        reasons.append(f"no formula: {form.assumes}")
+    elif abs(formula - in_table) > TOLERANCE:
+        side = "above" if in_table > formula else "below"
+        reasons.append(
+            f"table {side} formula: the formula assumes {form.assumes}; "
+            f"slots here are {_slots(table)}, M/P = {shape.m / shape.p:g}"
+        )
+    if held is not None and held != peak:
+        reasons.append(
+            f"in flight: {form.in_flight[0] if form.in_flight else ''} says {held}, "
+            f"the table holds {peak}"
+        )
+    if abs(run.bubble_ratio - in_table) > TOLERANCE:
+        side = "above" if run.bubble_ratio > in_table else "below"
+        reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run))
+    return Levels(
+        schedule=table.name,
+        workers=table.num_workers,
+        stages=table.num_stages,
+        microbatches=table.num_microbatches,
+        formula_bubble_ratio=formula,
+        table_bubble_ratio=in_table,
+        bubble_ratio=run.bubble_ratio,
+        formula_in_flight=held,
+        peak_in_flight=peak,
+        weight_copies=form.weight_copies,
+        makespan=run.makespan,
+        bound_by=run.bound_by,
+        path_share=dict(run.path_share),
+        why="; ".join(reasons) or "all three agree",
+    )
+
+
+def _slots(table: ScheduleTable) -> str:
+    used = [p.name for p in (Phase.F, Phase.B, Phase.I, Phase.W) if np.any(table.phase == p)]
+    return ", ".join(f"{letter} = {table.slots[letter]:g}" for letter in used)
+
+
+def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str:
+    """Name what the run has and the idealised table has not."""
+    messages = sum(run.path_share.get(name, 0.0) for name in ("latency", "transmit", "message"))
+    end = sum(run.path_share.get(name, 0.0) for name in ("A", "U"))
+    times = {
+        letter: np.asarray(cost, float)
+        for letter, cost in (
+            ("F", costs.forward),
+            ("B", costs.backward),
+            ("I", costs.input_grad),
+            ("W", costs.weight_grad),
+        )
+        if np.any(table.phase == Phase[letter])
+    }
+    host = sum(run.path_share.get(phase.name, 0.0) for phase in HOST)
+    reasons = []
+    if messages > 0:
+        reasons.append(f"messages take {100 * messages:.2g} % of the critical path")
+    if host > 0:
+        reasons.append(f"offloads and loads take {100 * host:.2g} % of it")
+    if end > 0:
+        reasons.append(f"all-reduce and update take {100 * end:.2g} % of it")
+    if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):
+        reasons.append("stages are unequal")
+    elif (
+        len({round(float(_relative(table, c).max() / table.slots[k]), 9) for k, c in times.items()})
+        > 1
+    ):
+        ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
+        reasons.append(f"times are not in the ratio of the slots ({ratio})")
+    return ", ".join(reasons) or "rounding"
+
+
+def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
+    """Cost of each stage relative to its share of the layers."""
+    return np.broadcast_to(cost, table.num_stages) / np.asarray(table.stage_shares)

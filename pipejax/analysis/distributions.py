@@ -1,0 +1,184 @@
+"""Random factors on durations: distributions by name, all of mean 1.
+
+A distribution is a table: the factor at each of many standard normal scores. One compiled sampler
+then serves every distribution and spread, and equal scores give comparable factors, so runs with
+one seed can be held against each other. Where the spread is 0 every factor is exactly 1.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # its parts are imported at first use
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import is_number
+
+LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
+KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
+SMALLEST_SPREAD = 1e-9  # single precision would not see it
+NORMAL_LIMIT = 0.25  # four standard deviations to 0: cutting there takes 0.06 % off the spread
+
+Scores = Float[NumpyArray, " knots"]
+
+
+class Kind(NamedTuple):
+    """A family of distributions.
+
+    Attributes:
+      factor: takes standard normal scores and a spread above 0, returns the factors there.
+      largest: largest spread.
+      summary: what it is.
+    """
+
+    factor: Callable[[Scores, float], Scores]
+    largest: float
+    summary: str
+
+
+def _lognormal(score: Scores, spread: float) -> Scores:
+    variance = math.log1p(spread**2)  # of the logarithm
+    return np.exp(math.sqrt(variance) * score - variance / 2)
+
+
+def _gamma(score: Scores, spread: float) -> Scores:
+    shape = spread**-2
+    return scipy.special.gammaincinv(shape, scipy.special.ndtr(score)) / shape
+
+
+def _normal(score: Scores, spread: float) -> Scores:
+    low, high = scipy.special.ndtr(-1 / spread), scipy.special.ndtr(1 / spread)
+    return 1 + spread * scipy.special.ndtri(low + (high - low) * scipy.special.ndtr(score))
+
+
+def _uniform(score: Scores, spread: float) -> Scores:
+    return 1 + spread * math.sqrt(3) * (2 * scipy.special.ndtr(score) - 1)
+
+
+def _exponential(score: Scores, spread: float) -> Scores:
+    return 1 - spread - spread * scipy.special.log_ndtr(-score)
+
+
+DISTRIBUTIONS: Mapping[str, Kind] = {
+    "lognormal": Kind(_lognormal, 2.0, "logarithm is normal"),
+    "gamma": Kind(_gamma, 2.0, "gamma"),
+    "normal": Kind(_normal, NORMAL_LIMIT, "normal, cut at 0 and, so that its mean stays 1, at 2"),
+    "uniform": Kind(_uniform, 1 / math.sqrt(3), "even from 1 - w to 1 + w, w = spread * 3**0.5"),
+    "exponential": Kind(_exponential, 1.0, "1 - spread, and an exponential delay of mean spread"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """A distribution of factors with mean 1.
+
+    Attributes:
+      name: one of `DISTRIBUTIONS`.
+      spread: standard deviation; of "normal" 0.06 % less where it is largest.
+
+    Raises:
+      ValueError: if the name is unknown, or the spread negative or too large for it.
+
+    Example:
+      >>> Distribution("uniform", 0.7)
+      Traceback (most recent call last):
+      ...
+      ValueError: the spread of uniform must be a number from 0 to 0.577, got 0.7
+    """
+
+    name: str = "lognormal"
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no distribution has."""
+        if self.name not in DISTRIBUTIONS:
+            raise ValueError(
+                f"unknown distribution {self.name!r}: known are {', '.join(DISTRIBUTIONS)}"
+            )
+        largest = DISTRIBUTIONS[self.name].largest
+        if is_number(self.spread) and 0 < self.spread < SMALLEST_SPREAD:
+            raise ValueError(
+                f"a spread must be 0 or at least {SMALLEST_SPREAD:g}, got {self.spread!r}"
+            )
+        if not is_number(self.spread) or self.spread > largest:
+            raise ValueError(
+                f"the spread of {self.name} must be a number from 0 to {largest:.3g}, "
+                f"got {self.spread!r}"
+            )
+
+    def __str__(self) -> str:
+        """Print as on the command line."""
+        return f"{self.name}:{self.spread:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Straggler:
+    """A rare slowdown; unlike jitter it makes the mean larger, by probability * (slowdown - 1).
+
+    Attributes:
+      probability: that it strikes, in each sample on its own.
+      slowdown: factor on durations when it does, at least 1.
+
+    Raises:
+      ValueError: if the probability is not in [0, 1], or the slowdown below 1 or not finite.
+
+    Example:
+      >>> str(Straggler(probability=0.01, slowdown=2.0))
+      '0.01:2'
+    """
+
+    probability: float = 0.0
+    slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability and what would speed up."""
+        if not is_number(self.probability) or self.probability > 1:
+            raise ValueError(
+                f"the probability of a straggler must be from 0 to 1, got {self.probability!r}"
+            )
+        if not is_number(self.slowdown, least=1.0):
+            raise ValueError(
+                f"the slowdown of a straggler must be finite and at least 1, got {self.slowdown!r}"
+            )
+
+    def __str__(self) -> str:
+        """Print as on the command line."""
+        return f"{self.probability:g}:{self.slowdown:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter:
+    """How durations vary from their costs; all factors on an op are multiplied.
+
+    Attributes:
+      op: on each op on its own, all-reduces and updates too.
+      worker: on all ops of a worker, one factor for a sample: a slow accelerator. An all-reduce
+        runs beside the workers and has none; nor have messages.
+      message: on each message on its own, latency and transmit time alike.
+      straggler: strikes a worker for the whole sample.
+      op_straggler: strikes single ops.
+
+    Example:
+      >>> str(Jitter(op=Distribution("gamma", 0.1)).op)
+      'gamma:0.1'
+    """
+
+    op: Distribution = Distribution()
+    worker: Distribution = Distribution()
+    message: Distribution = Distribution()
+    straggler: Straggler = Straggler()
+    op_straggler: Straggler = Straggler()
+
+
+def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
+    """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced.
+
+    Returns (knots) factors in single precision, growing; 1 everywhere where the spread is 0.
+    """
+    if distribution.spread == 0:
+        return np.ones(KNOTS, np.float32)
+    scores = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    factors = DISTRIBUTIONS[distribution.name].factor(scores, float(distribution.spread))
+    return factors.astype(np.float32)

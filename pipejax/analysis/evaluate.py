@@ -1,0 +1,231 @@
+"""The front door: a table and its costs in, everything that a report needs out."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from pipejax.analysis.metrics import bubble_overhead, bubble_ratio, busy_times, spans
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import SOURCE, Program, pad
+from pipejax.engine.pricing import NodeCosts, cost_vector
+from pipejax.engine.recurrence import critical_path
+from pipejax.schedules.table.held_activations import peak_in_flight
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.table import ScheduleTable
+
+MIN_NODES = 64  # smallest compiled shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What one schedule does under one set of costs. Times are seconds, arrays are NumPy's.
+
+    Attributes:
+      schedule: name.
+      workers: P.
+      stages: S.
+      microbatches: M.
+      link: link model.
+      queues: scope of the communication queues, for the rendezvous model.
+      makespan: last end over all ops.
+      start: (workers, slots) start of each cell; 0 where it is idle.
+      finish: (workers, slots) finish of each cell; 0 where it is idle.
+      busy: (workers) compute time.
+      bubble_ratio: idle / (P * makespan), in [0, 1).
+      bubble_overhead: makespan / (sum(busy) / P) - 1.
+      max_span: largest time between a worker's own first start and last end.
+      span_bubble_ratio: 1 - (sum(busy) / P) / max_span.
+      peak_in_flight: (workers) most activations held at once.
+      critical: (nodes) whether a node of the program is on the critical path.
+      path_share: share of the makespan that each cost takes on the critical path.
+      table: the schedule.
+      program: the lowered schedule.
+      node_start: (nodes) start of each node: exactly when the last that it waits for is there.
+      node_finish: (nodes) finish time of each node.
+      node_duration: (nodes) duration of each node.
+      message_start: (messages) when each message of the program leaves.
+      message_finish: (messages) when it arrives.
+      message_critical: (messages) whether it is on the critical path.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+      >>> run.busy.tolist(), run.makespan, run.bubble_ratio, run.bound_by
+      ([12.0, 12.0], 15.0, 0.2, 'B')
+    """
+
+    schedule: str
+    workers: int
+    stages: int
+    microbatches: int
+    link: str
+    queues: str
+    makespan: float
+    start: Float[NumpyArray, "workers slots"]
+    finish: Float[NumpyArray, "workers slots"]
+    busy: Float[NumpyArray, " workers"]
+    bubble_ratio: float
+    bubble_overhead: float
+    max_span: float
+    span_bubble_ratio: float
+    peak_in_flight: Int[NumpyArray, " workers"]
+    critical: Bool[NumpyArray, " nodes"]
+    path_share: Mapping[str, float]
+    table: ScheduleTable
+    program: Program
+    node_start: Float[NumpyArray, " nodes"]
+    node_finish: Float[NumpyArray, " nodes"]
+    node_duration: Float[NumpyArray, " nodes"]
+    message_start: Float[NumpyArray, " messages"]
+    message_finish: Float[NumpyArray, " messages"]
+    message_critical: Bool[NumpyArray, " messages"]
+
+    @property
+    def bound_by(self) -> str:
+        """The cost with the largest share of the critical path."""
+        return max(self.path_share, key=lambda name: self.path_share[name], default="nothing")
+
+    @property
+    def step_time(self) -> float:
+        """Seconds for the step: the makespan, in which all-reduce and update take part."""
+        return self.makespan
+
+
+def evaluate(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> Evaluation:
+    """Evaluate a schedule once, in float64.
+
+    The all-reduce of gradients and the optimizer update take part where they cost anything.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s].
+      link: link model: "delay", "queued", "blocking" or "rendezvous".
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link; a worker in none has its own.
+
+    Returns:
+      Times, ratios, memory counts and the critical path.
+
+    Raises:
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, the
+        times overflow, link or queues is unknown, or host_links names a worker that does not
+        exist or one twice.
+      ScheduleError: if the transfers of the table deadlock under rendezvous, or its offloads and
+        loads on a shared host link.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
+      >>> result = pj.evaluate(table, pj.Costs.uniform(table, forward=1.0, backward=2.0))
+      >>> result.makespan, result.peak_in_flight.tolist()
+      (33.0, [8, 8, 8, 8])
+    """
+    costs.check_values()
+    with np.errstate(over="ignore"):  # an infinite makespan is refused below
+        program, vector = lower_and_price(
+            table, costs, link=link, queues=queues, host_links=host_links
+        )
+    priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
+    finish, critical, edges = _run(program, vector)
+    total = float(finish.max())
+    if not np.isfinite(total):
+        raise ValueError("the makespan is too large for a float: costs must be smaller")
+    # not finish - duration, which rounds: what ends and what starts at one moment must agree on it
+    start = (finish[program.preds] + priced.lag).max(axis=1)
+    busy, span = busy_times(program, vector), float(spans(program, priced, finish).max())
+    node, sent = program.node_of_cell, program.messages
+    carried = sent.carrier != SOURCE
+    direct = (edges[sent.consumer] & (program.preds[sent.consumer] == sent.producer[:, None])).any(
+        axis=1
+    )
+    return Evaluation(
+        schedule=table.name,
+        workers=table.num_workers,
+        stages=table.num_stages,
+        microbatches=table.num_microbatches,
+        link=link,
+        queues=queues,
+        makespan=total,
+        start=start[node],
+        finish=finish[node],
+        busy=np.asarray(busy),
+        bubble_ratio=float(bubble_ratio(busy, total)),
+        bubble_overhead=float(bubble_overhead(busy, total)),
+        max_span=span,
+        span_bubble_ratio=float(bubble_ratio(busy, span)),
+        peak_in_flight=peak_in_flight(table),
+        critical=critical,
+        path_share=_path_share(program, vector, critical, edges),
+        table=table,
+        program=program,
+        node_start=start,
+        node_finish=finish,
+        node_duration=np.asarray(priced.duration),
+        message_start=np.where(carried, start[sent.carrier], finish[sent.producer]),
+        message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])
+        + vector[sent.lag_index],
+        message_critical=np.where(carried, critical[sent.carrier], direct),
+    )
+
+
+def lower_and_price(
+    table: ScheduleTable, costs: Costs, *, link: str, queues: str, host_links: HostLinks = ()
+) -> tuple[Program, Float[NumpyArray, " costs"]]:
+    """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
+
+    Returns The program and its cost vector [s].
+    """
+    step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
+    program = lower(table, link=link, queues=queues, step_end=step_end, host_links=host_links)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+    return program, np.asarray(cost_vector(program, exact))
+
+
+def _run(
+    program: Program, vector: Float[NumpyArray, " costs"]
+) -> tuple[
+    Float[NumpyArray, " nodes"], Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes preds"]
+]:
+    """Finish times and critical path in float64; programs of similar size share a compilation."""
+    padded = pad(
+        program,
+        num_nodes=max(MIN_NODES, 1 << (program.num_nodes - 1).bit_length()),
+        max_preds=1 << (program.max_preds - 1).bit_length(),
+    )
+    with jax.enable_x64(True):
+        costs = NodeCosts(vector[padded.duration_index], vector[padded.lag_index])
+        path = jax.tree.map(np.asarray, _critical_path(padded.preds, costs))
+    n, k = program.preds.shape
+    return path.finish[:n], path.nodes[:n], path.edges[:n, :k]
+
+
+_critical_path = jax.jit(critical_path)
+
+
+def _path_share(
+    program: Program,
+    vector: Float[NumpyArray, " costs"],
+    nodes: Bool[NumpyArray, " nodes"],
+    edges: Bool[NumpyArray, "nodes preds"],
+) -> dict[str, float]:
+    """Share of the makespan by kind of cost: counts on the path times cost, which sum to it."""
+    spent = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
+    groups = program.layout.groups
+    seconds: dict[str, float] = {}
+    for position in spent[vector[spent] > 0].tolist():
+        group = groups[position]
+        seconds[group] = seconds.get(group, 0.0) + float(vector[position])
+    total = sum(seconds.values())
+    return {group: time / total for group, time in seconds.items()}

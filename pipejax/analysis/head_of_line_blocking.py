@@ -1,0 +1,186 @@
+"""Head-of-line blocking: which transfer waits behind which, and for how long.
+
+A transfer that is ready, for its producer has ended, still waits for the transfers in front of it
+in both queues. Part of that wait the one in front is under way; the rest it only holds the queue,
+because it cannot start itself: that is head-of-line blocking.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.communication_cells import send_and_receive
+from pipejax.engine.lowering.link_models import QUEUES
+from pipejax.schedules.cells.ops import Op
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+
+
+class TransferWait(NamedTuple):
+    """What one transfer waited for. Times are seconds.
+
+    Attributes:
+      send: its SEND.
+      sender: worker of that.
+      receiver: worker of its RECV.
+      ready: when its producer had ended.
+      start: when it started.
+      worker: worker in whose queue it waited, None where it did not.
+      cell: its cell in that queue, SEND or RECV.
+      front: the cell in front of it there, whose transfer it waited for last.
+      blocked: the part of its wait for which that transfer had not started either:
+        head-of-line blocking.
+
+    Example:
+      >>> from pipejax.schedules.cells.ops import Phase
+      >>> send, front = Op(Phase.SEND_F, 0, 1), Op(Phase.RECV_B, 0, 0)
+      >>> TransferWait(send, 0, 1, 2.0, 7.0, 0, send, front, 4.0).wait
+      5.0
+    """
+
+    send: Op
+    sender: int
+    receiver: int
+    ready: float
+    start: float
+    worker: int | None
+    cell: Op | None
+    front: Op | None
+    blocked: float
+
+    @property
+    def wait(self) -> float:
+        """How long it was ready and did not start [s]."""
+        return self.start - self.ready
+
+
+class TransferWaits(NamedTuple):
+    """What all transfers of a run waited for.
+
+    Attributes:
+      transfers: every transfer, the longest wait first.
+      by_front: by worker and cell in front, the wait of those directly behind it [s]; the
+        largest first.
+      by_worker: (workers) wait in the queues of each worker [s].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
+      >>> waits = transfer_waits(pj.evaluate(table, costs, link="rendezvous"))
+      >>> waits.by_worker.tolist()
+      [1.5, 0.0]
+      >>> {str(front): wait for (_, front), wait in waits.by_front.items()}
+      {'0SEND_F1': 1.0, '0SEND_F0': 0.5}
+    """
+
+    transfers: tuple[TransferWait, ...]
+    by_front: Mapping[tuple[int, Op], float]
+    by_worker: Float[NumpyArray, " workers"]
+
+
+def transfer_waits(evaluation: Evaluation) -> TransferWaits:
+    """Report which RECV or SEND keeps which ready transfer waiting, and for how long.
+
+    Args:
+      evaluation: a run under rendezvous.
+
+    Returns:
+      Every transfer with the one in front of it, and totals.
+
+    Raises:
+      ValueError: if the run has another link model.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
+      >>> worst = transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers[0]
+      >>> f"{worst.cell} waits {worst.wait} s behind {worst.front}, {worst.blocked} s blocked"
+      '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
+    """
+    if evaluation.link != "rendezvous":
+        raise ValueError(
+            f"transfers wait in queues only under rendezvous, the run has link={evaluation.link!r}"
+        )
+    count = len(evaluation.program.messages.producer)
+    transfer_of = {
+        int(node): k for k, node in enumerate(evaluation.program.messages.carrier.tolist())
+    }
+    found = [_wait(evaluation, transfer, transfer_of) for transfer in range(count)]
+    found.sort(key=lambda waited: -waited.wait)  # stable: ties stay in the order of messages
+    by_worker = np.zeros(evaluation.workers)
+    by_front: dict[tuple[int, Op], float] = {}
+    for waited in found:
+        if waited.worker is not None and waited.front is not None:
+            by_worker[waited.worker] += waited.wait
+            key = waited.worker, waited.front
+            by_front[key] = by_front.get(key, 0.0) + waited.wait
+    largest = sorted(by_front.items(), key=lambda entry: -entry[1])
+    return TransferWaits(tuple(found), dict(largest), by_worker)
+
+
+def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int]) -> TransferWait:
+    program, sent = evaluation.program, evaluation.program.messages
+    send, receive = send_and_receive(program, transfer)
+    sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
+    ready = float(evaluation.node_finish[sent.producer[transfer]])
+    start = float(evaluation.message_start[transfer])
+    if start <= ready:
+        return TransferWait(send, sender, receiver, ready, start, None, None, None, 0.0)
+    preds = program.preds[sent.carrier[transfer]].tolist()
+    front = max(
+        (transfer_of[node] for node in preds if node in transfer_of),
+        key=lambda k: evaluation.message_finish[k],
+    )
+    ends = int(sent.sender[front]), int(sent.receiver[front])
+    worker = sender if sender in ends else receiver
+    blocked = max(0.0, float(evaluation.message_start[front]) - ready)
+    return TransferWait(
+        send=send,
+        sender=sender,
+        receiver=receiver,
+        ready=ready,
+        start=start,
+        worker=worker,
+        cell=send if worker == sender else receive,
+        front=send_and_receive(program, front)[ends.index(worker)],
+        blocked=blocked,
+    )
+
+
+def queue_makespans(table: ScheduleTable, costs: Costs) -> dict[str, float | None]:
+    """Evaluate one table with each scope of the queues, and with messages that occupy nobody.
+
+    Args:
+      table: the schedule, with or without communication cells.
+      costs: unbatched costs [s].
+
+    Returns:
+      Makespan [s] by name: "worker", "pair" and "direction" under rendezvous (None where the
+      order of the cells deadlocks), "delay", and "no messages" where they cost nothing.
+
+    Raises:
+      ValueError: if a cost is negative or not finite or has the wrong number of entries.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=3)
+      >>> queue_makespans(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.5))
+      {'worker': 16.0, 'pair': 16.0, 'direction': 16.0, 'delay': 15.0, 'no messages': 12.0}
+    """
+    found: dict[str, float | None] = {}
+    for queues in QUEUES:
+        try:
+            run = evaluate(table, costs, link="rendezvous", queues=queues)
+            found[queues] = run.makespan
+        except ScheduleError:
+            found[queues] = None
+    found["delay"] = evaluate(table, costs).makespan
+    free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
+    found["no messages"] = evaluate(table, free).makespan
+    return found

@@ -1,0 +1,289 @@
+"""Step times under jitter: every op and message of every sample has its own random duration."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.analysis.distributions import LARGEST_SCORE, Jitter, factor_table
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import whole_number
+from pipejax.costs.costs import Costs
+from pipejax.engine.batched.interpreter import lanes, stepped_makespans
+from pipejax.engine.batched.per_op_costs import OwnCosts, own_costs
+from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.pricing import NodeCosts, price
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.table import ScheduleTable
+
+MAX_BYTES = 1 << 28  # of durations and choices at once
+PART = 2048  # samples that go through together
+SMALLEST = 64  # samples of the smallest part; of a single one too, so that all are rounded alike
+BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
+LARGEST_SEED = 2**63 - 1
+QUANTILES = (0.05, 0.5, 0.95, 0.99)
+OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of random numbers
+
+Samples = Float[NumpyArray, " samples"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Jittered:
+    """What jitter does to the makespan of one schedule. Times are seconds, arrays are NumPy's.
+
+    Attributes:
+      evaluation: the deterministic run, every factor 1.
+      jitter: the distributions.
+      seed: of the random numbers.
+      makespans: (samples) makespan of each sample.
+      node_share: (nodes) share of the samples in which a node is on the critical path.
+      message_share: (messages) the same for each message of the program.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.Jitter(), samples=3)
+      >>> run.makespans.tolist(), run.mean, run.slowdown(0.95)
+      ([15.0, 15.0, 15.0], 15.0, 1.0)
+    """
+
+    evaluation: Evaluation
+    jitter: Jitter
+    seed: int
+    makespans: Samples
+    node_share: Float[NumpyArray, " nodes"]
+    message_share: Float[NumpyArray, " messages"]
+
+    @property
+    def deterministic(self) -> float:
+        """Makespan without jitter [s]."""
+        return self.evaluation.makespan
+
+    @property
+    def mean(self) -> float:
+        """Mean makespan [s]."""
+        # of differences, so that the mean of equal numbers is that number
+        return self.deterministic + float((self.makespans - self.deterministic).mean())
+
+    @property
+    def worst(self) -> int:
+        """The sample with the longest makespan, the first of equals."""
+        return int(self.makespans.argmax())
+
+    @property
+    def op_share(self) -> Float[NumpyArray, "workers slots"]:
+        """Share of the samples in which each cell is on the critical path; 0 where it is idle."""
+        node = self.evaluation.program.node_of_cell
+        return np.where(node == 0, 0.0, self.node_share[node])
+
+    def quantile(self, level: float) -> float:
+        """Makespan that a share `level` of the samples does not exceed, interpolated [s]."""
+        return float(np.quantile(self.makespans, level))
+
+    def slowdown(self, level: float) -> float:
+        """Quantile of the makespan over the deterministic one; 1 where nothing takes time."""
+        return self.quantile(level) / self.deterministic if self.deterministic else 1.0
+
+
+def jitter(
+    table: ScheduleTable,
+    costs: Costs,
+    factors: Jitter,
+    *,
+    samples: int = 10_000,
+    seed: int = 0,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+    max_bytes: int = MAX_BYTES,
+    on_part: Callable[[int], object] | None = None,
+) -> Jittered:
+    """Evaluate a schedule many times, each with random durations of its ops and messages.
+
+    In sample k a worker has the same factor in every schedule of as many workers; an op (phase,
+    stage, microbatch) and a message have the same factor in every schedule of the same ops, as
+    GPipe and 1F1B. So schedules run with one seed are compared under the same jitter.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s]; the mean of each duration.
+      factors: distributions of the factors on them.
+      samples: how many; the first ones are the same whatever the number.
+      seed: of the random numbers, which do not depend on the machine.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
+      max_bytes: durations at once, about; more samples go through in parts, which changes no
+        result.
+      on_part: called with the number of samples of each part that is done.
+
+    Returns:
+      The makespans, and how often each op and message is on the critical path.
+
+    Raises:
+      ValueError: as `evaluate`; if samples, seed or max_bytes is no whole number in range, or a
+        makespan is too large for a float.
+      ScheduleError: as `evaluate`.
+
+    Cost:
+      For an op of a sample some 100 ns, most of them for random numbers.
+      Compiles once per bucket of sizes; distributions and spreads are data.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> uneven = pj.Jitter(op=pj.Distribution("lognormal", 0.1))
+      >>> run = pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), uneven, samples=1000)
+      >>> f"{run.deterministic:.0f} s, with jitter {run.mean:.1f} s"
+      '33 s, with jitter 34.1 s'
+    """
+    samples = whole_number(samples, "samples")
+    if whole_number(seed, "seed", least=0) > LARGEST_SEED:
+        raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
+    whole_number(max_bytes, "max_bytes")
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+    own = own_costs(run.program, _price(run, costs))
+    makespans, counts = np.empty(samples), np.zeros(0)
+    with _settings():
+        for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
+            makespans[first : first + len(values)] = values
+            counts = counts + on_path if first else on_path
+            if on_part is not None:
+                on_part(len(values))
+    if not np.isfinite(makespans).all():
+        raise ValueError("a makespan is too large for a float: costs must be smaller")
+    nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))
+    nodes[own.ops] = counts[: len(own.ops)] / samples
+    width = len(own.op_seconds)
+    messages[own.messages] = counts[width : width + len(own.messages)] / samples
+    carrier = run.program.messages.carrier
+    nodes[carrier[carrier > 0]] = messages[carrier > 0]
+    nodes[0] = 1.0  # every path starts at the source
+    return Jittered(run, factors, int(seed), makespans, nodes, messages)
+
+
+def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
+    """Durations and lags of one sample, to look at it more closely, at the worst one for example.
+
+    Returns duration (nodes) and lag (nodes, max_preds) [s], for `critical_path` and `slack`.
+    """
+    count = len(run.makespans)
+    if not 0 <= sample < count:
+        raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
+    own = own_costs(run.evaluation.program, _price(run.evaluation, costs))
+    with _settings():
+        durations = _durations(
+            *_random(run.jitter, run.seed),
+            np.uint32(sample),
+            *_columns(own),
+            size=SMALLEST,
+            num_workers=_num_columns(run.evaluation.workers),
+        )
+    row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
+    return NodeCosts(row[own.duration_index], row[own.lag_index])
+
+
+def _price(run: Evaluation, costs: Costs) -> NodeCosts:
+    """Price a program in double precision, on the host."""
+    return price(run.program, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs))
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Set what the random numbers depend on: precision, and the way of counting."""
+    with jax.enable_x64(True), jax.threefry_partitionable(True):
+        yield
+
+
+def _random(factors: Jitter, seed: int) -> tuple[Array, tuple[NumpyArray, ...], NumpyArray]:
+    """Key, tables of factors, and probability and slowdown of stragglers."""
+    spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
+    rare = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
+    return jax.random.key(seed, impl="threefry2x32"), spread, np.array(rare, np.float64)
+
+
+def _columns(own: OwnCosts) -> tuple[NumpyArray, NumpyArray, tuple[NumpyArray, ...]]:
+    return own.op_seconds, own.op_worker, own.message_seconds
+
+
+def _num_columns(workers: int) -> int:
+    """Columns for workers in their bucket, with one more that no worker has."""
+    return 1 << workers.bit_length()
+
+
+def _parts(
+    own: OwnCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
+) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
+    """Yield first sample, makespans, and how often each column is on the critical path."""
+    columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
+    room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
+    size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
+    draws = _random(factors, seed)
+    for first in range(0, samples, size):
+        pieces = _durations(
+            *draws, np.uint32(first), *_columns(own), size=size, num_workers=_num_columns(workers)
+        )
+        values, counts = stepped_makespans(own.steps, pieces, back=own.back)
+        count = min(size, samples - first)
+        on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
+        yield first, np.asarray(values)[:count], on_path
+
+
+@functools.partial(jax.jit, static_argnames=("size", "num_workers"))
+def _durations(
+    key: Array,
+    spread: tuple[Array, ...],
+    rare: Array,
+    first: Array,
+    op_seconds: Float[Array, " ops"],
+    op_worker: Int[Array, " ops"],
+    message_seconds: tuple[Float[Array, " messages"], ...],
+    *,
+    size: int,
+    num_workers: int,
+) -> tuple[Float[Array, "samples _"], ...]:
+    """Seconds of every op, and of every message once or twice, in each sample of a part.
+
+    Every sample has keys of its own: what it draws depends neither on the part that it is in nor
+    on how many columns are padding.
+    """
+    sample = first + jnp.arange(size, dtype=jnp.uint32)
+
+    def draw(stream: int, sampler: Callable[..., Array], count: int) -> Float[Array, "samples _"]:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, stream), sample)
+        return jax.vmap(lambda own_key: sampler(own_key, (count,), jnp.float32))(keys)
+
+    def vary(stream: int, table: Array, count: int) -> Float[Array, "samples _"]:
+        return _look_up(table, draw(stream, jax.random.normal, count)).astype(jnp.float64)
+
+    def strike(stream: int, straggler: Array, count: int) -> Float[Array, "samples _"]:
+        chance = draw(stream, jax.random.uniform, count)
+        return jnp.where(chance < straggler[0], straggler[1], 1.0)
+
+    of_worker = vary(WORKERS, spread[1], num_workers) * strike(STRAGGLERS, rare[0], num_workers)
+    # an all-reduce is on no worker: the last entry, which no worker has
+    of_worker = of_worker.at[:, NO_WORKER].set(1.0)
+    ops = len(op_seconds)
+    of_op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
+    of_op *= of_worker[:, op_worker]
+    of_message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else of_op
+    return (
+        of_op * op_seconds[None, :],
+        *(of_message * seconds[None, :] for seconds in message_seconds),
+    )
+
+
+def _look_up(
+    table: Float[Array, " knots"], score: Float[Array, "samples _"]
+) -> Float[Array, "samples _"]:
+    """Factors at scores, on straight lines between the knots of the table."""
+    last = len(table) - 1
+    place = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))
+    knot = jnp.clip(place.astype(jnp.int32), 0, last - 1)
+    low = table[knot]
+    return low + (table[knot + 1] - low) * (place - knot.astype(place.dtype))

@@ -1,0 +1,99 @@
+"""Schedules under the same jitter, ranked by their step time and by how little it slows them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.jitter import Jittered
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import is_number
+
+
+class Robustness(NamedTuple):
+    """One schedule among others under the same jitter.
+
+    Attributes:
+      schedule: name.
+      deterministic: makespan without jitter [s].
+      makespan: quantile of the makespan [s].
+      slowdown: that quantile relative to the deterministic makespan.
+      makespan_rank: 1 for the shortest quantile of the makespan; equals share a rank.
+      slowdown_rank: 1 for the smallest slowdown.
+      fastest_share: share of the samples in which no other schedule is faster.
+
+    Example:
+      >>> Robustness("gpipe", 10.0, 12.0, 1.2, 1, 1, 0.9).slowdown_rank
+      1
+    """
+
+    schedule: str
+    deterministic: float
+    makespan: float
+    slowdown: float
+    makespan_rank: int
+    slowdown_rank: int
+    fastest_share: float
+
+
+def robustness(runs: Sequence[Jittered], *, quantile: float = 0.95) -> list[Robustness]:
+    """Rank schedules that were run under the same jitter.
+
+    Args:
+      runs: runs with the same distributions, seed and number of samples.
+      quantile: which quantile of the makespan decides, from 0 to 1.
+
+    Returns:
+      A row for each run, in their order.
+
+    Raises:
+      ValueError: if there is no run, the quantile is not from 0 to 1, or the runs differ in
+        jitter, seed or number of samples.
+
+    Example:
+      >>> import pipejax as pj
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
+      >>> uneven = pj.Jitter(op=pj.Distribution("gamma", 0.1))
+      >>> runs = [pj.jitter(pj.schedules.build(name, num_workers=4, num_microbatches=8), costs,
+      ...                   uneven, samples=200) for name in ("gpipe", "1f1b")]
+      >>> [(row.schedule, row.makespan_rank, row.slowdown_rank) for row in pj.robustness(runs)]
+      [('gpipe', 1, 2), ('1f1b', 2, 1)]
+    """
+    if not is_number(quantile) or quantile > 1:
+        raise ValueError(f"quantile must be from 0 to 1, got {quantile!r}")
+    settings = {(run.jitter, run.seed, len(run.makespans)) for run in runs}
+    if len(settings) != 1:
+        raise ValueError(
+            "runs must have the same jitter, seed and number of samples, got "
+            + ("no run" if not runs else " and ".join(map(str, sorted(map(_words, settings)))))
+        )
+    makespan = np.array([run.quantile(quantile) for run in runs])
+    slowdown = np.array([run.slowdown(quantile) for run in runs])
+    samples = np.stack([run.makespans for run in runs])
+    fastest = (samples == samples.min(axis=0, keepdims=True)).mean(axis=1)
+    return [
+        Robustness(run.evaluation.schedule, run.deterministic, *row)
+        for run, row in zip(
+            runs,
+            zip(
+                makespan.tolist(),
+                slowdown.tolist(),
+                _rank(makespan),
+                _rank(slowdown),
+                fastest.tolist(),
+                strict=True,
+            ),
+            strict=True,
+        )
+    ]
+
+
+def _words(setting: tuple[object, int, int]) -> str:
+    jitter, seed, samples = setting
+    return f"({jitter}, seed {seed}, {samples} samples)"
+
+
+def _rank(values: NumpyArray) -> list[int]:
+    """1 for the smallest value; equals share a rank."""
+    below: Int[NumpyArray, "runs runs"] = values[None, :] < values[:, None]
+    return (1 + below.sum(axis=1)).tolist()

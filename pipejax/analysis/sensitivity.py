@@ -1,0 +1,283 @@
+"""Sensitivity: by how many percent the step time changes if a parameter changes by one.
+
+An elasticity is d log(step time) / d log(parameter). The step time is a sum of times on the
+critical path, so those of latencies, and of seconds per FLOP and per byte, are the shares of the
+path that each resource takes: none is negative and they sum to 1 (Euler's identity).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+from pipejax.base.checks import are_positive
+from pipejax.costs.costs import Costs
+from pipejax.costs.model import Model
+from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
+from pipejax.costs.system import FIELDS, Number, System
+from pipejax.costs.workload import StageLayers, Workload, deal_layers
+from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.lowering.lower import lower
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.table import ScheduleTable
+
+# the power in which the time that a resource takes depends on its parameter
+POWER: Mapping[str, int] = {
+    "compute.peak": -1,
+    "compute.latency": 1,
+    "memory.bandwidth": -1,
+    "memory.latency": 1,
+    "node.bandwidth": -1,
+    "node.latency": 1,
+    "network.bandwidth": -1,
+    "network.latency": 1,
+}
+RESOURCES = tuple(POWER)
+EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
+MODEL_PARAMETERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn_hidden",
+    "vocabulary",
+    "sequence",
+    "element_bytes",
+    "optimizer_bytes",
+)
+PARAMETERS = (
+    *RESOURCES,
+    *EFFICIENCIES,
+    *(f"model.{name}" for name in MODEL_PARAMETERS),
+    "microbatch_size",
+)
+
+
+class Elasticities(NamedTuple):
+    """What the step time depends on, and how strongly.
+
+    Attributes:
+      step_time: [s].
+      elasticity: by parameter: d log(step time) / d log(parameter).
+      share: by resource: its share of the critical path; they sum to 1.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> found = elasticities(table, workload, pj.load_system("slow_nw_mid_cp"))
+      >>> found.bound_by, round(found.elasticity["network.bandwidth"], 2)
+      ('compute.peak', -0.05)
+    """
+
+    step_time: float
+    elasticity: Mapping[str, float]
+    share: Mapping[str, float]
+
+    @property
+    def bound_by(self) -> str:
+        """The resource with the largest share of the critical path."""
+        return max(self.share, key=lambda name: self.share[name])
+
+
+def elasticities(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> Elasticities:
+    """Find the elasticity of the step time to every parameter of model and system.
+
+    The number of microbatches and the order of the ops stay as they are; numbers of the model are
+    taken as if they were continuous, layers as if all stages grew alike.
+
+    Args:
+      table: the schedule.
+      workload: model, minibatch and parallelism.
+      system: the machine.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
+
+    Returns:
+      Elasticities by parameter, in float64, and shares of the critical path by resource.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, layers are too few, or link or
+        queues is unknown.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> found = elasticities(table, workload, pj.load_system("mid_nw_mid_cp"))
+      >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
+      0.992, all 1.000
+    """
+    program = lower(table, link=link, queues=queues, host_links=host_links)
+    with jax.enable_x64(True):
+        point = _point(table, workload, system)
+        costs, slopes = _with_slopes(point, how=_without_numbers(workload), table=table)
+        times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
+    time = float(times[0])
+    along = jax.tree.map(
+        lambda count, slope: np.tensordot(count[0], slope, count[0].ndim), counts, slopes
+    )
+    total = np.sum(jax.tree.leaves(along), axis=0) / time
+    elasticity = {name: float(slope) for name, slope in zip(PARAMETERS, total, strict=True)}
+    share = {name: power * elasticity[name] for name, power in POWER.items()}
+    return Elasticities(time, elasticity, share)
+
+
+def swings(
+    table: ScheduleTable,
+    workload: Workload,
+    system: System,
+    *,
+    factors: tuple[float, float] = (0.5, 2.0),
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> dict[str, tuple[float, float]]:
+    """Evaluate the step time with one parameter at a time made smaller and larger.
+
+    Efficiencies are left out: they act as the rate that they belong to.
+
+    Returns By parameter, the step time [s] at each factor, exactly.
+    """
+    if not are_positive(factors, 2):
+        raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
+    names = [name for name in PARAMETERS if name not in EFFICIENCIES]
+    program = lower(table, link=link, queues=queues, host_links=host_links)
+    with jax.enable_x64(True):
+        logs = np.zeros((len(names), 2, len(PARAMETERS)))
+        for k, name in enumerate(names):
+            logs[k, :, PARAMETERS.index(name)] = np.log(factors)
+        costs = _prices(
+            logs.reshape(-1, len(PARAMETERS)),
+            _point(table, workload, system),
+            how=_without_numbers(workload),
+            table=table,
+        )
+        times = np.asarray(makespans(program, costs))
+    pairs = times.reshape(len(names), 2).tolist()
+    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
+
+
+def resource_shares(
+    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
+) -> Float[Array, "batch resources"]:
+    """Shares of the critical path by resource, for a batch of systems.
+
+    Returns (batch, resources) shares, in the order of `RESOURCES`; they sum to 1.
+    """
+    return _resource_shares(work, systems, jax.tree.map(jnp.asarray, counts), step_time)
+
+
+@jax.jit
+def _resource_shares(
+    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
+) -> Float[Array, "batch resources"]:
+    def one(
+        work: StageWork, system: System, count: Costs, time: Float[Array, ""]
+    ) -> Float[Array, " resources"]:
+        _, pull = jax.vjp(lambda machine: work_costs(work, machine), system)
+        slopes = pull(count)[0]
+        return jnp.stack(
+            [
+                power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name]) / time
+                for name, power in POWER.items()
+            ]
+        )
+
+    return jax.vmap(one, in_axes=(OF_SYSTEMS, 0, 0, 0))(work, systems, counts, step_time)
+
+
+class _Point(NamedTuple):
+    """The numbers that costs are made of: one compilation serves all of them."""
+
+    model: Model
+    system: System
+    dealt: StageLayers
+    microbatch_size: Number
+
+
+def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
+    model = dataclasses.replace(workload.model, name="", source="")
+    machine = dataclasses.replace(system, name="", source="")
+    point = _Point(model, machine, deal_layers(workload, table), workload.microbatch_size(table))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
+
+
+def _without_numbers(workload: Workload) -> Workload:
+    """Parallelism and recomputation, the same for all models of one kind and all minibatches."""
+    model = dataclasses.replace(workload.model, name="", source="")
+    return dataclasses.replace(workload, model=jax.tree.map(lambda _: 0, model), minibatch=1)
+
+
+def _price(
+    logs: Float[Array, " parameters"], point: _Point, *, how: Workload, table: ScheduleTable
+) -> Costs:
+    """Costs by the logarithms of all factors."""
+    of_system = (*RESOURCES, *EFFICIENCIES)
+    factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
+    of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
+    work = stage_work(
+        dataclasses.replace(how, model=_scaled_model(point.model, of_model)),
+        table,
+        gpus_per_node=point.system.gpus_per_node,
+        dealt=StageLayers(*(part * of_model["layers"] for part in point.dealt)),
+        microbatch_size=point.microbatch_size * factor["microbatch_size"],
+    )
+    machine = functools.reduce(
+        lambda one, name: _multiply(one, FIELDS[name], factor[name]), of_system, point.system
+    )
+    costs = work_costs(work, machine)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
+
+
+@functools.partial(jax.jit, static_argnames=("how", "table"))
+def _prices(
+    logs: Float[Array, "batch parameters"], point: _Point, *, how: Workload, table: ScheduleTable
+) -> Costs:
+    return jax.vmap(lambda one: _price(one, point, how=how, table=table))(logs)
+
+
+@functools.partial(jax.jit, static_argnames=("how", "table"))
+def _with_slopes(point: _Point, *, how: Workload, table: ScheduleTable) -> tuple[Costs, Costs]:
+    """Costs, and their derivatives with the parameters as last axis."""
+    at = jnp.zeros(len(PARAMETERS))
+    price = functools.partial(_price, point=point, how=how, table=table)
+
+    def along(way: Float[Array, " parameters"]) -> Costs:
+        return jax.jvp(price, (at,), (way,))[1]
+
+    return price(at), jax.vmap(along, out_axes=-1)(jnp.eye(len(PARAMETERS)))
+
+
+def _scaled_model(model: Model, factors: Mapping[str, Number]) -> Model:
+    changed = {name: getattr(model, name) * factor for name, factor in factors.items()}
+    return dataclasses.replace(model, **changed)
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, tree)
+
+
+def _multiply(tree: Any, path: tuple[str, ...], factor: Number) -> Any:
+    """Multiply one field of a system, which lies at the end of a path of names."""
+    name, *rest = path
+    value = getattr(tree, name)
+    if rest:
+        new = _multiply(value, tuple(rest), factor)
+    else:
+        new = jax.tree.map(lambda leaf: leaf * factor, value)
+    return dataclasses.replace(tree, **{name: new})

@@ -1,0 +1,232 @@
+"""How stale the weights are with which a table computes its gradients.
+
+A table with U cells fixes which weights every gradient is computed with: the own weights of a
+stage by the order of its row, those of the other stages by the times of the ops, so that messages
+change the delay. Block updates (an update of one stage is one) are numbered in the order of time,
+those that end together by stage. The delay of an update with respect to a stage is the number of
+block updates from the forward on that stage, of the microbatch whose gradient is applied, to the
+update itself (arXiv:2606.03498).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.analysis.evaluate import evaluate
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.ops import COMPUTE, Phase
+from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held
+from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.slot_simulation import slot_times
+from pipejax.schedules.table.table import ScheduleTable
+
+SAME_MOMENT = 1e-9  # share of the makespan: sums of costs that differ by less are one time
+PART = 64  # microbatches whose delays are counted at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Staleness:
+    """Weight versions and delays of a table. Where nothing updates within it, all delays are 0.
+
+    The steady state is the middle half of the microbatches. A microbatch during which no other
+    one updates any stage has delay 0: its gradient is that of the model that it updates.
+
+    Attributes:
+      schedule: name.
+      workers: P.
+      stages: S.
+      microbatches: M.
+      versions: (workers, stages) most versions of the stage's weights that the worker holds at
+        once, over all runs; 0 where it does not hold the stage.
+      own_lag: (workers) updates of a stage between the weights that a microbatch reads and its
+        own update; the largest in the steady state and over the stages of the worker.
+      applied: (stages, steady) number of the block update that applies each gradient.
+      read: (stages, steady) number of block updates that the weights read by each forward hold.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> stale = staleness(schedules.build("pipedream", num_workers=4, num_microbatches=160))
+      >>> stale.weight_versions.tolist(), stale.own_lag.tolist()
+      ([4, 3, 2, 1], [3, 2, 1, 0])
+      >>> stale.max_delay, stale.mean_delay
+      (14, 8.5)
+    """
+
+    schedule: str
+    workers: int
+    stages: int
+    microbatches: int
+    versions: Int[NumpyArray, "workers stages"]
+    own_lag: Int[NumpyArray, " workers"]
+    applied: Int[NumpyArray, "stages steady"]
+    read: Int[NumpyArray, "stages steady"]
+
+    @property
+    def weight_versions(self) -> Int[NumpyArray, " workers"]:
+        """Most versions of the weights of one stage that each worker holds at once."""
+        return self.versions.max(axis=1)
+
+    @property
+    def max_delay(self) -> int:
+        """Largest delay of an update with respect to a stage, in the steady state."""
+        return int((self.applied.max(axis=0) - self.read.min(axis=0)).max())
+
+    @property
+    def mean_delay(self) -> float:
+        """Mean delay over the updates of the steady state and all stages."""
+        return float(self.applied.mean() - self.read.mean())
+
+    @property
+    def delays(self) -> Int[NumpyArray, "stages steady stages"]:
+        """Delay by stage of the update, microbatch, and stage whose weights were read."""
+        return self.applied[:, :, None] - np.moveaxis(self.read, 0, -1)[None]
+
+    def histogram(self) -> Int[NumpyArray, " delays"]:
+        """Count the delays of the steady state.
+
+        Returns:
+          (max_delay + 1) how many updates and stages have each delay.
+
+        Example:
+          >>> from pipejax import schedules
+          >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=80)
+          >>> staleness(table).histogram().tolist()
+          [0, 40, 80, 40]
+        """
+        counts = np.zeros(self.max_delay + 1, np.int64)
+        for first in range(0, self.applied.shape[1], PART):
+            part = slice(first, first + PART)
+            some = dataclasses.replace(self, applied=self.applied[:, part], read=self.read[:, part])
+            counts += np.bincount(some.delays.ravel(), minlength=len(counts))
+        return counts
+
+
+def staleness(
+    table: ScheduleTable,
+    costs: Costs | None = None,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> Staleness:
+    """Find the weight versions and delays of a table.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s]; every op takes one slot and messages nothing if None.
+      link: link model.
+      queues: scope of the communication queues under rendezvous.
+      host_links: groups of workers that share a host link.
+
+    Returns:
+      Weight versions and delays; where an update applies several gradients, each counts.
+
+    Raises:
+      ValueError: if an asynchronous table has fewer microbatches than stages, or as `evaluate`.
+      ScheduleError: if the transfers of the table deadlock under rendezvous.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=40)
+      >>> slow = Costs(forward=1.0, backward=1.0, transmit=3.0)  # messages take their time
+      >>> staleness(table).max_delay, staleness(table, slow).max_delay
+      (3, 3)
+    """
+    steady = _steady(table.num_microbatches)
+    applied = read = np.zeros((table.num_stages, steady.stop - steady.start), np.int64)
+    own_lag = np.zeros(table.num_workers, np.int64)
+    found = find_versions(table.content)
+    if table.updates_within:
+        if table.weights.runs == 1 and table.num_microbatches < table.num_stages:
+            raise ValueError(
+                f"the number of microbatches must be at least that of stages, {table.num_stages}, "
+                f"got {table.num_microbatches}: the pipe is never full and has no steady state"
+            )
+        lag = (found.applied - found.read)[:, steady]
+        worker = table.placement[table.pipe_of_microbatch[steady]].T
+        np.maximum.at(own_lag, worker, lag)
+        times = op_times(table, costs, link=link, queues=queues, host_links=host_links)
+        applied, read = (
+            np.where(lag.any(axis=0), numbers[:, steady], 0)
+            for numbers in _block_updates(table, found, *times)
+        )
+    return Staleness(
+        schedule=table.name,
+        workers=table.num_workers,
+        stages=table.num_stages,
+        microbatches=table.num_microbatches,
+        versions=versions_held(table.content),
+        own_lag=own_lag,
+        applied=applied,
+        read=read,
+    )
+
+
+def _steady(microbatches: int) -> slice:
+    return slice(microbatches // 4, microbatches - microbatches // 4)
+
+
+def op_times(
+    table: ScheduleTable,
+    costs: Costs | None = None,
+    *,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: HostLinks = (),
+) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
+    """Return start and finish of each cell.
+
+    Returns (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
+    """
+    if costs is None:
+        slots = {phase.name: 1 for phase in COMPUTE}
+        return slot_times(table, slots, shares=False, host_links=host_links)
+    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+    return run.start, run.finish
+
+
+def _block_updates(
+    table: ScheduleTable,
+    found: Versions,
+    start: Float[NumpyArray, "workers slots"],
+    finish: Float[NumpyArray, "workers slots"],
+) -> tuple[Int[NumpyArray, "stages microbatches"], Int[NumpyArray, "stages microbatches"]]:
+    """Number of the block update that applies each gradient, and of those that it can see.
+
+    Runs are models of their own: each numbers its block updates by itself.
+    """
+    content = table.content
+    same = SAME_MOMENT * float(finish.max())
+    updates = np.flatnonzero(content.cells.phase == Phase.U)
+    run = content.cells.microbatch.ravel()[updates] % table.weights.runs
+    ends = finish.ravel()[updates]
+    by_end = np.argsort(ends, kind="stable")
+    moment = np.empty(len(updates), np.int64)
+    moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > same))
+    stage = content.cells.stage.ravel()[updates]
+    last = int(moment.max()) + 1
+    order = np.argsort((run * last + moment) * table.num_stages + stage, kind="stable")
+    number = np.empty(len(updates), np.int64)
+    number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
+    applied = number[np.searchsorted(updates, found.update_cell)]
+    begins = start.ravel()[content.where[Phase.F]] + same
+    of_run = np.arange(table.num_microbatches) % table.weights.runs
+    seen = np.empty_like(applied)
+    for own in range(table.weights.runs):
+        mine = of_run == own
+        seen[:, mine] = np.searchsorted(np.sort(ends[run == own]), begins[:, mine], side="right")
+    return applied, np.minimum(seen, _superseded(table, found, applied))
+
+
+def _superseded(
+    table: ScheduleTable, found: Versions, applied: Int[NumpyArray, "stages microbatches"]
+) -> Int[NumpyArray, "stages microbatches"]:
+    """Number of the block update that ends the version of its stage that each forward reads."""
+    runs, pipe = table.weights.runs, table.pipe_of_microbatch
+    stage, microbatch = np.indices(applied.shape)
+    copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs
+    last = int(found.updates.max())
+    ends = np.full((int(copy.max()) + 1, last + 1), np.iinfo(np.int64).max)
+    ends[copy, found.applied] = applied
+    return ends[copy, found.read]

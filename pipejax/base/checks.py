@@ -1,0 +1,49 @@
+"""Checks of single numbers, wherever they come from: Python, the command line, a file."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def whole_number(value: Any, where: str, *, least: int = 1) -> int:
+    """Check that a value is a whole number of at least `least`."""
+    try:
+        count = least - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise ValueError(f"{where} must be a whole number of at least {least}, got {value!r}")
+    return count
+
+
+def are_positive(values: Any, count: int) -> bool:
+    """Return whether values are a sequence of so many finite numbers above 0."""
+    return (
+        isinstance(values, Sequence | np.ndarray)
+        and not isinstance(values, str)
+        and len(values) == count
+        and all(
+            isinstance(value, int | float | np.number) and 0 < float(value) < math.inf
+            for value in values
+        )
+    )
+
+
+def is_number(value: Any, *, least: float = 0.0) -> bool:
+    """Return whether a value is a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value) and value >= least
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def number(value: Any, where: str, *, least: float = 0.0) -> float:
+    """Check that a value is a finite number of at least `least`."""
+    if not is_number(value, least=least):
+        raise ValueError(f"{where} must be a number of at least {least:g}, got {value!r}")
+    return float(value)

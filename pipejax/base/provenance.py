@@ -1,0 +1,61 @@
+"""Where a result comes from: version, commit and code, for the attributes of datasets."""
+
+import functools
+import hashlib
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+SHOWN = (
+    "cli",
+    "style",
+    "drawing",
+    "tornado",
+    "delay_chart",
+    "training_chart",
+    "timeline",
+    "trace",
+)  # what only shows numbers
+
+
+def provenance() -> dict[str, str]:
+    """Return what to keep beside a result."""
+    try:
+        own = version("pipejax")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {
+        "pipejax": own,
+        "jax": version("jax"),
+        "numpy": version("numpy"),
+        "commit": _commit(),
+        "code": _code(),
+    }
+
+
+def _commit() -> str:
+    """Commit of the repository that tracks this file; an installed copy has none."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return "unknown"
+    changes = _git("status", "--porcelain", "--", ".")
+    return (_git("rev-parse", "HEAD") or "unknown") + ("+changes" if changes else "")
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(PACKAGE), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of all modules that decide numbers: equal hashes give equal numbers."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        if name.with_suffix("").parts[0] not in SHOWN:
+            found.update(str(name).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,108 @@
+"""Data files with a unit in every key, read into plain SI numbers.
+
+A key is a quantity and a unit, as in "bandwidth_GB_per_s". Here is the only place that knows
+prefixes; a key without a known unit is an error, never a guess.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipejax.base.checks import number
+
+UNITS: Mapping[str, tuple[str, float]] = {
+    "TFLOP_per_s": ("FLOP/s", 1e12),
+    "PFLOP_per_s": ("FLOP/s", 1e15),
+    "GFLOP": ("FLOP", 1e9),
+    "TFLOP": ("FLOP", 1e12),
+    "GB_per_s": ("B/s", 1e9),
+    "GiB_per_s": ("B/s", 2.0**30),
+    "TB_per_s": ("B/s", 1e12),
+    "MB": ("B", 1e6),
+    "GB": ("B", 1e9),
+    "GiB": ("B", 2.0**30),
+    "ns": ("s", 1e-9),
+    "us": ("s", 1e-6),
+    "ms": ("s", 1e-3),
+    "s": ("s", 1.0),
+}
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON in which no key stands twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        data = parse_json(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:  # undecodable bytes are one too
+        raise ValueError(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return data
+
+
+def quantity(
+    section: Mapping[str, Any], name: str, dimension: str, where: str, default: float | None = None
+) -> float:
+    """Read a quantity in whatever unit its key states."""
+    units = {
+        f"{name}_{unit}": factor for unit, (kind, factor) in UNITS.items() if kind == dimension
+    }
+    if name in section:
+        raise ValueError(f"{where}: key {name!r} has no unit: expected {', '.join(units)}")
+    given = [key for key in section if key in units]
+    if not given and default is not None:
+        return default
+    if len(given) != 1:
+        state = f"has {' and '.join(given)}" if given else "is missing"
+        raise ValueError(f"{where}: {name} {state}: expected one of {', '.join(units)}")
+    return to_si(number(section[given[0]], f"{where}: {given[0]}"), units[given[0]])
+
+
+def to_si(value: float, factor: float) -> float:
+    """Return a number of some unit in SI units, as near as floats allow."""
+    return value / round(1 / factor) if factor < 1 else value * factor
+
+
+def read_bytes(text: str, where: str) -> float | None:
+    """Read a number of bytes such as "40GB"."""
+    for unit, (kind, factor) in UNITS.items():
+        if kind == "B" and text.endswith(unit):
+            try:
+                return to_si(number(float(text.removesuffix(unit)), where), factor)
+            except ValueError:
+                raise ValueError(
+                    f"{where} must be a number of at least 0 before {unit}, got {text!r}"
+                ) from None
+    return None
+
+
+def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
+    """Refuse keys that nothing reads."""
+    legal = [
+        f"{key}_{unit}" if dimension else key
+        for key, dimension in known.items()
+        for unit, (kind, _) in (UNITS.items() if dimension else [("", ("", 1.0))])
+        if kind == dimension
+    ]
+    if not isinstance(section, dict):
+        raise ValueError(f"{where} must be an object with the keys {', '.join(legal)}")
+    for key in section:
+        # a quantity without a unit is refused by its reader, which says what is missing
+        if key not in legal and not known.get(key):
+            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(legal)}")

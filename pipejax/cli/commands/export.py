@@ -1,0 +1,64 @@
+"""`pipejax export`: a table for other programs."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipejax.analysis.chrome_trace import chrome_trace
+from pipejax.analysis.evaluate import evaluate
+from pipejax.cli.options.groups import JsonFlag, Links, Pricing, or_slots
+from pipejax.cli.output.numbers import console, print_json
+from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.table.slot_simulation import spread
+from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table_files import to_csv, to_json
+
+
+def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
+    return chrome_trace(evaluate(table, costs, **links._asdict()))
+
+
+def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
+    """Leave out what PyTorch's runtime does not know: it offloads nothing, and updates later."""
+    count = {phase: int((table.phase == phase).sum()) for phase in UNKNOWN}
+    found = ", ".join(f"{count[phase]} {phase.name}" for phase in UNKNOWN if count[phase])
+    if not found:
+        return table
+    later = ": it updates after the whole table" * table.updates_within
+    sys.stderr.write(
+        f"warning: {found} cells are left out, PyTorch has none{later}; --format json keeps them\n"
+    )
+    return spread(without(table, UNKNOWN))
+
+
+UNKNOWN = (Phase.U, *HOST, Phase.WAIT_O)  # phases that PyTorch's tables do not have
+FORMATS: Mapping[str, Callable[[ScheduleTable, Costs, Links], str]] = {
+    "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
+    "json": lambda table, costs, links: to_json(table),
+    "chrome-trace": _trace,
+}
+
+
+def export(
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
+    out: Annotated[Path, typer.Option(help="File to write; it is replaced.")],
+    json: JsonFlag = False,
+) -> None:
+    """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto."""
+    if format not in FORMATS:
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
+    text = FORMATS[format](table, or_slots(pricing, table), links)
+    out.write_bytes(text.encode())
+    result = {"format": format, "out": str(out), "bytes": len(text.encode())}
+    if json:
+        print_json(result)
+    else:
+        text = f"wrote {format} to {out} ({result['bytes']} bytes)"
+        console().print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,244 @@
+"""`pipejax jitter`: step times of schedules when durations vary."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pipejax.analysis.distributions import DISTRIBUTIONS, Distribution, Jitter, Straggler
+from pipejax.analysis.jitter import QUANTILES, Jittered
+from pipejax.analysis.jitter import jitter as run
+from pipejax.analysis.jitter_dataset import jitter_dataset
+from pipejax.analysis.robustness import Robustness, robustness
+from pipejax.base.checks import is_number
+from pipejax.cli.commands.compare import check_options, schedule_names
+from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.output.files import check_store
+from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.op_values import op_values, values_by_phase
+
+KINDS = ", ".join(DISTRIBUTIONS)
+
+
+def jitter(
+    options: TableOptions,
+    pricing: Pricing | None,
+    links: Links,
+    schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
+    workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
+    microbatches: Annotated[int, typer.Option(help="Microbatches M.", min=1)],
+    op: Annotated[
+        str, typer.Option(help=f"Jitter of each op, as NAME:SPREAD; names: {KINDS}.")
+    ] = "lognormal:0",
+    worker: Annotated[
+        str, typer.Option(help="Jitter of each worker, the same for all of its ops.")
+    ] = "lognormal:0",
+    message: Annotated[str, typer.Option(help="Jitter of each message.")] = "lognormal:0",
+    straggler: Annotated[
+        str, typer.Option(help="A worker is slow in a sample, as PROBABILITY:SLOWDOWN.")
+    ] = "0:1",
+    op_straggler: Annotated[
+        str, typer.Option(help="An op is slow, as PROBABILITY:SLOWDOWN.")
+    ] = "0:1",
+    samples: Annotated[int, typer.Option(help="Samples.", min=1)] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
+    quantile: Annotated[float, typer.Option(help="Quantile that ranks.")] = 0.95,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Show how often ops are on the critical path.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write all samples to this store (.zarr).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Run schedules with random durations: quantiles of the step time, and who is robust."""
+    priced = required(pricing)
+    factors = Jitter(
+        op=_distribution(op, "--op"),
+        worker=_distribution(worker, "--worker"),
+        message=_distribution(message, "--message"),
+        straggler=_straggler(straggler, "--straggler"),
+        op_straggler=_straggler(op_straggler, "--op-straggler"),
+    )
+    if not is_number(quantile) or quantile > 1:
+        raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
+    check_store(out, "--out")
+    names = schedule_names(schedules)
+    check_options(options, names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"--schedules names a schedule twice: {schedules}")
+    runs, missing = _run(
+        names, workers, microbatches, options, priced, links, factors, samples, seed
+    )
+    ranked = robustness(list(runs.values()), quantile=quantile)
+    if out is not None:
+        jitter_dataset(runs).to_zarr(out, mode="w", zarr_format=2)
+    if json:
+        settings = {name: str(value) for name, value in vars(factors).items()}
+        rows = [_row(r, rank, ops) for r, rank in zip(runs.values(), ranked, strict=True)]
+        rows += [{"schedule": name, "error": why} for name, why in missing.items()]
+        print_json(
+            {
+                "workers": workers,
+                "microbatches": microbatches,
+                **links._asdict(),
+                "jitter": settings,
+                "samples": samples,
+                "seed": seed,
+                "quantile": quantile,
+                "out": None if out is None else str(out),
+                "rows": rows,
+            }
+        )
+        return
+    _print(runs, ranked, quantile, ops)
+    for name, why in missing.items():
+        console().print(f"  {name}: not evaluated: {why}", soft_wrap=True, markup=False)
+    if out is not None:
+        console().print(f"samples in {out}", markup=False, soft_wrap=True)
+
+
+def _run(
+    names: list[str],
+    workers: int,
+    microbatches: int,
+    options: TableOptions,
+    pricing: Pricing,
+    links: Links,
+    factors: Jitter,
+    samples: int,
+    seed: int,
+) -> tuple[dict[str, Jittered], dict[str, str]]:
+    """Run every schedule; one that does not exist for these numbers says why instead."""
+    tables, missing = {}, {}
+    for name in names:
+        try:
+            tables[name] = options.of(name).build(name, workers, microbatches, pricing.of)
+        except ValueError as error:
+            missing[name] = str(error)
+    if not tables:
+        raise ValueError(next(iter(missing.values())))
+    runs = {}
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("sampling", total=samples * len(tables))
+        for name, table in tables.items():
+            runs[name] = run(
+                table,
+                pricing.of(table),
+                factors,
+                samples=samples,
+                seed=seed,
+                on_part=lambda count: progress.advance(task, count),
+                **links._asdict(),
+            )
+    return runs, missing
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, float]:
+    """Read NAME:NUMBER."""
+    name, colon, value = (part.strip() for part in text.partition(":"))
+    try:
+        if colon:
+            return name, float(value)
+    except ValueError:
+        pass  # said below
+    raise ValueError(f"{option} must be {form}, got {text!r}")
+
+
+def _distribution(text: str, option: str) -> Distribution:
+    name, spread = _split(text, option, f"NAME:SPREAD with a name of {KINDS}")
+    try:
+        return Distribution(name, spread)
+    except ValueError as error:
+        raise ValueError(f"{option} {text}: {error}") from None
+
+
+def _straggler(text: str, option: str) -> Straggler:
+    form = "PROBABILITY:SLOWDOWN, as 0.01:2"
+    first, slowdown = _split(text, option, form)
+    try:
+        probability = float(first)
+    except ValueError:
+        raise ValueError(f"{option} must be {form}, got {text!r}") from None
+    try:
+        return Straggler(probability, slowdown)
+    except ValueError as error:
+        raise ValueError(f"{option} {text}: {error}") from None
+
+
+def _row(jittered: Jittered, rank: Robustness, ops: bool) -> dict[str, Any]:
+    """Collect what `--json` prints of a schedule; times in seconds."""
+    row = {
+        "schedule": rank.schedule,
+        "deterministic": jittered.deterministic,
+        "mean": jittered.mean,
+        "quantiles": {_percentile(level): jittered.quantile(level) for level in QUANTILES},
+        "slowdowns": {_percentile(level): jittered.slowdown(level) for level in QUANTILES},
+        "worst": float(jittered.makespans.max()),
+        "worst_sample": jittered.worst,
+        "makespan_rank": rank.makespan_rank,
+        "slowdown_rank": rank.slowdown_rank,
+        "fastest_share": rank.fastest_share,
+    }
+    if ops:
+        row["ops"] = [
+            {"op": v.op, "worker": v.worker, "critical_share": v.value}
+            for v in op_values(jittered.evaluation, jittered.node_share)
+        ]
+    return row
+
+
+def _percentile(level: float) -> str:
+    return f"p{100 * level:g}"
+
+
+def _print(runs: dict[str, Jittered], ranked: list[Robustness], quantile: float, ops: bool) -> None:
+    first = next(iter(runs.values()))
+    times = Table(
+        "schedule",
+        "no jitter",
+        "mean",
+        *map(_percentile, QUANTILES),
+        "worst",
+        title=f"step time over {len(first.makespans)} samples, seed {first.seed}",
+    )
+    level = _percentile(quantile)
+    ranks = Table(
+        "schedule",
+        f"{level} time",
+        "rank",
+        f"{level} slowdown",
+        "rank",
+        "fastest in",
+        title="who is fastest, and whom jitter slows least",
+    )
+    for (name, jittered), rank in zip(runs.items(), ranked, strict=True):
+        times.add_row(
+            name,
+            seconds(rank.deterministic),
+            seconds(jittered.mean),
+            *(seconds(jittered.quantile(level)) for level in QUANTILES),
+            seconds(float(jittered.makespans.max())),
+        )
+        style = "[bold green]" if rank.makespan_rank == 1 else ""
+        ranks.add_row(
+            name,
+            f"{style}{seconds(rank.makespan)}",
+            str(rank.makespan_rank),
+            f"{rank.slowdown:.4f}",
+            str(rank.slowdown_rank),
+            percent(rank.fastest_share),
+        )
+    out = console()
+    out.print(times)
+    out.print(ranks)
+    if ops:
+        for name, jittered in runs.items():
+            out.print(f"{name}: share of samples in which ops are on the critical path")
+            values = op_values(jittered.evaluation, jittered.node_share)
+            out.print(values_by_phase(values, "often", percent))

@@ -1,0 +1,262 @@
+"""`pipejax optimize`: the fastest schedule that keeps a memory limit, and a bound on all others."""
+
+import dataclasses
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from pipejax import schedules
+from pipejax.analysis.activation_memory import activation_memory
+from pipejax.analysis.evaluate import evaluate
+from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
+from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.groups import JsonFlag, Links, Pricing, TableChoice, required
+from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
+from pipejax.cli.output.files import check_table
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.costs.costs import Costs
+from pipejax.costs.measured import parse_seconds
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import write_table
+from pipejax.search.schedule.optimize import NO_SOLVER
+from pipejax.search.schedule.optimize import optimize as search_schedule
+from pipejax.search.schedule.problem import LINKS, OBJECTIVES, InfeasibleError
+from pipejax.search.schedule.solution import Solution
+from pipejax.search.schedule.store import Store, StoreWarning
+
+Text = str | None
+
+
+def optimize(
+    choice: TableChoice,
+    pricing: Pricing | None,
+    links: Links,
+    activations: ActivationOptions,
+    memory_limit: Annotated[
+        str,
+        typer.Option(
+            help="What a worker can hold: activations, or with --model bytes of the "
+            "device, as 40GB; one number or one per worker.",
+            metavar="LIMIT",
+        ),
+    ],
+    offload: Annotated[
+        Text, typer.Option(help="Seconds of O, an activation to the host: lets them go there.")
+    ] = None,
+    load: Annotated[Text, typer.Option(help="Seconds of L, back from it; as O.")] = None,
+    objective: Annotated[
+        str, typer.Option(help=f"What is to be least: {', '.join(OBJECTIVES)}.")
+    ] = OBJECTIVES[0],
+    time_limit: Annotated[
+        str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
+    ] = "60",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the solver; one per processor.", min=1)
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of solved problems ($PIPEJAX_CACHE or the user's if not given).",
+            metavar="DIR",
+        ),
+    ] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Neither use nor keep solved problems.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the best table to this file (.csv or .json).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Find the fastest schedule that keeps a memory limit, and how far from the best it can be."""
+    limit = MemoryLimit.read(memory_limit)
+    within = parse_seconds(time_limit, "--time-limit")
+    if within == 0:
+        raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
+    for option, value, known in (("link", links.link, LINKS), ("objective", objective, OBJECTIVES)):
+        if value not in known:
+            raise ValueError(f"--{option} must be one of {', '.join(known)} here, got {value!r}")
+    check_table(out)
+    _check_solver()
+    kept = _open_store(store, no_store)
+    try:
+        task = _pose(choice, required(pricing), activations, limit, offload, load)
+        with _warnings_as_lines(), _progress() as show:
+            found = search_schedule(
+                task.table,
+                task.costs,
+                memory_limit=task.room.limits.tolist(),
+                sizes=task.room.sizes.tolist(),
+                weight_share=activations.weight_share,
+                offload=task.may_offload,
+                link=links.link,
+                host_links=links.host_links,
+                objective=objective,
+                time_limit=within,
+                threads=threads,
+                store=kept,
+            )
+            best, stopped = _follow(found, show)
+    except InfeasibleError as error:
+        if json:
+            print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
+        raise InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
+    if out is not None:
+        write_table(best.table, out)
+    run = evaluate(best.table, task.costs, link=links.link, host_links=links.host_links)
+    held = activation_memory(run, sizes=task.room.sizes, weight_share=activations.weight_share)
+    outcome = Outcome(
+        task.table,
+        best,
+        run,
+        held,
+        task.room,
+        objective,
+        stopped,
+        None if kept is None else kept.path,
+        out,
+    )
+    if json:
+        print_json(as_json(outcome))
+    else:
+        print_report(outcome)
+
+
+class _Task(NamedTuple):
+    """What is to be optimised."""
+
+    table: ScheduleTable
+    costs: Costs
+    room: Room
+    may_offload: bool
+
+
+def _pose(
+    choice: TableChoice,
+    pricing: Pricing,
+    activations: ActivationOptions,
+    limit: MemoryLimit,
+    offload: Text,
+    load: Text,
+) -> _Task:
+    """Build the table, which may itself be planned for the limit, and its costs."""
+    host = {
+        name: parse_seconds(text, f"--{name}")
+        for name, text in (("offload", offload), ("load", load))
+        if text is not None
+    }
+    if load is not None and offload is None:
+        raise ValueError(f"--load {load} needs --offload")
+
+    def price(table: ScheduleTable) -> Costs:
+        costs = pricing.of(table)
+        if host and _takes_time(costs):
+            raise ValueError(
+                f"--offload {offload} and the times of O or L given besides: choose one"
+            )
+        return dataclasses.replace(costs, **host)
+
+    builder = schedules.REGISTRY.get(choice.schedule or "")
+    if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
+        like = schedules.build(
+            "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1
+        )
+        room = limit.room(like, activations, pricing.workload)
+        options = choice.options.options | {"memory_limit": room.activations}
+        choice = choice._replace(options=choice.options._replace(options=options))
+    table = choice._replace(pricing=pricing._replace(of=price)).build()
+    costs = price(table)
+    room = limit.room(table, activations, pricing.workload)
+    return _Task(table, costs, room, bool(host) or _takes_time(costs))
+
+
+def _takes_time(costs: Costs) -> bool:
+    """Whether the costs say what an offload or a load takes."""
+    return any(
+        np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
+    )
+
+
+def _check_solver() -> None:
+    try:
+        importlib.import_module("ortools")
+    except ModuleNotFoundError:
+        raise ValueError(NO_SOLVER) from None
+
+
+def _open_store(folder: Path | None, no_store: bool) -> Store | None:
+    """Choose the store; a folder that was named has to be one that can be written."""
+    if no_store:
+        if folder is not None:
+            raise ValueError(f"--store {folder} and --no-store: choose one")
+        return None
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--store {folder} is no folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"--store {folder} cannot be written")
+    return Store(folder)
+
+
+def _follow(
+    found: Generator[Solution, None, None], show: Callable[[Solution], None]
+) -> tuple[Solution, str | None]:
+    """Take the last solution, or the one that there is when Ctrl-C ends the search."""
+    best: Solution | None = None
+    try:
+        with closing(found):
+            for best in found:
+                show(best)
+    except KeyboardInterrupt:
+        if best is None:
+            raise
+        sys.stderr.write("interrupted: this is the best so far\n")
+        return best, "interrupted"
+    assert best is not None  # or the generator raises
+    return best, None if best.status == "optimal" else "time limit"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Solution], None]]:
+    """Show the best so far on stderr, and each improvement, where a person sees it."""
+    err = Console(stderr=True, highlight=False)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("looking for a first schedule", total=None)
+        last: list[float] = []
+
+        def show(best: Solution) -> None:
+            line = (
+                f"best {seconds(best.makespan)}, bound {seconds(best.lower_bound)}, gap "
+                f"{percent(best.gap)}, from {best.source}"
+            )
+            bar.update(task, description=line)
+            if err.is_terminal and last != [best.makespan]:
+                bar.console.print(f"{best.seconds:7.1f} s  {line}", markup=False)
+            last[:] = [best.makespan]
+
+        yield show
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Write what is wrong with the store as one line each."""
+
+    def write(message: Warning | str, *rest: Any, **more: Any) -> None:
+        sys.stderr.write(f"warning: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StoreWarning)
+        warnings.showwarning = write
+        yield

@@ -1,0 +1,105 @@
+"""`pipejax sensitivity`: what the step time depends on, and how strongly."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pipejax.analysis.sensitivity import Elasticities, elasticities, swings
+from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.output.files import check_drawing, drawing
+from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.schedules.table.table import ScheduleTable
+
+BAR = 20  # columns of the longest bar
+
+
+def sensitivity(
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    factor: Annotated[
+        float, typer.Option(help="Divide and multiply each parameter by this for the tornado.")
+    ] = 2.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the tornado chart to this file (.png, .pdf, .svg).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
+    priced = required(pricing)
+    if priced.workload is None or priced.system is None:
+        raise ValueError(
+            "sensitivity needs --model, --system and --minibatch: with times given, "
+            "`evaluate` shows the share of each cost"
+        )
+    if not 1 < factor < float("inf"):
+        raise ValueError(f"--factor must be above 1, got {factor:g}")
+    check_drawing(out)
+    factors = 1 / factor, factor
+    where = links._asdict()
+    found = elasticities(table, priced.workload, priced.system, **where)
+    ends = swings(table, priced.workload, priced.system, factors=factors, **where)
+    if out is not None:
+        _draw(out, table.name, found, ends, factors)
+    if json:
+        print_json(
+            {
+                "schedule": table.name,
+                "step_time": found.step_time,
+                "bound_by": found.bound_by,
+                "share": dict(found.share),
+                "elasticity": dict(found.elasticity),
+                "factors": list(factors),
+                "swings": {name: list(pair) for name, pair in ends.items()},
+                "out": None if out is None else str(out),
+            }
+        )
+        return
+    shown = console()
+    shown.print(
+        f"step time [bold]{seconds(found.step_time)}[/], bound by {found.bound_by} "
+        f"({percent(found.share[found.bound_by])} of the critical path)"
+    )
+    shown.print(_table(found, ends, factors))
+    if out is not None:
+        shown.print(f"drawn to {out}", markup=False, soft_wrap=True)
+
+
+def _table(
+    found: Elasticities, ends: dict[str, tuple[float, float]], factors: tuple[float, float]
+) -> Table:
+    """One row per parameter, the strongest first."""
+    grid = Table(
+        "parameter",
+        "elasticity",
+        "",
+        "share of path",
+        *(f"step time at x {factor:g}" for factor in factors),
+        caption="elasticity: % of step time per % of the parameter",
+    )
+    strongest = max(map(abs, found.elasticity.values())) or 1.0
+    for name, value in sorted(found.elasticity.items(), key=lambda item: -abs(item[1])):
+        bar = "█" * round(BAR * abs(value) / strongest)
+        low, high = map(seconds, ends[name]) if name in ends else ("", "")
+        share = percent(found.share[name]) if name in found.share else ""
+        grid.add_row(
+            name, f"{value:+.4f}", f"[{'green' if value < 0 else 'red'}]{bar}[/]", share, low, high
+        )
+    return grid
+
+
+def _draw(
+    out: Path,
+    name: str,
+    found: Elasticities,
+    ends: dict[str, tuple[float, float]],
+    factors: tuple[float, float],
+) -> None:
+    from pipejax.plots.tornado import draw_tornado, legend_entries  # matplotlib is an extra, slow
+
+    with drawing(out, 1.0, 3.6) as (figure, axes):
+        draw_tornado(axes, found.step_time, ends)
+        axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
+        figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)

@@ -1,0 +1,195 @@
+"""`pipejax show`: the timeline, in the terminal or drawn."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
+from pipejax.cli.options.activations import ActivationOptions, HeldMemory
+from pipejax.cli.options.groups import JsonFlag, Links, Pricing, or_slots
+from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.table import ScheduleTable
+
+FORMATS = (".png", ".pdf", ".svg", ".html")
+TERMINAL = {
+    Phase.F: "black on bright_blue",
+    Phase.B: "black on bright_green",
+    Phase.I: "black on bright_cyan",
+    Phase.W: "black on bright_yellow",
+    Phase.R: "black on bright_magenta",
+    Phase.U: "black on bright_red",
+    Phase.O: "white on blue",
+    Phase.L: "white on magenta",
+}
+OTHER = "black on white"
+BLOCKS = " ▁▂▃▄▅▆▇█"
+NAMES = {"activations": "activations held", "bytes": "activation memory"}
+PAIR = "black on bright_magenta"
+
+
+def show(
+    table: ScheduleTable,
+    pricing: Pricing | None,
+    links: Links,
+    activations: ActivationOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw to this file (.png, .pdf, .svg or .html).")
+    ] = None,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Show messages as thin lines.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the activation memory of each worker over time.")
+    ] = False,
+    width: Annotated[
+        int | None, typer.Option(help="Columns of the terminal's timeline.", min=20)
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show the timeline of a schedule; without times, in the table's own slots."""
+    if out is not None and out.suffix not in FORMATS:
+        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    costs = or_slots(pricing, table)
+    evaluation = evaluate(table, costs, **links._asdict())
+    unit = "s" if pricing is not None else "slots"
+    held = activations.of(evaluation, None if pricing is None else pricing.workload)
+    shown = held if memory else None
+    if out is not None:
+        try:
+            # matplotlib is an extra, slow to import
+            from pipejax.plots.memory import Curves
+            from pipejax.plots.timeline import draw_timeline
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
+            ) from None
+        curves = None if shown is None else Curves(shown.memory, NAMES[shown.unit], shown.text)
+        draw_timeline(evaluation, out, messages=messages, unit=unit, memory=curves)
+    if json:
+        print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
+    elif out is not None:
+        console().print(f"drawn to {out}", markup=False, soft_wrap=True)
+    else:
+        _print(evaluation, messages, shown, unit, width)
+
+
+def _memory_json(held: HeldMemory) -> dict[str, object]:
+    curves = [held.memory.curve(worker) for worker in range(len(held.memory.peak))]
+    steps = [{"time": time, "held": level} for time, level in curves]
+    return {"activation_memory": held.as_json() | {"curves": steps}}
+
+
+def _as_json(evaluation: Evaluation, out: Path | None) -> dict[str, object]:
+    return {
+        "schedule": evaluation.schedule,
+        "makespan": evaluation.makespan,
+        "out": None if out is None else str(out),
+        "ops": [
+            {
+                "op": bar.label,
+                "worker": bar.worker,
+                "start": bar.start,
+                "finish": bar.finish,
+                "critical": bar.is_critical,
+            }
+            for bar in bars(evaluation)
+        ],
+        "messages": [
+            {
+                "op": str(arrow.op),
+                "sender": arrow.sender,
+                "receiver": arrow.receiver,
+                "start": arrow.start,
+                "finish": arrow.finish,
+                "critical": arrow.is_critical,
+            }
+            for arrow in arrows(evaluation)
+        ],
+    }
+
+
+def _print(
+    evaluation: Evaluation, messages: bool, held: HeldMemory | None, unit: str, width: int | None
+) -> None:
+    out = console()
+    peaks = [] if held is None else [held.text(peak) for peak in held.memory.peak]
+    label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
+    columns = (width or out.width) - label - 3
+    scale = columns / (evaluation.makespan or 1)
+    total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
+    out.print(
+        f"[bold]{escape(evaluation.schedule)}[/] on {evaluation.workers} workers: {total}, idle "
+        f"{percent(evaluation.bubble_ratio)}, {evaluation.link} links"
+    )
+    drawn, sent = bars(evaluation), arrows(evaluation)
+    for worker in range(evaluation.workers):
+        row = [bar for bar in drawn if bar.worker == worker]
+        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase != Phase.WAIT_O]
+        lines = {f"worker {worker}": _row(compute, columns, scale)}
+        if evaluation.table.offloads:
+            on_host = [bar for bar in row if bar.on_host_link]
+            lines["host"] = _row(on_host, columns, scale)
+        if held is not None:
+            lines[peaks[worker]] = _curve(held.memory, worker, columns, scale)
+        if messages:
+            lines[""] = _lines([arrow for arrow in sent if arrow.sender == worker], columns, scale)
+        for name, line in lines.items():
+            text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
+            out.print(Text(f"{text} ").append_text(line), no_wrap=True)
+    legend = Text("number: microbatch, underlined: critical path  ")
+    for phase, style in TERMINAL.items():
+        if any(op.phase is phase for bar in drawn for op in bar.ops):
+            legend.append(f" {phase.name} ", style).append(" ")
+    if any(len(bar.ops) == 2 for bar in drawn):
+        legend.append(" F+B ", PAIR).append(" ")
+    if messages:
+        legend.append(" ─ message under its sender")
+    if held is not None:
+        legend.append(f" ▃ {NAMES[held.unit]}, at its peak the number")
+    out.print(legend)
+
+
+def _row(row: list[Bar], columns: int, scale: float) -> Text:
+    """One worker's ops as coloured cells; each at least one column while there is room."""
+    cells = [(" ", "")] * columns
+    for bar in row:
+        first = min(round(bar.start * scale), columns - 1)
+        size = min(max(round(bar.finish * scale), first + 1), columns) - first
+        style = PAIR if len(bar.ops) == 2 else TERMINAL.get(bar.ops[0].phase, OTHER)
+        style += " underline" if bar.is_critical else ""
+        held = [op for op in bar.ops if op.microbatch >= 0]
+        number = "+".join(str(op.microbatch) for op in held)
+        lettered = "+".join(f"{op.phase.name}{op.microbatch}" for op in held)
+        label = next((text for text in (lettered, number) if len(text) <= size), "").center(size)
+        for k, letter in enumerate(label):
+            cells[first + k] = (letter, style)
+    return Text.assemble(*cells)
+
+
+def _curve(memory: ActivationMemory, worker: int, columns: int, scale: float) -> Text:
+    """The most that a worker holds in each column, relative to the largest peak of all."""
+    time, held = memory.curve(worker)
+    edges = np.arange(columns + 1) / scale
+    first = np.searchsorted(time, edges[:-1], side="right") - 1
+    end = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
+    steps = zip(first.tolist(), end.tolist(), strict=True)
+    most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
+    size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
+    return Text("".join(BLOCKS[k] for k in size), "bright_black")
+
+
+def _lines(lines: list[Arrow], columns: int, scale: float) -> Text:
+    """Messages of one sender as thin lines, from leaving to arriving."""
+    cells = [(" ", "")] * columns
+    for arrow in lines:
+        first = min(round(arrow.start * scale), columns - 1)
+        for k in range(first, max(first + 1, min(round(arrow.finish * scale), columns))):
+            cells[k] = ("─", "bold red" if arrow.is_critical else "dim")
+    return Text.assemble(*cells)

@@ -1,0 +1,153 @@
+"""Options of what is trained."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from pipejax.training import (
+    Logistic,
+    Objective,
+    Quadratic,
+    language_model,
+    nesterov_quadratic,
+    random_logistic,
+    random_quadratic,
+    smoothness,
+)
+
+MAKERS: dict[str, Callable[..., Objective]] = {
+    "quadratic": random_quadratic,
+    "nesterov": nesterov_quadratic,
+    "logistic": random_logistic,
+    "language": language_model,
+}
+COORDINATES = 8  # of a stage, if no option says how many there are
+SIZES = 8  # step sizes tried, if no option says which
+SIZES_OF_LANGUAGE = [2.0, 1.0, 0.5, 0.25]  # whose L is not known
+
+
+class ObjectiveOptions(NamedTuple):
+    """What is trained, without its stages; `make` cuts it into so many."""
+
+    name: str
+    settings: dict[str, Any]
+
+    def make(self, stages: int) -> Objective:
+        """Make the objective, with seed 0.
+
+        Raises:
+          ValueError: if it cannot be cut into so many stages.
+        """
+        if self.name == "language" and stages < 3:
+            raise ValueError(
+                "--objective language needs at least 3 stages, to look up, transform and predict, "
+                f"got {stages}"
+            )
+        settings = dict(self.settings)
+        if self.name != "language":
+            settings.setdefault("dimension", COORDINATES * stages)
+        return MAKERS[self.name](stages, seed=0, **settings)
+
+
+def choose_objective(
+    *,
+    objective: Annotated[
+        str, typer.Option(help=f"What is trained: {', '.join(MAKERS)}.")
+    ] = "quadratic",
+    dimension: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Coordinates, a multiple of the stages ({COORDINATES} each if not "
+            "given); for language, the width of an activation (16).",
+            min=1,
+        ),
+    ] = None,
+    condition_number: Annotated[
+        float | None, typer.Option(help="L / mu, for nesterov (100 if not given).")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to learn, for language (a random one if not given).", metavar="FILE"
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option(help="Batches.", min=1)] = 60,
+    batch_size: Annotated[int, typer.Option(help="Examples of a batch.", min=1)] = 10,
+) -> ObjectiveOptions:
+    """Read what is trained."""
+    if objective not in MAKERS:
+        raise ValueError(f"--objective must be one of {', '.join(MAKERS)}, got {objective!r}")
+    if condition_number is not None and objective != "nesterov":
+        raise ValueError(f"--condition-number does not go with --objective {objective}")
+    if text is not None and objective != "language":
+        raise ValueError(f"--text does not go with --objective {objective}")
+    if dimension is not None and objective == "language" and dimension % 2:
+        raise ValueError(f"--dimension must be even for --objective language, got {dimension}")
+    settings: dict[str, Any] = {"num_batches": batches, "batch_size": batch_size}
+    if dimension is not None:
+        settings["width" if objective == "language" else "dimension"] = dimension
+    if objective == "nesterov":
+        settings["condition_number"] = 100.0 if condition_number is None else condition_number
+    if text is not None:
+        settings["text"] = _read(text)
+    return ObjectiveOptions(objective, settings)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--text {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--text {path} must be UTF-8, but has {error.reason} at byte {error.start}"
+        ) from None
+
+
+def choose_step_sizes(text: str | None, objective: Objective) -> list[float]:
+    """Read step sizes, or take powers of two downwards: 8 of them from 2 / L, 4 for language.
+
+    Args:
+      text: as 0.25,0.125, or None.
+      objective: what is trained, with smoothness L.
+
+    Returns:
+      Step sizes, each once.
+
+    Raises:
+      ValueError: if one is no finite number above 0, or comes twice.
+
+    Example:
+      >>> from pipejax.training import spectral_quadratic
+      >>> choose_step_sizes(None, spectral_quadratic(2, spectrum=[1.0, 8.0], seed=0))[:3]
+      [0.25, 0.125, 0.0625]
+      >>> choose_step_sizes("0.5,0", spectral_quadratic(2, spectrum=[1.0, 8.0], seed=0))
+      Traceback (most recent call last):
+      ...
+      ValueError: --step-sizes must be finite numbers above 0, as 0.25,0.125, got '0'
+    """
+    if text is None:
+        if not isinstance(objective, Quadratic | Logistic):
+            return SIZES_OF_LANGUAGE
+        first = 2.0 ** math.floor(math.log2(2 / smoothness(objective)))
+        return [first / 2**halvings for halvings in range(SIZES)]
+    sizes = [_positive(part.strip()) for part in text.split(",")]
+    for place, size in enumerate(sizes):
+        if size in sizes[:place]:
+            raise ValueError(f"--step-sizes must name each once, got {size:g} twice")
+    return sizes
+
+
+def _positive(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise ValueError(
+            f"--step-sizes must be finite numbers above 0, as 0.25,0.125, got {text!r}"
+        )
+    return size

@@ -1,0 +1,1 @@
+"""Numbers, rows and files as they leave the command line."""

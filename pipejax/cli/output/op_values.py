@@ -1,0 +1,76 @@
+"""A number for every op, listed or summed up by worker and phase."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.table import Table
+
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import bars
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE
+
+
+class OpValue(NamedTuple):
+    """A number that belongs to an op.
+
+    Attributes:
+      op: text of the op or fused pair.
+      phase: its letter, of a pair both.
+      worker: worker, or `NO_WORKER` for a collective.
+      value: the number.
+    """
+
+    op: str
+    phase: str
+    worker: int
+    value: float
+
+
+def op_values(evaluation: Evaluation, of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
+    """List every op with its node's number.
+
+    Args:
+      evaluation: a run.
+      of_node: (nodes) numbers.
+
+    Returns:
+      Ops row by row, then all-reduces and updates.
+    """
+    program = evaluation.program
+    cells = program.node_of_cell[program.node_of_cell != SOURCE]
+    nodes = [*cells, *program.beside_cells]  # the order of the bars
+    return [
+        OpValue(bar.label, "+".join(op.phase.name for op in bar.ops), bar.worker, float(of_node[n]))
+        for bar, n in zip(bars(evaluation), nodes, strict=True)
+    ]
+
+
+def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
+    """Show the least and the most of each phase on each worker, with the op that has it.
+
+    Args:
+      values: what every op has.
+      name: what the number is.
+      format: prints one.
+
+    Returns:
+      The table.
+    """
+    grid = Table("worker", "phase", "ops", f"least {name}", "op", f"most {name}", "op")
+    groups: dict[tuple[int, str], list[OpValue]] = {}
+    for value in values:
+        groups.setdefault((value.worker, value.phase), []).append(value)
+    for (worker, phase), group in groups.items():
+        least = min(group, key=lambda v: v.value)
+        most = max(group, key=lambda v: v.value)
+        grid.add_row(
+            "-" if worker == NO_WORKER else str(worker),
+            phase,
+            str(len(group)),
+            format(least.value),
+            least.op,
+            format(most.value),
+            most.op,
+        )
+    return grid

@@ -1,0 +1,1 @@
+"""Everything measured in seconds and bytes."""

@@ -1,0 +1,255 @@
+"""Systems: what a machine computes, moves and sends, read from data files.
+
+Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
+plain numbers in SI units, so any of its fields can be swept or differentiated.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import number, whole_number
+from pipejax.base.units import check_keys, load_json, quantity
+
+Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Share of a peak rate that an op of a given size reaches: a step curve.
+
+    Attributes:
+      sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
+      shares: (steps) share of the peak in each step.
+    """
+
+    sizes: tuple[Number, ...] = (0.0,)
+    shares: tuple[Number, ...] = (1.0,)
+
+    def at(self, size: Number) -> Number:
+        """Return the share of the peak at a size."""
+        share = jnp.asarray(self.shares[0], float)
+        for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
+            share = jnp.where(size >= step, value, share)
+        return share
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connection between two workers.
+
+    Attributes:
+      bandwidth: one direction [B/s].
+      latency: [s].
+      efficiency: share of the bandwidth that a message reaches.
+    """
+
+    bandwidth: Number
+    latency: Number
+    efficiency: Number = 1.0
+
+    @property
+    def rate(self) -> Number:
+        """Bandwidth that a message reaches [B/s]."""
+        return self.bandwidth * self.efficiency
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A machine: accelerators in nodes, nodes in a network.
+
+    Attributes:
+      peak_flops: dense peak of one accelerator [FLOP/s].
+      compute_latency: fixed cost of an op [s].
+      compute_efficiency: share of that peak by FLOP of the op.
+      memory_bandwidth: [B/s].
+      memory_latency: fixed cost of touching memory [s].
+      memory_efficiency: share of that bandwidth by bytes of the op.
+      memory_capacity: of one accelerator [B].
+      node: link between accelerators of a node.
+      network: link between nodes, per accelerator.
+      gpus_per_node: accelerators in a node.
+      name: name of the system.
+      source: where the numbers come from.
+
+    Example:
+      >>> h100 = load_system("h100")
+      >>> h100.peak_flops, h100.gpus_per_node
+      (989000000000000.0, 8)
+    """
+
+    peak_flops: Number
+    compute_latency: Number
+    compute_efficiency: Efficiency
+    memory_bandwidth: Number
+    memory_latency: Number
+    memory_efficiency: Efficiency
+    memory_capacity: Number
+    node: Link
+    network: Link
+    gpus_per_node: int = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})
+    source: str = dataclasses.field(metadata={"static": True})
+
+
+for _kind in (Efficiency, Link, System):
+    jax.tree_util.register_dataclass(_kind)
+
+
+def roofline_time(system: System, flop: Number, volume: Number) -> Number:
+    """Time of an op that computes and moves bytes at once: Time [s].
+
+        t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
+
+    References:
+      Barley et al. (arXiv:2605.24006), section on the cost model.
+    """
+    compute = flop / (system.peak_flops * system.compute_efficiency.at(flop))
+    memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
+    return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
+
+
+def all_reduce_time(link: Link, volume: Number, participants: Number) -> Number:
+    """Time of an all-reduce by Rabenseifner's algorithm: Time [s].
+
+        t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
+
+    References:
+      Chimera (arXiv:2107.06925), section 3.4.
+    """
+    hops = 2 * jnp.log2(participants)
+    return hops * link.latency + 2 * (participants - 1) / participants * volume / link.rate
+
+
+def system_names() -> tuple[str, ...]:
+    """Return the names of the systems that come with pipejax."""
+    return _names("hardware")
+
+
+# sections of a system file, and the dimension of each quantity in them
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "compute": {"peak": "FLOP/s", "latency": "s", "efficiency": ""},
+    "memory": {"capacity": "B", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+}
+# where each quantity stands in a `System`; the number of accelerators in a node is no cost
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "compute.peak": ("peak_flops",),
+    "compute.latency": ("compute_latency",),
+    "compute.efficiency": ("compute_efficiency", "shares"),
+    "memory.capacity": ("memory_capacity",),
+    "memory.bandwidth": ("memory_bandwidth",),
+    "memory.latency": ("memory_latency",),
+    "memory.efficiency": ("memory_efficiency", "shares"),
+    "node.bandwidth": ("node", "bandwidth"),
+    "node.latency": ("node", "latency"),
+    "node.efficiency": ("node", "efficiency"),
+    "network.bandwidth": ("network", "bandwidth"),
+    "network.latency": ("network", "latency"),
+    "network.efficiency": ("network", "efficiency"),
+}
+
+
+def load_system(name: str | Path) -> System:
+    """Read a system by name, or from a JSON file.
+
+    Args:
+      name: one of `system_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The system, in SI units.
+
+    Raises:
+      ValueError: if the name is unknown, or the file lacks a key or a unit.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> load_system("h100").memory_capacity
+      80000000000.0
+    """
+    path = data_file("hardware", name, "system")
+    data = load_json(path)
+    where = path.name
+    check_keys(data, dict.fromkeys(("name", "source", *SECTIONS), ""), where)
+    for key in ("name", "source"):
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
+    sections = {key: data.get(key, {}) for key in SECTIONS}
+    for key, section in sections.items():
+        check_keys(section, SECTIONS[key], f"{where}: {key}")
+    compute, memory, node, network = sections.values()
+    system = System(
+        peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),
+        compute_latency=quantity(compute, "latency", "s", f"{where}: compute", 0.0),
+        compute_efficiency=_efficiency(compute, "FLOP", f"{where}: compute"),
+        memory_bandwidth=quantity(memory, "bandwidth", "B/s", f"{where}: memory"),
+        memory_latency=quantity(memory, "latency", "s", f"{where}: memory", 0.0),
+        memory_efficiency=_efficiency(memory, "B", f"{where}: memory"),
+        memory_capacity=quantity(memory, "capacity", "B", f"{where}: memory"),
+        node=_link(node, f"{where}: node"),
+        network=_link(network, f"{where}: network"),
+        gpus_per_node=whole_number(node.get("gpus"), f"{where}: node: gpus"),
+        name=data["name"],
+        source=data["source"],
+    )
+    for what in ("peak_flops", "memory_bandwidth"):
+        if not getattr(system, what) > 0:
+            raise ValueError(f"{where}: {what} must be above 0")
+    return system
+
+
+def _link(section: dict[str, Any], where: str) -> Link:
+    bandwidth = quantity(section, "bandwidth", "B/s", where)
+    if not bandwidth > 0:
+        raise ValueError(f"{where}: bandwidth must be above 0")
+    share = _share(section.get("efficiency", 1.0), f"{where}: efficiency")
+    return Link(bandwidth, quantity(section, "latency", "s", where), share)
+
+
+def _share(value: Any, where: str) -> float:
+    share = number(value, where)
+    if not 0 < share <= 1:
+        raise ValueError(f"{where} must be above 0 and at most 1, got {value!r}")
+    return share
+
+
+def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
+    """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
+    given = section.get("efficiency", 1.0)
+    steps = (
+        given
+        if isinstance(given, list)
+        else [{"from_GFLOP" if dimension == "FLOP" else "from_MB": 0, "share": given}]
+    )
+    sizes, shares = [], []
+    for step in steps:
+        check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")
+        sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
+        shares.append(_share(step.get("share"), f"{where}: efficiency"))
+    if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
+        raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
+    return Efficiency(tuple(sizes), tuple(shares))
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    found = Path(str(files("pipejax") / "costs" / "data" / folder)).glob("*.json")
+    return tuple(sorted(path.stem for path in found))
+
+
+def data_file(folder: str, name: str | Path, kind: str) -> Path:
+    """Find a data file by name or path."""
+    if str(name).endswith(".json"):
+        return Path(name)
+    if name not in _names(folder):
+        raise ValueError(
+            f"unknown {kind} {str(name)!r}: known are {', '.join(_names(folder))}, or the path "
+            "of a .json file"
+        )
+    return Path(str(files("pipejax") / "costs" / "data" / folder / f"{name}.json"))

@@ -1,0 +1,236 @@
+"""What is trained under a schedule: layers of every stage, and bytes on every worker.
+
+Layers are dealt out to stages by the table's stage shares, in whole layers.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import whole_number
+from pipejax.costs.model import (
+    Model,
+    check_recompute,
+    edge_activation_bytes,
+    layer_activation_bytes,
+)
+from pipejax.costs.system import Number
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.held_activations import peak_activation_bytes, persistent_bytes
+from pipejax.schedules.table.table import ScheduleTable
+
+MAX_COUNT = 10**9  # of sequences or accelerators: products of counts stay exact
+
+PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is trained, and how one worker is made up.
+
+    Attributes:
+      model: the transformer.
+      minibatch: sequences per step and pipeline.
+      tensor_parallel: accelerators that make up one worker.
+      sequence_parallel: whether they split norms, dropout and messages too.
+      data_parallel: replicas of the whole pipeline, each with its own minibatch.
+      recompute: "none", "selective" or "full".
+
+    Raises:
+      ValueError: if a number is below 1 or above `MAX_COUNT`, or recompute is unknown.
+
+    Example:
+      >>> from pipejax.costs.model import load_model
+      >>> Workload(load_model("gpt-22b"), minibatch=0)
+      Traceback (most recent call last):
+      ...
+      ValueError: minibatch must be a whole number of at least 1, got 0
+    """
+
+    model: Model
+    minibatch: int
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    data_parallel: int = 1
+    recompute: str = "none"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("minibatch", "tensor_parallel", "data_parallel"):
+            count = whole_number(getattr(self, name), name)
+            if count > MAX_COUNT:
+                raise ValueError(f"{name} must be at most {MAX_COUNT}, got {count}")
+            object.__setattr__(self, name, count)
+        check_recompute(self.recompute)
+
+    @property
+    def recompute_in_layer(self) -> str:
+        """What is recomputed besides whole layers: "none" or "selective"."""
+        return "selective" if self.recompute == "selective" else "none"
+
+    def microbatch_size(self, table: ScheduleTable) -> int:
+        """Sequences of one microbatch.
+
+        Args:
+          table: the schedule, with its number of microbatches.
+
+        Returns:
+          b, minibatch / M [sequences].
+
+        Raises:
+          ValueError: if the microbatches do not divide the minibatch.
+
+        Example:
+          >>> from pipejax import load_model, schedules
+          >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=4)
+          >>> Workload(load_model("gpt-22b"), minibatch=8).microbatch_size(table)
+          2
+        """
+        size, rest = divmod(self.minibatch, table.num_microbatches)
+        if rest:
+            legal = [m for m in range(1, self.minibatch + 1) if self.minibatch % m == 0]
+            raise ValueError(
+                f"{table.num_microbatches} microbatches do not divide a minibatch of "
+                f"{self.minibatch}: legal are {', '.join(map(str, legal))}"
+            )
+        return size
+
+
+def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
+    """Deal the layers out to stages in proportion to their shares, in whole layers.
+
+    Each stage gets its share rounded down; layers left over go to the largest remainders, at a
+    tie to the stages in the middle, for the first and the last also hold embedding and head.
+
+    Returns (stages) layers.
+    """
+    shares = np.asarray(table.stage_shares)
+    exact = shares / shares.sum() * model.layers
+    layers = np.floor(exact + 1e-9).astype(int)
+    edge = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)
+    order = np.lexsort((edge, -np.round(exact - layers, 9)))
+    layers[order[: model.layers - layers.sum()]] += 1
+    if layers.min() < 1:
+        raise ValueError(
+            f"{model.name} has {model.layers} layers, too few for {table.num_stages} stages"
+        )
+    return layers
+
+
+class StageLayers(NamedTuple):
+    """How the layers are dealt out to stages.
+
+    Attributes:
+      layers: (stages) layers of each stage.
+      recomputed: (stages) those of them whose forward is run again within the backward.
+    """
+
+    layers: PerStage
+    recomputed: PerStage
+
+
+def deal_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
+    """Deal the layers out by the table's stage shares, and say which are recomputed.
+
+    Under full recomputation all are, but on stages that the table itself recomputes in R cells.
+    """
+    layers = stage_layers(workload.model, table).astype(float)
+    in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
+    return StageLayers(layers, layers * ((workload.recompute == "full") & ~in_cells))
+
+
+def stage_parameters(model: Model, layers: PerStage) -> PerStage:
+    """Parameters of one copy of each stage; a tied head is a second copy on another stage.
+
+    Returns (stages) parameters.
+    """
+    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
+    is_copy = len(layers) > 1 or not model.tied_embeddings
+    return (
+        layers * model.layer_parameters
+        + first * model.embedding_parameters
+        + last * is_copy * model.head_parameters
+    )
+
+
+class StageBytes(NamedTuple):
+    """Memory of one copy of each stage, per accelerator.
+
+    Attributes:
+      persistent: (stages) parameters, gradients and optimizer state [B].
+      activations: (stages) what one microbatch leaves there until its backward [B].
+      checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
+      version: (stages) one more version of the weights, which asynchronous tables keep [B].
+    """
+
+    persistent: PerStage
+    activations: PerStage
+    checkpoint: PerStage
+    version: PerStage
+
+
+def stage_bytes(
+    workload: Workload,
+    table: ScheduleTable,
+    dealt: StageLayers | None = None,
+    microbatch_size: Number | None = None,
+) -> StageBytes:
+    """Memory of one copy of each stage, per accelerator.
+
+    Full recomputation leaves the input of every layer, or, on stages that the table recomputes
+    in R cells, the same until R and all activations after it.
+    """
+    model = workload.model
+    size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
+    split, shared = workload.tensor_parallel, workload.sequence_parallel
+    layers, recomputed = deal_layers(workload, table) if dealt is None else dealt
+
+    def per_layer(recompute: str) -> Number:
+        return layer_activation_bytes(
+            model, size, tensor_parallel=split, sequence_parallel=shared, recompute=recompute
+        )
+
+    kept = per_layer(workload.recompute_in_layer)
+    activations = (layers - recomputed) * kept + recomputed * per_layer("full")
+    mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
+    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
+    edges = first * mask + last * head
+    parameters = stage_parameters(model, layers) / split
+    return StageBytes(
+        persistent=(2 * model.element_bytes + model.optimizer_bytes) * parameters,
+        activations=activations + edges,
+        checkpoint=layers * per_layer("full") + edges,
+        version=model.element_bytes * parameters,
+    )
+
+
+def memory_bytes(
+    workload: Workload, table: ScheduleTable, dealt: StageLayers | None = None
+) -> Float[NumpyArray, " workers"]:
+    """Memory that each worker needs per accelerator: persistent, and activations at their peak.
+
+    Args:
+      workload: model, minibatch and parallelism.
+      table: the schedule.
+      dealt: layers by stage, dealt out by the table's shares if None.
+
+    Returns:
+      (workers) bytes.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+
+    Example:
+      >>> from pipejax import schedules
+      >>> from pipejax.costs.model import load_model
+      >>> table = schedules.build("1f1b", num_workers=8, num_microbatches=8)
+      >>> workload = Workload(load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
+      >>> print(f"{memory_bytes(workload, table)[0] / 1e9:.1f} GB")
+      100.6 GB
+    """
+    memory = stage_bytes(workload, table, dealt)
+    persistent, activations, checkpoint, version = map(np.asarray, memory)
+    held = peak_activation_bytes(table, activations, checkpoint)
+    return persistent_bytes(table, persistent, version) + held

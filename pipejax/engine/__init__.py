@@ -1,0 +1,1 @@
+"""From integers and seconds to finish times."""

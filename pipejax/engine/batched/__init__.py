@@ -1,0 +1,1 @@
+"""Makespans of many configurations at once."""

@@ -1,0 +1,120 @@
+"""The way back: which ops are on the critical path, and how often each cost stands on it.
+
+Of exact maxima a path is a bit per configuration, eight to a byte; of smooth ones the path is
+spread, and a weight takes the place of the bit.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array
+from pipejax.engine.batched.interpreted_program import ALWAYS, CHOICE, GROUP, StepProgram, WayBack
+from pipejax.engine.batched.single_xla_call import (
+    Number,
+    Unsigned,
+    count_up,
+    one_function,
+    put_row,
+    take_row,
+)
+
+BITS = 8
+
+
+def counts_on_path(
+    program: StepProgram, back: WayBack, choices: Array, *, num_columns: int, dtype: np.dtype[Any]
+) -> Array:
+    """Count the costs on the critical path of each configuration.
+
+    Returns (columns, configurations) counts, of smooth maxima shares.
+    """
+    exact = choices.dtype == jnp.uint8
+
+    def loops(program: StepProgram, back: WayBack, choices: Array) -> Array:
+        weights = _bit_rows(choices, back.num_ops) if exact else choices
+        path = _path(back, weights)
+        return _counts(program, back, weights, path, num_columns, dtype)
+
+    return one_function(loops)(*jax.tree.map(jnp.asarray, (program, back)), choices)
+
+
+def _bit_rows(choices: Array, num_ops: Number) -> Array:
+    """Turn bytes of one configuration and eight ops into bytes of one op and eight configurations.
+
+    Bit i of byte j belongs to configuration i * bytes + j.
+    """
+    width = choices.shape[1] // BITS
+
+    def step(k: Array, rows: Array) -> Array:
+        row = take_row(choices, k // Unsigned(GROUP))
+        mask = (Unsigned(1) << (k % Unsigned(GROUP))).astype(jnp.uint8)
+        bits = jnp.zeros((1, width), jnp.uint8)
+        for i in range(BITS):
+            is_set = row[:, i * width : (i + 1) * width] & mask != 0
+            bits |= jax.lax.select(is_set, jnp.full_like(bits, 1 << i), jnp.zeros_like(bits))
+        return put_row(rows, bits, k)
+
+    empty = jnp.zeros((len(choices) * GROUP, width), jnp.uint8)
+    return count_up(0, num_ops, step, empty)
+
+
+def _share(path: Array, weight: Array, says: Array) -> Array:
+    """Part of a path that follows a choice, its opposite, or both."""
+    if path.dtype == jnp.uint8:
+        always = jnp.where(says == ALWAYS, 255, 0).astype(jnp.uint8)
+        opposite = jnp.where(says == CHOICE, 0, 255).astype(jnp.uint8)
+        return path & ((weight ^ opposite) | always)
+    slope = jnp.where(says == ALWAYS, 0, jnp.where(says == CHOICE, 1, -1)).astype(path.dtype)
+    start = jnp.where(says == CHOICE, 0, 1).astype(path.dtype)
+    return path * (start + slope * weight)
+
+
+def _path(back: WayBack, weights: Array) -> Array:
+    """Hand "is on the critical path" from the last op back along the edges."""
+    on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
+
+    def step(e: Array, path: Array) -> Array:
+        reader, read, says = (back.edges[e, c] for c in range(3))
+        share = _share(take_row(path, reader), take_row(weights, reader), says)
+        return put_row(path, take_row(path, read) + share, read)  # paths are disjoint
+
+    op = jax.lax.broadcasted_iota(Unsigned, weights.shape, 0)
+    start = jnp.where(op == back.num_ops - Unsigned(1), on, on * 0)
+    return count_up(0, back.num_edges, step, start)
+
+
+def _counts(
+    program: StepProgram,
+    back: WayBack,
+    weights: Array,
+    path: Array,
+    num_columns: int,
+    dtype: np.dtype[Any],
+) -> Array:
+    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost."""
+    is_bits = weights.dtype == jnp.uint8
+    parts = (BITS if is_bits else 1, weights.shape[1])
+    bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
+
+    def run(r: Array, counts: Array) -> Array:
+        row, first, end = (back.runs[r, c] for c in range(3))
+
+        def use(k: Array, total: Array) -> Array:
+            op, says = back.uses[k, 0], back.uses[k, 1]
+            share = _share(take_row(path, op), take_row(weights, op), says)
+            return total + (jnp.minimum(share & bit, 1) if is_bits else share)
+
+        total = count_up(first, end, use, jnp.zeros(parts, weights.dtype))
+        new = total.astype(dtype).reshape(1, -1)
+
+        def term(k: Array, counts: Array) -> Array:
+            column = program.terms[row, k]
+            return put_row(counts, take_row(counts, column) + new, column)
+
+        return count_up(0, 2, term, counts)
+
+    empty = jnp.zeros((num_columns, parts[0] * parts[1]), dtype)
+    return count_up(0, back.num_runs, run, empty)

@@ -1,0 +1,126 @@
+"""A program as binary ops, for the batched engine: two operands each, in reused buffer slots.
+
+    value[op] = max(value[first], value[second] + cost[lag]) + cost[own]
+
+A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. An op's
+slot is free after its last reader, so the state of a configuration is as large as the live ops.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.engine.lowering.cost_layout import ZERO
+from pipejax.engine.lowering.program import SOURCE, Program
+
+START = -1  # operand that is the source: time 0
+NEVER = -2  # operand of an op that has no other: minus infinity
+START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # nobody reads the spare one: padding ends there
+FIRST_SLOT = 3
+
+Column = Int[NumpyArray, " ops"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinaryOps:
+    """Ops in order, and the buffer slots of their results.
+
+    Attributes:
+      first: (ops) op of the first operand, `START` or `NEVER`.
+      second: (ops) op of the second operand, `START` or `NEVER`.
+      lag: (ops) cost position of the lag from the second operand.
+      own: (ops) cost position of the op's own duration.
+      slot: (ops) buffer slot of the result, never that of an operand.
+      num_slots: slots, constant ones included.
+    """
+
+    first: Column
+    second: Column
+    lag: Column
+    own: Column
+    slot: Column
+    num_slots: int
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops."""
+        return len(self.own)
+
+    def operand_slots(self) -> tuple[Column, Column]:
+        """Slots that each op reads."""
+        slots = np.append(self.slot, [NEVER_SLOT, START_SLOT])  # at -2 and -1
+        return slots[self.first], slots[self.second]
+
+
+def binary_ops(program: Program) -> BinaryOps:
+    """Turn a program into binary ops; at a tie the first predecessor still wins."""
+    preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
+    real = (preds != SOURCE) | (lags != ZERO)
+    count = np.maximum(real.sum(axis=1), 1)
+    # each node's real predecessors first, in their order
+    order = np.argsort(~real, axis=1, kind="stable")
+    preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
+    # a lag of the first of several is an op of its own; that of an only one is the second operand
+    is_alone = (count == 1) & (lags[:, 0] != ZERO)
+    is_late = (count > 1) & (lags[:, 0] != ZERO)
+    is_sink = _is_sink(preds, count, program.num_nodes)
+    follows = is_sink & (np.cumsum(is_sink) > 1)  # a maximum of ends, after every one but the first
+    chain = np.maximum(count - 1, 1)
+    ops_of_node = is_late + chain + follows
+    first_op = np.cumsum(ops_of_node) - ops_of_node
+    last_op = np.append(START, first_op + is_late + chain - 1)  # that ends each node, by node
+    size = int(ops_of_node.sum())
+    first, second = np.full(size, NEVER), np.full(size, NEVER)
+    lag, own = np.zeros((2, size), np.int64)
+    head = first_op + is_late  # first op that is a maximum
+    waits = np.where(is_late, first_op, last_op[preds[:, 0]])
+    first[head] = np.where(is_alone, NEVER, waits)
+    second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
+    second[first_op[is_late]] = last_op[preds[is_late, 0]]
+    lag[first_op[is_late]] = lags[is_late, 0]
+    for column in range(1, preds.shape[1]):
+        has = count > column
+        at = head[has] + column - 1
+        second[at], lag[at] = last_op[preds[has, column]], lags[has, column]
+        if column > 1:
+            first[at] = at - 1
+    own[last_op[1:]] = np.asarray(program.duration_index)[1:]
+    ends = last_op[1:][follows] + 1
+    first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
+    second[ends] = ends - 1
+    slot, num_slots = _allocate(first, second)
+    return BinaryOps(first, second, lag, own, slot, num_slots)
+
+
+def _is_sink(
+    preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
+) -> Bool[NumpyArray, " nodes"]:
+    """Whether nobody waits for a node, the source left out."""
+    awaited = np.zeros(num_nodes, bool)
+    awaited[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
+    return ~awaited[1:]
+
+
+def _allocate(first: Column, second: Column) -> tuple[Column, int]:
+    """Give every op a slot that no live op has, and free it after the last reader."""
+    size = len(first)
+    last_reader = np.arange(size)
+    for operand in (first, second):
+        readers = np.flatnonzero(operand >= 0)
+        np.maximum.at(last_reader, operand[readers], readers)
+    order = np.argsort(last_reader, kind="stable")
+    done = order.tolist()
+    until = np.searchsorted(last_reader[order], np.arange(size)).tolist()  # done before each op
+    slot: list[int] = [0] * size
+    free: list[int] = []
+    used, freed = FIRST_SLOT, 0
+    for op, end in enumerate(until):
+        if end > freed:
+            free.extend([slot[other] for other in done[freed:end]])
+            freed = end
+        if free:
+            slot[op] = free.pop()
+        else:
+            slot[op], used = used, used + 1
+    return np.array(slot, np.int64), used

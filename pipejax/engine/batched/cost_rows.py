@@ -1,0 +1,140 @@
+"""Batched costs as rows: one row of the batch for every different cost that a program reads.
+
+A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for
+all. Uniform costs make a handful of rows, costs per stage one for each phase and stage.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.cost_layout import CostLayout
+from pipejax.engine.lowering.program import Program
+from pipejax.schedules.cells.ops import TIMED
+
+ZERO_ROW = 0
+Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
+Source = tuple[tuple[str, int], ...]  # leaf entries that add up to a row
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CostRows:
+    """Which row each position of the cost vector reads.
+
+    Attributes:
+      row_of_position: (costs) row of each position, in the order of `CostLayout`.
+      sources: (rows) leaf entries that add up to each row; none for the row of zeros.
+      fields: fields that are read, and the entries of each.
+    """
+
+    row_of_position: Int[NumpyArray, " costs"]
+    sources: tuple[Source, ...]
+    fields: tuple[tuple[str, int], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, that of zeros included."""
+        return len(self.sources)
+
+    def list(self, leaves: Leaves) -> list[Float[Array, " batch"]]:
+        """Return the rows one by one, of size 1 where the whole batch shares one.
+
+        Returns (rows) of (N or 1) costs [s].
+        """
+        dtype = next(iter(leaves.values())).dtype
+        rows = []
+        for source in self.sources:
+            parts = [
+                leaves[name].reshape(len(leaves[name]), -1)[:, entry] for name, entry in source
+            ]
+            rows.append(sum(parts[1:], parts[0]) if parts else jnp.zeros(1, dtype))
+        return rows
+
+
+def batch_leaves(costs: Costs, layout: CostLayout) -> tuple[Leaves, int]:
+    """Read a batch of costs."""
+    given = {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
+    given = {name: leaf for name, leaf in given.items() if leaf is not None}
+    size = max((np.shape(leaf)[0] for leaf in given.values() if np.ndim(leaf)), default=1)
+    trailing = Costs(**{name: np.zeros(np.shape(leaf)[1:]) for name, leaf in given.items()})
+    trailing.check_shapes(layout.num_stages, layout.num_pipes)
+    dtype = jnp.result_type(float, *(_plain(leaf) for leaf in given.values()))
+    leaves: Leaves = {}
+    for name, leaf in given.items():
+        count = np.shape(leaf)[0] if np.ndim(leaf) else 1
+        if count not in (1, size):
+            raise ValueError(
+                f"{name} has a batch axis of {count}, others have {size}: every leaf needs the "
+                "same batch axis first, or is a scalar"
+            )
+        if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
+            leaf = leaf[:1]  # one value seen N times: keep one
+        if isinstance(leaf, jax.Array) and leaf.ndim:
+            leaves[name] = jnp.asarray(leaf, dtype)
+        else:
+            leaves[name] = np.atleast_1d(np.asarray(leaf, dtype))
+    return leaves, size
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, "dtype") else float(leaf)
+
+
+def cost_rows(program: Program, costs: Costs) -> CostRows:
+    """Find the rows that a program reads."""
+    layout = program.layout
+    entries = _entries(layout, costs)
+    used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))
+    row_of_position = np.zeros(len(layout.groups), np.int32)
+    rows: dict[Source, int] = {(): ZERO_ROW}
+    for position in used.tolist():
+        source = _source(position, program, costs, entries)
+        row_of_position[position] = rows.setdefault(source, len(rows))
+    names = sorted({name for source in rows for name, _ in source})
+    fields = tuple((name, 1 + int(entries[name].max(initial=0))) for name in names)
+    return CostRows(row_of_position, tuple(rows), fields)
+
+
+def _entries(layout: CostLayout, costs: Costs) -> dict[str, Int[NumpyArray, " entries"]]:
+    """Entry of each field that a stage, or a link, reads."""
+    links = (2, layout.num_pipes, layout.num_stages - 1)
+    entries = {}
+    for field in dataclasses.fields(costs):
+        leaf = getattr(costs, field.name)
+        shape = np.shape(leaf if leaf is not None else 0.0)[1:]
+        target = links if field.name in ("latency", "transmit") else (layout.num_stages,)
+        places = np.arange(int(np.prod(shape))).reshape(shape)
+        entries[field.name] = np.broadcast_to(places, target).ravel()
+    return entries
+
+
+def _source(
+    position: int, program: Program, costs: Costs, entries: dict[str, Int[NumpyArray, " entries"]]
+) -> Source:
+    """Leaf entries that add up to one position of the cost vector (see `CostLayout`)."""
+    layout = program.layout
+    first_pair = 1 + len(TIMED) * layout.num_stages
+    first_link = first_pair + layout.num_pairs
+    if position == 0:
+        return ()
+    if position < first_pair:
+        phase, stage = divmod(position - 1, layout.num_stages)
+        name = costs.field_of(TIMED[phase])
+        return ((name, int(entries[name][stage])),)
+    if position < first_link:
+        pair = position - first_pair
+        if costs.pair is not None:
+            return (("pair", int(entries["pair"][np.asarray(program.pair_stage)[pair]])),)
+        forward, backward = np.asarray(program.pair_index)[pair].tolist()
+        return (
+            *_source(forward, program, costs, entries),
+            *_source(backward, program, costs, entries),
+        )
+    kind, link = divmod(position - first_link, layout.num_boundaries)
+    names = (("latency",), ("transmit",), ("latency", "transmit"))[kind]
+    return tuple((name, int(entries[name][link])) for name in names)

@@ -1,0 +1,159 @@
+"""The way forth: values of all ops of a program, and which operand each waited for."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, NumpyArray
+from pipejax.engine.batched.binary_program import NEVER_SLOT
+from pipejax.engine.batched.interpreted_program import GROUP, StepProgram
+from pipejax.engine.batched.single_xla_call import (
+    Unsigned,
+    count_up,
+    one_function,
+    put_row,
+    take_row,
+)
+
+Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
+
+
+class Tiles(NamedTuple):
+    """Configurations of a batch that are solved one tile after the other.
+
+    Attributes:
+      first: the first configuration.
+      num_tiles: number of tiles.
+      lanes: configurations of a tile.
+    """
+
+    first: Array | NumpyArray | np.int32
+    num_tiles: int
+    lanes: int
+
+
+def values_and_choices(
+    program: StepProgram, pieces: tuple[Array, ...], tiles: Tiles, heat: Array | None, *, keep: bool
+) -> tuple[Array, Array]:
+    """Run a program over tiles of configurations, one after the other.
+
+    Returns (tiles, lanes) makespans [s], and the choices if kept: of exact maxima (groups, tiles,
+    lanes) bytes, whose bits say which of `GROUP` ops waited for their second operand; of smooth
+    ones (ops, tiles, lanes) weights of the second operand.
+    """
+    exact, dtype = heat is None, pieces[0].dtype
+    rows = len(program.code) // GROUP if exact else len(program.code)
+    shape = (rows if keep else 1, tiles.num_tiles, tiles.lanes)
+
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
+
+    def loops(
+        program: StepProgram, pieces: tuple[Array, ...], first: Array, heat: Array
+    ) -> tuple[Array, Array]:
+        def tile(t: Array, carry: Carry) -> Carry:
+            values, choices, columns, cost, state = carry
+            at = first + t * Unsigned(tiles.lanes)
+            columns = _columns(columns, pieces, at)
+            cost = _cost(cost, program, columns)
+            state, choices = _run(program, cost, state, choices, t, None if exact else heat, keep)
+            return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
+
+        # what a tile needs is made once, and written over by the next one
+        slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, tiles.lanes), 0)
+        empty = functools.partial(jnp.zeros, dtype=dtype)
+        start = (
+            empty((tiles.num_tiles, tiles.lanes)),
+            jnp.zeros(shape, jnp.uint8 if exact else dtype),
+            empty((num_columns, tiles.lanes)),
+            empty((len(program.terms), tiles.lanes)),
+            jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
+        )
+        values, choices, *_ = count_up(0, tiles.num_tiles, tile, start)
+        return values, choices
+
+    heat = jnp.asarray(0 if heat is None else heat, dtype)
+    first = jnp.asarray(tiles.first).astype(Unsigned)
+    return one_function(loops)(jax.tree.map(jnp.asarray, program), pieces, first, heat)
+
+
+def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
+    """Fill in the costs of a tile, one row for each entry, behind a row of zeros."""
+    lanes, before = columns.shape[1], 1
+    for piece in pieces:
+
+        def entry(e: Array, columns: Array, piece: Array = piece, before: int = before) -> Array:
+            if len(piece) > 1:
+                column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
+            else:
+                column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
+                column = jnp.broadcast_to(column, (1, lanes))
+            return put_row(columns, column, e + Unsigned(before))
+
+        columns = count_up(0, piece.shape[1], entry, columns)
+        before += piece.shape[1]
+    return columns
+
+
+def _cost(cost: Array, program: StepProgram, columns: Array) -> Array:
+    """Fill in the costs of a tile by rows."""
+
+    def step(r: Array, cost: Array) -> Array:
+        one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
+        return put_row(cost, one + other, r)
+
+    return count_up(0, program.num_rows, step, cost)
+
+
+def _run(
+    program: StepProgram,
+    cost: Array,
+    state: Array,
+    choices: Array,
+    t: Array,
+    heat: Array | None,
+    keep: bool,
+) -> tuple[Array, Array]:
+    """Values of a tile by slots, and the choices with its own entered."""
+    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if heat is None else cost.dtype)
+
+    def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        state, choices, kept = carry
+        for u in range(GROUP):
+            k = g * Unsigned(GROUP) + Unsigned(u)
+            first, second, slot, lag, own = (program.code[k, c] for c in range(5))
+            one = take_row(state, first)
+            other = take_row(state, second) + take_row(cost, lag)
+            value, weight = _maximum(one, other, heat)
+            if keep:
+                # the last row stays zero; where it is added to an index, XLA writes the value
+                # after the choice has read the state, which it would copy otherwise
+                kept = put_row(kept, weight, Unsigned(u))
+                slot = slot + kept[GROUP, 0].astype(Unsigned)
+            state = put_row(state, value + take_row(cost, own), slot)
+        return state, _enter(choices, kept, g, t) if keep else choices, kept
+
+    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, kept))
+    return state, choices
+
+
+def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
+    """Enter the choices of a group: exact ones as the bits of a byte."""
+    if kept.dtype == bool:
+        bits = [kept[u].astype(jnp.uint8) << u for u in range(GROUP)]
+        packed = functools.reduce(jax.lax.bitwise_or, bits)[None, None]
+        return jax.lax.dynamic_update_slice(choices, packed, (g, t, Unsigned(0)))
+    place = (g * Unsigned(GROUP), t, Unsigned(0))
+    return jax.lax.dynamic_update_slice(choices, kept[:GROUP, None], place)
+
+
+def _maximum(one: Array, other: Array, heat: Array | None) -> tuple[Array, Array]:
+    """Maximum of two operands, and the weight of the second; at a tie the first one wins."""
+    if heat is None:
+        second_wins = other > one
+        return jax.lax.select(second_wins, other, one), second_wins
+    gap = other - one
+    smooth = jnp.maximum(one, other) + heat * jnp.log1p(jnp.exp(-jnp.abs(gap) / heat))
+    return smooth, jax.nn.sigmoid(gap / heat)

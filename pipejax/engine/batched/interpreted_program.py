@@ -1,0 +1,167 @@
+"""A program as data, for loops that serve every program of the same bucket of sizes.
+
+A compilation takes the same time for any number of ops, and a comparison of many schedules
+compiles a handful of times.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Int, NumpyArray, UInt
+from pipejax.engine.batched.binary_program import NEVER_SLOT, SPARE_SLOT, START_SLOT, BinaryOps
+from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
+
+GROUP = 8  # ops of one iteration; their choices fill a byte
+BUCKETS = 8  # sizes grow by this factor from bucket to bucket
+LEAST_OPS, LEAST_EDGES, LEAST_SLOTS, LEAST_ROWS = 512, 1024, 16, 64
+ZERO_COLUMN = 0  # of the cost matrix
+ALWAYS, CHOICE, NOT_CHOICE = 0, 1, 2
+MAX_RUN = 255  # uses that one byte can count
+STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
+
+Unsigned = np.uint32  # an index without a sign needs no test for being negative
+Column = Int[NumpyArray, " some"]
+UIntArray = UInt[Array, "..."] | UInt[NumpyArray, "..."]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepProgram:
+    """A program as data, padded to a bucket of sizes.
+
+    Attributes:
+      code: (ops, 5) slots of first, second and result, rows of lag and own cost.
+      num_groups: groups of `GROUP` ops, padding of the last included.
+      last: slot of the makespan.
+      terms: (rows, 2) columns of the cost matrix that add up to each row; column 0 is zero.
+      num_rows: rows of costs without padding.
+      num_slots: rows of the state.
+    """
+
+    code: UIntArray
+    num_groups: UIntArray
+    last: UIntArray
+    terms: UIntArray
+    num_rows: UIntArray
+    num_slots: int = dataclasses.field(metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WayBack:
+    """The same program for counting costs on the critical path, from the last op to the first.
+
+    Attributes:
+      edges: (edges, 3) op that reads, op that is read, and whether the choice or its opposite
+        says that the path goes there.
+      num_edges: edges without padding.
+      num_ops: ops without padding.
+      uses: (uses, 2) op that uses a cost, and whether the choice says that it counts; by row
+        within a stretch of ops.
+      runs: (runs, 3) row of costs, and its first use and the one after its last in `uses`.
+      num_runs: runs without padding.
+    """
+
+    edges: UIntArray
+    num_edges: UIntArray
+    num_ops: UIntArray
+    uses: UIntArray
+    runs: UIntArray
+    num_runs: UIntArray
+
+
+jax.tree_util.register_dataclass(StepProgram)
+jax.tree_util.register_dataclass(WayBack)
+
+
+def bucket(size: int, least: int) -> int:
+    """Round a size up to its bucket."""
+    while least < size:
+        least *= BUCKETS
+    return least
+
+
+def cost_columns(rows: CostRows) -> list[tuple[str, int]]:
+    """List the entries of the fields that a program reads: columns 1, 2, ... of its matrix."""
+    return [(name, entry) for name, entries in rows.fields for entry in range(entries)]
+
+
+def step_program(ops: BinaryOps, rows: CostRows) -> StepProgram:
+    """Lay a program out as data."""
+    row = rows.row_of_position
+    columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
+    code = np.zeros((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
+    code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
+    code[: ops.num_ops] = np.stack(columns, axis=1)
+    terms = _terms(rows)
+    return StepProgram(
+        code=code,
+        num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
+        last=np.array(ops.slot[-1], Unsigned),
+        terms=_padded(terms, bucket(len(terms), LEAST_ROWS)),
+        num_rows=np.array(rows.num_rows, Unsigned),
+        num_slots=bucket(ops.num_slots, LEAST_SLOTS),
+    )
+
+
+def _terms(rows: CostRows) -> Int[NumpyArray, "rows 2"]:
+    """Columns that add up to each row."""
+    number = {key: k + 1 for k, key in enumerate(cost_columns(rows))}
+    terms = np.full((rows.num_rows, 2), ZERO_COLUMN)
+    for place, source in enumerate(rows.sources):
+        terms[place, : len(source)] = [number[key] for key in source]
+    return terms
+
+
+def num_columns(rows: CostRows) -> int:
+    """Return the width of the cost matrix, in its bucket: a column of zeros, then the entries."""
+    return bucket(1 + sum(entries for _, entries in rows.fields), LEAST_ROWS)
+
+
+def way_back(ops: BinaryOps, rows: CostRows) -> WayBack:
+    """Lay the edges and the uses of costs out as data."""
+    number = np.arange(ops.num_ops)[::-1]
+    edges = np.stack(
+        [
+            np.stack([number, operand[number], np.full(ops.num_ops, says)], axis=1)
+            for operand, says in ((ops.first, NOT_CHOICE), (ops.second, CHOICE))
+        ],
+        axis=1,
+    ).reshape(-1, 3)
+    edges = edges[edges[:, 1] >= 0]
+    row = rows.row_of_position
+    used = np.concatenate([row[ops.own], row[ops.lag]])
+    uses = np.stack(
+        [np.tile(np.arange(ops.num_ops), 2), np.repeat([ALWAYS, CHOICE], ops.num_ops)], axis=1
+    )
+    order = np.lexsort((used, uses[:, 0] // STRETCH))
+    order = order[used[order] != ZERO_ROW]
+    runs = _runs(used[order])
+    return WayBack(
+        edges=_padded(edges, bucket(len(edges), LEAST_EDGES)),
+        num_edges=np.array(len(edges), Unsigned),
+        num_ops=np.array(ops.num_ops, Unsigned),
+        uses=_padded(uses[order], bucket(len(order), LEAST_EDGES)),
+        runs=_padded(runs, bucket(len(runs), LEAST_ROWS)),
+        num_runs=np.array(len(runs), Unsigned),
+    )
+
+
+def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
+    """Cut uses into runs of one row each, none longer than `MAX_RUN`."""
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    last = np.append(first[1:], len(row))
+    pieces = -(-(last - first) // MAX_RUN)
+    start = np.repeat(first, pieces)
+    place = np.arange(len(start)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    start = start + MAX_RUN * place
+    stop = np.minimum(start + MAX_RUN, np.repeat(last, pieces))
+    return np.stack([row[start], start, stop], axis=1)
+
+
+def _padded(
+    table: Int[NumpyArray, "rows columns"], size: int
+) -> UInt[NumpyArray, "padded columns"]:
+    padded = np.zeros((size, table.shape[1]), Unsigned)
+    padded[: len(table)] = table
+    return padded

@@ -1,0 +1,184 @@
+"""The recurrence op by op over blocks of the batch, in loops whose program is data.
+
+A block's state stays in cache: one row for every live op, never one for every op.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from pipejax.base.array_types import Array, Float, Num, NumpyArray
+from pipejax.engine.batched.backward_pass import BITS, counts_on_path
+from pipejax.engine.batched.blocks import in_blocks
+from pipejax.engine.batched.forward_pass import Tiles, values_and_choices
+from pipejax.engine.batched.interpreted_program import StepProgram, WayBack
+from pipejax.engine.batched.sharding import Spread
+from pipejax.engine.batched.single_xla_call import wide_vectors
+
+Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
+Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
+Result = tuple[Float[Array, " batch"], Counts | None]
+
+ROW_BYTES = 512  # of a row of the state: rows of that size are added up fastest
+MAX_TILES = 16  # rows' worth of configurations in a block
+CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
+ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
+MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pays
+
+
+def lanes(dtype: np.dtype) -> int:
+    """Return how many configurations a row of the state holds."""
+    return ROW_BYTES // dtype.itemsize
+
+
+def stepped_makespans(
+    program: StepProgram,
+    pieces: Pieces,
+    *,
+    back: WayBack | None = None,
+    temperature: float | None = None,
+    over: Spread | None = None,
+) -> Result:
+    """Makespans of a batch, and how often each cost stands on the critical path.
+
+    Returns (batch) makespans [s], and (columns, batch) counts, whole numbers or costs' floats, or
+    None.
+    """
+    size = max(map(len, pieces))
+    heat = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
+    if over is not None:
+        is_shared = tuple(len(piece) == 1 for piece in pieces)
+        return _compiled_over(over, is_shared)(program, back, heat, pieces)
+    threads = _num_threads(program, size, pieces[0].dtype)
+    run = functools.partial(_compiled(), program, back, heat)
+    if threads <= 1:
+        return run(pieces)
+    return _side_by_side(run, pieces, size, threads)
+
+
+def _side_by_side(
+    run: Callable[[Pieces], Result], pieces: Pieces, size: int, threads: int
+) -> Result:
+    """Run parts of a batch in threads.
+
+    Loops of one computation do not run side by side on a CPU, two computations do.
+    """
+    part = -(-size // threads)
+    starts = [min(low, size - part) for low in range(0, size, part)]  # parts of one size
+    whole: list[NumpyArray] = []
+    exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
+
+    def work(low: int) -> None:
+        cut = tuple(p[low : low + part] if len(p) > 1 else p for p in pieces)
+        with jax.enable_x64(exact):
+            found = [np.asarray(array) for array in run(cut) if array is not None]
+        with lock:
+            if not whole:
+                dtype = found[0].dtype
+                whole.extend(np.empty((*array.shape[:-1], size), dtype) for array in found)
+        for array, target in zip(found, whole, strict=True):
+            target[..., low : low + part] = array
+
+    lock = threading.Lock()
+    list(_pool().map(work, starts))
+    values, *counts = whole
+    return jnp.asarray(values), counts[0] if counts else None
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
+
+
+def _num_threads(program: StepProgram, size: int, dtype: np.dtype) -> int:
+    """Threads that share a batch; the same for programs and batches that share a compilation."""
+    if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
+        return 1
+    parts = min(len(program.code) * size // MIN_WORK, size // lanes(dtype))
+    return max(1, min(os.cpu_count() or 1, parts))
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Array, Array | None]]:
+    """Compile with options that are known once there is a backend."""
+    return jax.jit(_run, compiler_options=wide_vectors())
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled_over(over: Spread, is_shared: tuple[bool, ...]) -> Callable[..., Result]:
+    """Compile for several devices, each of which solves its part of the batch."""
+    everywhere, cut = PartitionSpec(), PartitionSpec(over.axis)
+    pieces = tuple(everywhere if shared else cut for shared in is_shared)
+    run = jax.shard_map(
+        _run,
+        mesh=over.mesh,
+        in_specs=(everywhere, everywhere, everywhere, pieces),
+        out_specs=(cut, PartitionSpec(None, over.axis)),
+        check_vma=False,
+    )
+    return jax.jit(run, compiler_options=wide_vectors())
+
+
+def _run(
+    program: StepProgram, back: WayBack | None, heat: Array | None, pieces: tuple[Array, ...]
+) -> tuple[Array, Array | None]:
+    size, dtype = max(map(len, pieces)), pieces[0].dtype
+    tiles, width = _block(program, size, dtype, back, heat)
+    block = tiles * width
+    if block > size:
+        pieces = tuple(_lengthened(p, block) if len(p) == size else p for p in pieces)
+
+    def solve(at: Array) -> tuple[Array, Array | None]:
+        keep = back is not None
+        values, choices = values_and_choices(
+            program, pieces, Tiles(at, tiles, width), heat, keep=keep
+        )
+        if back is None:
+            return values.reshape(-1), None
+        choices = choices.reshape(len(choices), -1)
+        small = heat is None and len(back.uses) < 1 << 16  # half the bytes for the same numbers
+        return values.reshape(-1), counts_on_path(
+            program,
+            back,
+            choices,
+            num_columns=1 + sum(piece.shape[1] for piece in pieces),
+            dtype=np.dtype(np.uint16) if small else dtype,
+        )
+
+    found = in_blocks(solve, size=max(size, block), block=block)
+    cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
+    return cut
+
+
+def _lengthened(piece: Array, size: int) -> Array:
+    """Costs with the last configuration again and again."""
+    return jnp.concatenate(
+        [piece, jnp.broadcast_to(piece[-1:], (size - len(piece), *piece.shape[1:]))]
+    )
+
+
+def _block(
+    program: StepProgram, size: int, dtype: np.dtype, back: WayBack | None, heat: Array | None
+) -> tuple[int, int]:
+    """Tiles of a block, and configurations of a tile.
+
+    As many as the choices and paths of all ops leave room for, and blocks of one size. An
+    accelerator takes one wide tile: its threads are what a CPU's vectors are.
+    """
+    bits = 3 if heat is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
+    width = lanes(dtype)
+    if jax.default_backend() != "cpu":
+        room = ACCELERATOR_BYTES * 8 // (bits * len(program.code))
+        return 1, max(width, min(size, size if back is None else room) // BITS * BITS)
+    most = MAX_TILES
+    if back is not None:
+        most = max(1, min(most, CHOICE_BYTES * 8 // (bits * len(program.code) * width)))
+    blocks = -(-size // (most * width))
+    return -(-size // (blocks * width)), width

@@ -1,0 +1,128 @@
+"""A program in which every op and every message has a cost of its own.
+
+Where durations vary from op to op, a cost per phase and stage is not enough. Here the batched
+engine reads a column for each op and each message, in an order that does not depend on the order
+of the schedule: by phase, stage, microbatch. Schedules of the same ops have the same columns.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.engine.batched.binary_program import binary_ops
+from pipejax.engine.batched.cost_rows import CostRows
+from pipejax.engine.batched.interpreted_program import StepProgram, WayBack, step_program, way_back
+from pipejax.engine.lowering.cost_layout import ZERO
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.pricing import NodeCosts
+from pipejax.schedules.cells.ops import Phase
+
+LEAST_COLUMNS = 64
+
+Nodes = Int[NumpyArray, " some"]
+
+
+class OwnCosts(NamedTuple):
+    """What the batched engine needs, and where its columns stand.
+
+    Columns come in pieces of one width each: one of ops, and one for each time that a message
+    takes (one, or transmit time and latency apart), which the messages' link model decides.
+
+    Attributes:
+      steps: the program as data; its costs are the columns of all pieces in order.
+      back: the way back, for the critical path.
+      duration_index: (nodes) column of what each node takes, from 1 on; 0 is no time.
+      lag_index: (nodes, max_preds) column of the delay from each predecessor, from 1 on.
+      ops: (ops) node of each column of the first piece.
+      messages: (messages) number of the message of each column of the other pieces.
+      op_seconds: (width) what each op takes [s]; 0 beyond the ops.
+      op_worker: (width) worker of each op, or `NO_WORKER`.
+      message_seconds: pieces of (width) what each message takes [s].
+    """
+
+    steps: StepProgram
+    back: WayBack
+    duration_index: Int[NumpyArray, " nodes"]
+    lag_index: Int[NumpyArray, "nodes max_preds"]
+    ops: Nodes
+    messages: Nodes
+    op_seconds: Float[NumpyArray, " width"]
+    op_worker: Int[NumpyArray, " width"]
+    message_seconds: tuple[Float[NumpyArray, " width"], ...]
+
+
+def own_costs(program: Program, costs: NodeCosts) -> OwnCosts:
+    """Give every op and every message of a program a column of its own."""
+    sent = program.messages
+    duration, delay = map(np.asarray, costs)
+    is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
+    ops = np.lexsort((program.worker, program.microbatch, program.stage, program.phase))
+    ops = ops[is_op[ops]]
+    messages = np.lexsort((sent.microbatch, sent.stage, sent.phase))
+    width, message_width = _width(len(ops)), _width(len(messages))
+    own = np.zeros(program.num_nodes, np.int64)
+    own[ops] = 1 + np.arange(len(ops))
+    lag = np.zeros(program.preds.shape, np.int64)
+    pieces: list[Float[NumpyArray, " width"]] = []
+    column = 1 + width + np.arange(len(messages))
+    carrier = np.asarray(sent.carrier)[messages]
+    if np.any(carrier != SOURCE):  # the message is a node
+        own[carrier] = column
+        pieces.append(_filled(duration[carrier], message_width))
+        column = column + message_width
+    if np.any(sent.lag_index != ZERO):  # it delays an edge
+        edge = _edges(program)[:, messages]
+        lag[*edge] = column
+        pieces.append(_filled(delay[*edge], message_width))
+    numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
+    binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
+    return OwnCosts(
+        steps=step_program(binary, rows),
+        back=way_back(binary, rows),
+        duration_index=own,
+        lag_index=lag,
+        ops=ops,
+        messages=messages,
+        op_seconds=_filled(duration[ops], width),
+        op_worker=_filled(np.asarray(program.worker)[ops], width, NO_WORKER),
+        message_seconds=tuple(pieces),
+    )
+
+
+def _width(count: int) -> int:
+    """Columns in the bucket of a count."""
+    return max(LEAST_COLUMNS, 1 << max(0, count - 1).bit_length())
+
+
+def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
+    return np.pad(values, (0, width - len(values)), constant_values=rest)
+
+
+def _edges(program: Program) -> Int[NumpyArray, "2 messages"]:
+    """Node and place among its predecessors where each message delays an edge."""
+    sent = program.messages
+    preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
+    leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
+    names = np.int64(len(program.layout.groups))
+
+    def key(head: NumpyArray, tail: NumpyArray, lag: NumpyArray) -> Int[NumpyArray, " edges"]:
+        return (head.astype(np.int64) * program.num_nodes + tail) * names + lag
+
+    head, place = np.nonzero(lags != ZERO)
+    found = key(head, preds[head, place], lags[head, place])
+    order = np.argsort(found)
+    wanted = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
+    edge = order[np.searchsorted(found, wanted, sorter=order)]
+    return np.stack([head[edge], place[edge]])
+
+
+def _rows(own: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
+    """One row for every column that is read."""
+    used = np.unique(np.append(own, lag))
+    used = used[used != ZERO]
+    row_of_position = np.zeros(1 + num_columns, np.int32)
+    row_of_position[used] = 1 + np.arange(len(used))
+    sources = ((), *((("own", column),) for column in (used - 1).tolist()))
+    return CostRows(row_of_position, sources, (("own", num_columns),))

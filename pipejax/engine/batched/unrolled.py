@@ -1,0 +1,62 @@
+"""The recurrence written out op by op: one kernel that keeps all live values in registers.
+
+XLA fuses the whole program into a single pass over the batch, which it also splits over the
+cores. That is the fastest form there is, and the one whose compile time grows with the program;
+`stepped.py` takes over where it would be too long.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+from pipejax.engine.batched.binary_program import NEVER, START, BinaryOps
+from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
+from pipejax.engine.batched.single_xla_call import wide_vectors
+
+MAX_OPS = 700  # about a second of compilation
+
+
+def unrolled_makespans(
+    leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
+) -> Float[Array, " batch"]:
+    """Makespans of a batch: (batch) makespans [s]."""
+    return _compiled()(leaves, ops=ops, rows=rows, size=size)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Float[Array, " batch"]]:
+    """Compile with options that are known once there is a backend."""
+    static = ("ops", "rows", "size")
+    return jax.jit(_unrolled, static_argnames=static, compiler_options=wide_vectors())
+
+
+def _unrolled(
+    leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
+) -> Float[Array, " batch"]:
+    cost = rows.list(leaves)
+    values = {START: jnp.zeros(1, cost[ZERO_ROW].dtype)}
+    row = rows.row_of_position
+    code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
+    for op, (first, second, lag, own) in enumerate(code):
+        operands = []
+        if first != NEVER:
+            operands.append(values[first])
+        if second != NEVER:
+            operands.append(_plus(values[second], lag, cost))
+        values[op] = _plus(functools.reduce(_first_of, operands), own, cost)
+    return jnp.broadcast_to(values[ops.num_ops - 1], (size,))
+
+
+def _plus(value: Array, row: int, cost: list[Array]) -> Array:
+    """Add a cost row, nothing for that of zeros."""
+    return value if row == ZERO_ROW else value + cost[row]
+
+
+def _first_of(one: Array, other: Array) -> Array:
+    """Maximum; a comparison and a choice are cheaper than a maximum that looks for NaN."""
+    one, other = jnp.broadcast_arrays(one, other)
+    return jax.lax.select(other > one, other, one)

@@ -1,0 +1,128 @@
+"""SEND and RECV cells: taken out of a table, and put in along one order of all transfers.
+
+An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
+them (communication cells do not change these numbers). Where every transfer stands after all that
+must have arrived before its producer can run, the queues that follow the order cannot deadlock.
+"""
+
+import numpy as np
+
+from pipejax.base.array_types import Index, Int, NumpyArray
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.schedules.cells.ops import COMMUNICATION, Cell, Op, Phase
+from pipejax.schedules.table.table import ScheduleTable, without
+
+Order = Int[NumpyArray, " transfers"]
+
+
+def send_and_receive(program: Program, transfer: Index) -> tuple[Op, Op]:
+    """Return the two cells of a transfer."""
+    sent = program.messages
+    phase, stage, microbatch = (
+        int(field[transfer]) for field in (sent.phase, sent.stage, sent.microbatch)
+    )
+    received, step = {Phase.SEND_F: (Phase.RECV_F, 1), Phase.SEND_B: (Phase.RECV_B, -1)}[
+        Phase(phase)
+    ]
+    return Op(Phase(phase), stage, microbatch), Op(received, stage + step, microbatch)
+
+
+def without_transfers(table: ScheduleTable) -> ScheduleTable:
+    """Take the SEND and RECV cells out of a table."""
+    return without(table, COMMUNICATION)
+
+
+def order_of(program: Program) -> Order:
+    """Return an order of all transfers that agrees with every queue of a program.
+
+    Returns (transfers) messages, each after all that it waits for.
+    """
+    return np.argsort(program.messages.carrier, kind="stable")
+
+
+def producer_order(table: ScheduleTable) -> Order:
+    """Order the transfers producer by producer, as PyTorch lowers a schedule.
+
+    In every round each worker in turn runs its next op, if that can run; the messages of an op
+    follow it at once, without a thought for when they are needed.
+
+    Returns (transfers) messages in the order in which their cells are appended.
+    """
+    program = lower(without_transfers(table), step_end=False)
+    preds = program.preds.tolist()
+    sends: dict[int, list[int]] = {}
+    for transfer, producer in enumerate(program.messages.producer.tolist()):
+        sends.setdefault(producer, []).append(transfer)
+    left = [[node for node in row if node != SOURCE][::-1] for row in program.node_of_cell.tolist()]
+    has_run = [False] * program.num_nodes
+    has_run[SOURCE] = True
+    order: list[int] = []
+    while any(left):
+        for row in left:
+            if row and all(has_run[before] for before in preds[row[-1]]):
+                node = row.pop()
+                has_run[node] = True
+                order += sends.get(node, [])
+    return np.array(order, int)
+
+
+def insert_transfers(table: ScheduleTable, order: Order | None = None) -> ScheduleTable:
+    """Put SEND and RECV cells into a table, so that every queue follows one order.
+
+    Args:
+      table: the schedule; communication cells that it has give way.
+      order: (transfers) messages as `Program.messages` numbers them; producer by producer, as
+        PyTorch lowers a schedule, if None.
+
+    Returns:
+      The same ops in the same order, without idle slots; each SEND after its producer, each RECV
+      before its consumer. It cannot deadlock, whatever the scope of the queues.
+
+    Raises:
+      ValueError: if the order is no permutation of the messages, or has a transfer stand before
+        one that its producer waits for.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> print(insert_transfers(table))
+                 0        1        2        3
+        worker 0 0F0      0SEND_F0 0RECV_B0 0B0
+        worker 1 1RECV_F0 1F0      1B0      1SEND_B0
+    """
+    bare = without_transfers(table)
+    program = lower(bare, step_end=False)
+    sent = program.messages
+    chosen = producer_order(bare) if order is None else np.asarray(order)
+    if sorted(chosen.tolist()) != list(range(len(sent.producer))):
+        raise ValueError(
+            f"order must hold each of the {len(sent.producer)} transfers once, got {chosen!r}"
+        )
+    cells = [
+        [(node, cell) for node, cell in zip(nodes, row, strict=True) if node != SOURCE]
+        for nodes, row in zip(program.node_of_cell.tolist(), bare.rows(), strict=True)
+    ]
+    place = {node: k for row in cells for k, (node, _) in enumerate(row)}
+    rows: list[list[Cell]] = [[] for _ in cells]
+    next_op = [0] * len(cells)
+    waits_for: dict[int, set[int]] = {}
+    for transfer, consumer in enumerate(sent.consumer.tolist()):
+        waits_for.setdefault(consumer, set()).add(transfer)
+    for transfer in chosen.tolist():
+        send, receive = send_and_receive(program, transfer)
+        worker, producer = int(sent.sender[transfer]), int(sent.producer[transfer])
+        ops = cells[worker]
+        # an op is put down only when a transfer behind it asks for it
+        while next_op[worker] <= place[producer]:
+            node, cell = ops[next_op[worker]]
+            if waits_for.get(node):
+                late, _ = send_and_receive(program, min(waits_for[node]))
+                raise ValueError(f"order: {send} stands before {late}, which it waits for")
+            rows[worker].append(cell)
+            next_op[worker] += 1
+        rows[worker].append((send,))
+        rows[int(sent.receiver[transfer])].append((receive,))
+        waits_for[int(sent.consumer[transfer])].remove(transfer)
+    for row, ops, first in zip(rows, cells, next_op, strict=True):
+        row += [cell for _, cell in ops[first:]]
+    return bare.with_rows(rows)

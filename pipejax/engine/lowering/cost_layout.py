@@ -1,0 +1,75 @@
+"""Where each cost stands in the flat cost vector that a program refers to.
+
+```
+[ 0 | op times: phase by stage | fused pairs | latency | transmit | latency + transmit ]
+                                               each by direction, pipe, stage boundary
+```
+
+Nodes and edges of a program hold positions in this vector, so that pricing a program is one
+gather and no program depends on the numbers.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.schedules.cells.ops import TIMED, Phase
+
+ZERO = 0  # position of the constant 0
+_ROW = np.full(len(Phase), -1)
+_ROW[list(TIMED)] = np.arange(len(TIMED))
+
+Index = int | Int[NumpyArray, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class CostLayout:
+    """Positions in the flat cost vector.
+
+    Attributes:
+      num_stages: S.
+      num_pipes: number of pipes.
+      num_pairs: number of distinct fused pairs (stage of F, phase and stage of its backward).
+    """
+
+    num_stages: int
+    num_pipes: int
+    num_pairs: int
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What each position costs: a phase letter, "pair", "latency", "transmit", "message"."""
+        ops = tuple(phase.name for phase in TIMED for _ in range(self.num_stages))
+        links = tuple(
+            name for name in ("latency", "transmit", "message") for _ in range(self.num_boundaries)
+        )
+        return ("", *ops, *["pair"] * self.num_pairs, *links)
+
+    @property
+    def num_boundaries(self) -> int:
+        """Stage boundaries over both directions and all pipes."""
+        return 2 * self.num_pipes * (self.num_stages - 1)
+
+    def op(self, phase: Index, stage: Index) -> Int[NumpyArray, "..."]:
+        """Position of the time of a phase on a stage."""
+        row = _ROW[phase]
+        return np.where(row < 0, ZERO, 1 + row * self.num_stages + stage)
+
+    def pair(self, pair: Index) -> Int[NumpyArray, "..."]:
+        """Position of the time of a fused pair."""
+        return np.asarray(1 + len(TIMED) * self.num_stages + pair)
+
+    def latency(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
+        """Position of the latency of a message."""
+        first = 1 + len(TIMED) * self.num_stages + self.num_pairs
+        link = (direction * self.num_pipes + pipe) * (self.num_stages - 1) + boundary
+        return np.asarray(first + link)
+
+    def transmit(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
+        """Position of the transmit time of a message."""
+        return self.latency(direction, pipe, boundary) + self.num_boundaries
+
+    def message(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
+        """Position of the whole delay of a message: latency and transmit time."""
+        return self.latency(direction, pipe, boundary) + 2 * self.num_boundaries

@@ -1,0 +1,159 @@
+"""The program: a lowered schedule, as arrays of integers."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Int, NumpyArray
+from pipejax.engine.lowering.cost_layout import CostLayout
+from pipejax.schedules.cells.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, STEP_END, Phase
+
+SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
+NO_WORKER = -1
+
+IntArray = Int[Array, "..."] | Int[NumpyArray, "..."]
+
+
+class MessageTable(NamedTuple):
+    """The messages of a program, for reports and drawings; the recurrence does not need them.
+
+    Attributes:
+      producer: (messages) node that makes the message.
+      carrier: (messages) node that transmits it, or the source where it occupies nobody.
+      consumer: (messages) node that waits for it.
+      lag_index: (messages) position of the delay between producer or carrier and consumer.
+      phase: (messages) SEND_F or SEND_B.
+      stage: (messages) stage that sends.
+      microbatch: (messages) microbatch.
+      sender: (messages) worker.
+      receiver: (messages) worker.
+    """
+
+    producer: IntArray
+    carrier: IntArray
+    consumer: IntArray
+    lag_index: IntArray
+    phase: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    sender: IntArray
+    receiver: IntArray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """What every node waits for, and where its costs stand; nodes are in topological order.
+
+    Costs are not part of it: the same program is priced with any number of cost vectors.
+    Padding, if there is any, has the source as predecessor and the constant 0 as cost.
+
+    Attributes:
+      preds: (nodes, max_preds) nodes to wait for; unused entries are the source.
+      lag_index: (nodes, max_preds) position of the lag of each such edge in the cost vector.
+      duration_index: (nodes) position of the duration in the cost vector.
+      pair_index: (pairs, 2) positions of the forward and backward that a fused pair joins.
+      pair_stage: (pairs) stage of the forward of a fused pair.
+      phase: (nodes) phase code; SEND_F or SEND_B for a message, IDLE for source and padding.
+      stage: (nodes) stage of the op, or of the producer of a message.
+      microbatch: (nodes) microbatch.
+      pipe: (nodes) pipe.
+      worker: (nodes) worker whose compute the node occupies, or `NO_WORKER`.
+      sender: (nodes) worker that sends a message, or `NO_WORKER`.
+      receiver: (nodes) worker that receives it, or `NO_WORKER`.
+      node_of_cell: (workers, slots) node of each cell of the table, the source where it has none.
+      first_node: (workers) first op of each worker; sharding cells are no ops here.
+      last_node: (workers) last op of each worker.
+      messages: what is sent between workers.
+      layout: positions in the cost vector.
+      num_microbatches: M.
+      name: schedule name.
+      link: link model.
+      queues: scope of the communication queues, for the rendezvous model.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> pj.lower(table, step_end=False).preds.tolist()  # source, 0F0, 1F0, 1B0, 0B0
+      [[0, 0], [0, 0], [1, 0], [2, 0], [1, 3]]
+    """
+
+    preds: IntArray
+    lag_index: IntArray
+    duration_index: IntArray
+    pair_index: IntArray
+    pair_stage: IntArray
+    phase: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    pipe: IntArray
+    worker: IntArray
+    sender: IntArray
+    receiver: IntArray
+    node_of_cell: IntArray
+    first_node: IntArray
+    last_node: IntArray
+    messages: MessageTable
+    layout: CostLayout = dataclasses.field(metadata={"static": True})
+    num_microbatches: int = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})
+    link: str = dataclasses.field(metadata={"static": True})
+    queues: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, source and padding included."""
+        return self.preds.shape[0]
+
+    @property
+    def beside_cells(self) -> Int[NumpyArray, " some"]:
+        """All-reduces and updates that no cell of the table holds, in topological order."""
+        beside = np.isin(self.phase, STEP_END)
+        beside[np.ravel(self.node_of_cell)] = False
+        return np.flatnonzero(beside)
+
+    @property
+    def max_preds(self) -> int:
+        """Width of the predecessor table."""
+        return self.preds.shape[1]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self.node_of_cell.shape[0]
+
+
+jax.tree_util.register_dataclass(Program)
+
+
+def pad(program: Program, *, num_nodes: int, max_preds: int) -> Program:
+    """Add nodes and predecessor entries that change nothing, to share one compiled shape."""
+    more_nodes = num_nodes - program.num_nodes
+    more_preds = max_preds - program.max_preds
+    if more_nodes < 0 or more_preds < 0:
+        raise ValueError(
+            f"cannot pad a program of {program.num_nodes} nodes and {program.max_preds} "
+            f"predecessors to num_nodes={num_nodes}, max_preds={max_preds}"
+        )
+
+    longer = functools.partial(_longer, more_nodes=more_nodes, more_preds=more_preds)
+    return dataclasses.replace(
+        program,
+        preds=longer(program.preds, SOURCE),
+        lag_index=longer(program.lag_index, 0),
+        duration_index=longer(program.duration_index, 0),
+        phase=longer(program.phase, Phase.IDLE),
+        stage=longer(program.stage, NO_STAGE),
+        microbatch=longer(program.microbatch, NO_MICROBATCH),
+        pipe=longer(program.pipe, NO_PIPE),
+        worker=longer(program.worker, NO_WORKER),
+        sender=longer(program.sender, NO_WORKER),
+        receiver=longer(program.receiver, NO_WORKER),
+    )
+
+
+def _longer(array: IntArray, fill: int, *, more_nodes: int, more_preds: int) -> IntArray:
+    widths = [(0, more_nodes)] + [(0, more_preds)] * (array.ndim - 1)
+    return np.pad(np.asarray(array), widths, constant_values=fill)

@@ -1,0 +1,178 @@
+"""A program under construction: nodes and edges in any order, sorted when it is finished."""
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
+from pipejax.schedules.cells.ops import HOST, SHARDING, Phase
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+
+_FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
+_EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused
+
+
+class Draft:
+    """Collects nodes and edges; node 0 is the source."""
+
+    def __init__(self, table: ScheduleTable) -> None:
+        """Start with the source alone."""
+        self._table = table
+        self._nodes: list[dict[str, NumpyArray]] = []
+        self._num_nodes = 0
+        self._edges: list[NumpyArray] = []
+        self.add_nodes(duration=np.array([ZERO]))
+
+    def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:
+        """Add nodes: (new) their numbers."""
+        columns = {"duration": duration, **fields}
+        size = len(duration)
+        self._nodes.append(
+            {name: columns.get(name, np.full(size, _EMPTY.get(name, -1))) for name in _FIELDS}
+        )
+        self._num_nodes += size
+        return np.arange(self._num_nodes - size, self._num_nodes)
+
+    def add_edges(
+        self,
+        tail: Int[NumpyArray, " new"],
+        head: Int[NumpyArray, " new"],
+        lag: int | Int[NumpyArray, " new"],
+    ) -> None:
+        """Add edges; at a tie the one that was added first wins."""
+        self._edges.append(np.stack([tail, head, np.broadcast_to(lag, np.shape(tail))]))
+
+    def add_chains(
+        self, nodes: Int[NumpyArray, " some"], key: Int[NumpyArray, " some"], lag: int = ZERO
+    ) -> None:
+        """Chain nodes that share a key, in the order given."""
+        order = np.argsort(key, kind="stable")
+        same = key[order][1:] == key[order][:-1]
+        self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], lag)
+
+    def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
+        """Return the node after each node in its worker's row, or -1 after the last.
+
+        Returns (some) nodes.
+        """
+        worker = np.concatenate([columns["worker"] for columns in self._nodes])
+        on_worker = np.flatnonzero(worker != NO_WORKER)
+        on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
+        following = np.full(self._num_nodes, -1)
+        same = worker[on_worker[1:]] == worker[on_worker[:-1]]
+        following[on_worker[:-1][same]] = on_worker[1:][same]
+        return following[nodes]
+
+    def row_ends(self) -> Int[NumpyArray, " workers"]:
+        """Return the last node that was added on each worker."""
+        ends = np.full(self._table.num_workers, SOURCE)
+        worker = np.concatenate([columns["worker"] for columns in self._nodes])
+        ends[worker[worker != NO_WORKER]] = np.flatnonzero(worker != NO_WORKER)
+        return ends
+
+    def finish(
+        self,
+        *,
+        node_of_cell: Int[NumpyArray, "workers slots"],
+        messages: MessageTable,
+        pair_index: Int[NumpyArray, "pairs 2"],
+        pair_stage: Int[NumpyArray, " pairs"],
+        layout: CostLayout,
+        link: str,
+        queues: str,
+    ) -> Program:
+        """Sort the nodes topologically and lay the edges out as a table of predecessors."""
+        tail, head, lag = np.concatenate(self._edges, axis=1)
+        # equal edges count once, but two lags between the same nodes are two edges: fused pairs
+        # may send each other an activation and a gradient
+        _, first = np.unique(np.stack([tail, head, lag]), axis=1, return_index=True)
+        keep = np.sort(first)
+        tail, head, lag = tail[keep], head[keep], lag[keep]
+        try:
+            order = np.array(topological_order(self._num_nodes, tail, head))
+        except CycleError as error:
+            raise self._deadlock(error.cycle, link, queues) from None
+        number = np.empty_like(order)
+        number[order] = np.arange(self._num_nodes)
+        by_head = np.argsort(number[head], kind="stable")
+        heads = number[head][by_head]
+        count = np.bincount(heads, minlength=self._num_nodes)
+        column = np.arange(len(heads)) - (np.cumsum(count) - count)[heads]
+        preds = np.full((self._num_nodes, max(1, int(count.max(initial=0)))), SOURCE, np.int32)
+        lags = np.full(preds.shape, ZERO, np.int32)
+        preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
+        nodes = {
+            name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)
+            for name in _FIELDS
+        }
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
+        on_worker = np.flatnonzero(is_op)
+        first_node, last_node = np.zeros((2, self._table.num_workers), np.int32)
+        last_node[nodes["worker"][on_worker]] = on_worker
+        first_node[nodes["worker"][on_worker[::-1]]] = on_worker[::-1]
+        return Program(
+            preds=preds,
+            lag_index=lags,
+            duration_index=nodes.pop("duration"),
+            pair_index=pair_index,
+            pair_stage=pair_stage,
+            **nodes,
+            node_of_cell=number[node_of_cell].astype(np.int32),
+            messages=messages._replace(
+                producer=number[messages.producer],
+                carrier=number[messages.carrier],
+                consumer=number[messages.consumer],
+            ),
+            first_node=first_node,
+            last_node=last_node,
+            layout=layout,
+            num_microbatches=self._table.num_microbatches,
+            name=self._table.name,
+            link=link,
+            queues=queues,
+        )
+
+    def _deadlock(self, cycle: list[int], link: str, queues: str) -> ScheduleError:
+        """Name the cycle, op by op and transfer by transfer."""
+        nodes = {name: np.concatenate([c[name] for c in self._nodes]) for name in _FIELDS}
+
+        def worker_of(node: int) -> int:
+            """Worker of an op; one on a host link stands in the row of its stage's worker."""
+            pipe, stage = nodes["pipe"][node], nodes["stage"][node]
+            on_host = nodes["phase"][node] in HOST
+            return int(self._table.placement[pipe, stage] if on_host else nodes["worker"][node])
+
+        def name(node: int) -> str:
+            phase, stage, microbatch = (
+                int(nodes[field][node]) for field in ("phase", "stage", "microbatch")
+            )
+            sender, receiver = nodes["sender"][node], nodes["receiver"][node]
+            if sender == NO_WORKER:
+                on = "host link of " * (phase in HOST)
+                return f"{stage}{Phase(phase).name}{microbatch} ({on}worker {worker_of(node)})"
+            next_stage = stage + (1 if phase == Phase.SEND_F else -1)
+            received = Phase.RECV_F if phase == Phase.SEND_F else Phase.RECV_B
+            return (
+                f"{stage}{Phase(phase).name}{microbatch}/{next_stage}{received.name}{microbatch} "
+                f"(worker {sender} to {receiver})"
+            )
+
+        scope = f" with one queue per {queues}" if link == "rendezvous" else ""
+        names = [name(node) for node in cycle]
+        first = max(int(nodes["sender"][cycle[0]]), worker_of(cycle[0]))
+        slot = self._slot_of(nodes, cycle[0])
+        return self._table.error(
+            f"deadlock under {link}{scope}: nothing in this cycle can start: "
+            + " -> ".join([*names, names[0]]),
+            first,
+            slot,
+        )
+
+    def _slot_of(self, nodes: dict[str, NumpyArray], node: int) -> int | None:
+        """Find the cell of a node in the table, if it has one."""
+        cells = self._table.cells
+        same = np.ones(cells.phase.shape, bool)
+        for field, array in zip(("phase", "stage", "microbatch"), cells, strict=False):
+            same &= array == nodes[field][node]
+        return int(np.argwhere(same)[0][1]) if same.any() else None

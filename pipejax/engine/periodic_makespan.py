@@ -1,0 +1,217 @@
+"""Schedules with very many microbatches, by the max-plus algebra of one period.
+
+A period takes the finish times of its frontier to those of the next one: a matrix T in the
+max-plus semiring, where a product adds along paths and takes the longest. The makespan with n
+more periods is rest T^n before, so a million microbatches are some twenty squarings. The largest
+mean weight of a cycle of T, its eigenvalue, is the time that every further period takes.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+from pipejax.costs.costs import Costs
+from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.steady_state import Piece, SteadyState, steady_state
+
+ENDS_PLACE = 1  # of a frontier: the last end so far
+BITS = 8  # of M at a time: a compilation takes longer than products of matrices to spare
+
+Matrix = Float[Array, "outputs inputs"]
+Vector = Float[Array, " frontier"]
+
+_known: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
+
+
+def makespans_at(
+    program: Program, costs: Costs, *, num_microbatches: int
+) -> Float[Array, " batch"]:
+    """Makespans of the same schedule with more microbatches than it was lowered with.
+
+    Args:
+      program: lowered schedule, of enough microbatches to show its periods, say four times as
+        many as workers.
+      costs: as for `makespans`: every leaf a scalar, or with a leading batch axis N.
+      num_microbatches: M, that of the program or more; where a period is for more than one
+        microbatch, more by a multiple of that.
+
+    Returns:
+      (batch) makespans [s].
+
+    Raises:
+      ValueError: if the schedule has no periods, they do not add up to M, or the costs are wrong
+        as for `makespans`.
+
+    Cost:
+      A product of matrices for every bit of M, whose bits are rounded up to bytes: one
+      compilation serves a range of M. The size of the matrices is the number of finish times that
+      are live between two periods, some three per worker.
+
+    Differentiation:
+      Forward and reverse mode with respect to the costs; where paths tie, each counts in part.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> makespans_at(pj.lower(table), costs, num_microbatches=10**6).tolist()
+      [3000021.0]
+
+    References:
+      Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
+    """
+    costs.check_values()
+    steady = _steady_state(program)
+    more, left = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
+    if left or more < 0:
+        raise ValueError(
+            f"num_microbatches={num_microbatches}: a period is for {steady.microbatches} "
+            f"microbatches, so allowed are {program.num_microbatches}, "
+            f"{program.num_microbatches + steady.microbatches}, and so on"
+        )
+    leaves, size = batch_leaves(costs, program.layout)
+    pieces = [(period.before, period.piece) for period in steady.periods]
+    times = [more * steady.microbatches // period.microbatches for period in steady.periods]
+    num_bits = -(-max(times).bit_length() // BITS) * BITS
+    ends = _grown(program, leaves, pieces, steady.rest, np.array(times), num_bits=num_bits)
+    return jnp.broadcast_to(ends, (size,))
+
+
+def throughput(program: Program, costs: Costs) -> Float[Array, " batch"]:
+    """Cycle time: what every further microbatch adds to the makespan.
+
+    Args:
+      program: lowered schedule, of enough microbatches to show its periods, say four times as
+        many as workers.
+      costs: as for `makespans`.
+
+    Returns:
+      (batch) cycle times [s per microbatch].
+
+    Raises:
+      ValueError: if the schedule has no periods, or the costs are wrong as for `makespans`.
+
+    Example:
+      >>> import numpy as np, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.0, 1.5]))
+      >>> throughput(pj.lower(table), costs).tolist()  # slow messages delay every microbatch
+      [3.0, 5.25]
+
+    References:
+      Karp: A characterization of the minimum cycle mean in a digraph (1978).
+    """
+    costs.check_values()
+    steady = _steady_state(program)
+    leaves, size = batch_leaves(costs, program.layout)
+    pieces = [period.piece for period in steady.periods]
+    microbatches = np.array([period.microbatches for period in steady.periods])
+    return jnp.broadcast_to(_cycle_times(program, leaves, pieces, microbatches), (size,))
+
+
+def _steady_state(program: Program) -> SteadyState:
+    if program not in _known:
+        _known[program] = steady_state(program)
+    return _known[program]
+
+
+@functools.partial(jax.jit, static_argnames="num_bits")
+def _grown(
+    program: Program,
+    leaves: Leaves,
+    pieces: list[tuple[Piece, Piece]],
+    rest: Piece,
+    times: Array,
+    *,
+    num_bits: int,
+) -> Float[Array, " batch"]:
+    def one(costs: Costs) -> Float[Array, ""]:
+        node_costs = price(program, costs)
+        ends = jnp.zeros(2, node_costs.duration.dtype)  # the source, and no sink so far
+        for k, (before, piece) in enumerate(pieces):
+            ends = _times(_matrix(before, node_costs), ends)
+            ends = _power(_matrix(piece, node_costs), times[k], num_bits, ends)
+        return _times(_matrix(rest, node_costs), ends)[ENDS_PLACE]
+
+    return _batched(one, leaves)
+
+
+@jax.jit
+def _cycle_times(
+    program: Program, leaves: Leaves, pieces: list[Piece], microbatches: Array
+) -> Float[Array, " batch"]:
+    def one(costs: Costs) -> Float[Array, ""]:
+        node_costs = price(program, costs)
+        means = [_cycle_mean(_matrix(piece, node_costs)) for piece in pieces]
+        return jnp.sum(jnp.stack(means) / microbatches)
+
+    return _batched(one, leaves)
+
+
+def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[Array, " batch"]:
+    """Map over the batch; a leaf that all share stays as it is."""
+    shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
+    each = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
+    if not each:
+        return one(Costs(**shared))[None]
+    return jax.vmap(lambda leaf: one(Costs(**shared, **leaf)))(each)
+
+
+def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
+    """Longest paths from the frontier before a piece to the one after it."""
+    duration, lag = map(jnp.asarray, costs)
+    size = piece.num_inputs
+    unit = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
+    values = jnp.concatenate([unit, jnp.full((len(piece.nodes), size), -jnp.inf, unit.dtype)])
+
+    def step(values: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
+        place, before, own, lags = inputs
+        return values.at[place].set((values[before] + lags[:, None]).max(axis=0) + own), None
+
+    nodes = jnp.asarray(piece.nodes)
+    places = size + jnp.arange(len(piece.nodes))
+    preds = jnp.asarray(piece.preds)
+    values, _ = jax.lax.scan(step, values, (places, preds, duration[nodes], lag[nodes]))
+    ends = jnp.concatenate([values[ENDS_PLACE, None], values[piece.sinks]]).max(axis=0)
+    return values[piece.outputs].at[ENDS_PLACE].set(ends)
+
+
+def _times(left: Matrix, right: Array) -> Array:
+    """Product of a matrix and a matrix or vector in the max-plus semiring."""
+    if right.ndim == 1:
+        return (left + right[None, :]).max(axis=1)
+    return (left[:, :, None] + right[None, :, :]).max(axis=1)
+
+
+def _power(matrix: Matrix, exponent: Array, num_bits: int, vector: Vector) -> Vector:
+    """Product of a power of a matrix and a vector, by squaring."""
+
+    def step(carry: tuple[Matrix, Vector], bit: Array) -> tuple[tuple[Matrix, Vector], None]:
+        square, vector = carry
+        is_set = (exponent >> bit) & 1 == 1
+        vector = jnp.where(is_set, _times(square, vector), vector)
+        return (_times(square, square), vector), None
+
+    (_, vector), _ = jax.lax.scan(step, (matrix, vector), jnp.arange(num_bits))
+    return vector
+
+
+def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
+    """Largest mean weight of a cycle: Karp's theorem, from all nodes at once."""
+    size = len(matrix)
+
+    def step(ends: Vector, _: None) -> tuple[Vector, Vector]:
+        return _times(matrix, ends), ends
+
+    last, walks = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)
+    edges = size - jnp.arange(size, dtype=matrix.dtype)
+    reached = last > -jnp.inf
+    slope = (jnp.where(reached, last, 0)[None, :] - walks) / edges[:, None]
+    return jnp.where(reached, slope.min(axis=0), -jnp.inf).max()

@@ -1,0 +1,78 @@
+"""Pricing: from costs per stage and boundary to seconds per node and edge of a program."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.costs.seconds import Number
+from pipejax.engine.lowering.program import Program
+from pipejax.schedules.cells.ops import TIMED
+
+Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
+
+
+class NodeCosts(NamedTuple):
+    """The costs of one program.
+
+    Attributes:
+      duration: (nodes) time that each node takes [s].
+      lag: (nodes, max_preds) delay from each predecessor [s].
+    """
+
+    duration: Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
+    lag: Float[Array, "nodes max_preds"] | Float[NumpyArray, "nodes max_preds"]
+
+
+def price(program: Program, costs: Costs) -> NodeCosts:
+    """Look up what every node and edge of a program costs.
+
+    Args:
+      program: lowered schedule.
+      costs: unbatched costs; batch with `jax.vmap`.
+
+    Returns:
+      duration (nodes) and lag (nodes, max_preds) [s].
+
+    Raises:
+      ValueError: if a cost has the wrong number of entries.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
+      >>> pj.price(pj.lower(table, step_end=False), costs).duration.tolist()
+      [0.0, 1.0, 1.0, 2.0, 2.0]
+    """
+    vector = cost_vector(program, costs)
+    return NodeCosts(vector[program.duration_index], vector[program.lag_index])
+
+
+def cost_vector(program: Program, costs: Costs) -> Vector:
+    """Lay the costs out flat, in the order of `CostLayout`: (costs) seconds.
+
+    Costs that are plain numbers or NumPy arrays are priced by NumPy, on the host: a single
+    evaluation then has nothing to compile here.
+    """
+    layout = program.layout
+    costs.check_shapes(layout.num_stages, layout.num_pipes)
+    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(costs)) else np
+    stages = (layout.num_stages,)
+    links = (2, layout.num_pipes, layout.num_stages - 1)
+    dtype = xp.result_type(float, *jax.tree.leaves(costs))
+
+    def fill(value: Number, shape: tuple[int, ...]) -> Any:
+        return xp.broadcast_to(xp.asarray(value, dtype), shape)
+
+    ops = xp.stack([fill(getattr(costs, costs.field_of(phase)), stages) for phase in TIMED])
+    head = xp.concatenate([xp.zeros(1, dtype), ops.ravel()])
+    pairs = (
+        head[program.pair_index].sum(axis=1)
+        if costs.pair is None
+        else fill(costs.pair, stages)[program.pair_stage]
+    )
+    latency, transmit = (fill(value, links).ravel() for value in (costs.latency, costs.transmit))
+    return xp.concatenate([head, pairs, latency, transmit, latency + transmit])

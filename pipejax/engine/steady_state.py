@@ -1,0 +1,288 @@
+"""Periods of a schedule: which columns of its table come again with later microbatches.
+
+A program is cut where a column begins: every node before the cut depends on nodes before it
+alone. What crosses a cut is its frontier, the nodes before it that a later one waits for. Where
+the columns of a period come again, with all microbatches shifted by the same number, and so does
+the frontier, the period acts on the frontier's finish times like the one before.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+import jax
+import numpy as np
+
+from pipejax.engine.lowering.program import SOURCE, IntArray, Program
+from pipejax.schedules.cells.ops import NO_MICROBATCH
+
+NOT_IN_TABLE = -1
+ENDS = -1  # stands in a frontier for the last end of all nodes that nobody waits for
+
+Kind = tuple[int, ...]  # what a node is, but for its microbatch
+Key = tuple[Kind, int]
+Frontier = list[int]  # nodes; the source first and `ENDS` second
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """Columns between two cuts, as a map from one frontier to the next.
+
+    Attributes:
+      nodes: (nodes) nodes of the program, in order.
+      preds: (nodes, max_preds) what each waits for: a place in the frontier before the piece, or
+        the size of that frontier plus a place in `nodes`.
+      outputs: (frontier) the next frontier, in the same numbers.
+      sinks: (sinks) nodes that nobody waits for, in the same numbers.
+      num_inputs: size of the frontier before the piece.
+    """
+
+    nodes: IntArray
+    preds: IntArray
+    outputs: IntArray
+    sinks: IntArray
+    num_inputs: int = dataclasses.field(metadata={"static": True})
+
+
+jax.tree_util.register_dataclass(Piece)
+
+
+@dataclasses.dataclass(frozen=True)
+class Period:
+    """A period and the piece that leads to it.
+
+    Attributes:
+      before: what comes before, from the period before this one on or from the start.
+      piece: one period; its frontiers before and after have the same meaning.
+      microbatches: how many microbatches a period is for, of all pipes.
+    """
+
+    before: Piece
+    piece: Piece
+    microbatches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SteadyState:
+    """A program with places where periods can be put in.
+
+    Attributes:
+      program: the program; with no period put in it is what it was.
+      periods: one for each part of the schedule that grows with the microbatches.
+      rest: what comes after the last cut.
+      microbatches: by how many microbatches the program can grow.
+    """
+
+    program: Program
+    periods: tuple[Period, ...]
+    rest: Piece
+    microbatches: int
+
+
+def steady_state(program: Program) -> SteadyState:
+    """Find the periods of a schedule.
+
+    References:
+      Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
+    """
+    columns = _Columns(program)
+    chosen = sorted(_choose(columns, program.num_microbatches), key=lambda found: found.cut)
+    microbatches = math.lcm(*(found.microbatches for found in chosen))
+    periods, at = [], 0
+    before: Frontier = [SOURCE, ENDS]
+    for found in chosen:
+        first, second = columns.matched(found)
+        periods.append(
+            Period(
+                columns.piece(at, found.cut, before, first),
+                columns.piece(found.cut, found.cut + found.length, first, second),
+                found.microbatches,
+            )
+        )
+        at, before = found.cut, first
+    rest = columns.piece(at, columns.num_columns, before, [SOURCE, ENDS])
+    return SteadyState(program, tuple(periods), rest, microbatches)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Columns cut to cut + length come again from cut + length on, with later microbatches.
+
+    Where microbatches alternate between pipes, each shifts by more than its own number of them.
+    """
+
+    cut: int
+    length: int
+    shift: int
+    repeats: int
+    microbatches: int = 0  # of all pipes
+
+
+class _Columns:
+    """The nodes of a program by columns of the table."""
+
+    def __init__(self, program: Program) -> None:
+        self.preds = np.asarray(program.preds).tolist()
+        self.lags = np.asarray(program.lag_index).tolist()
+        self.durations = np.asarray(program.duration_index).tolist()
+        self.microbatch = np.asarray(program.microbatch).tolist()
+        fields = (
+            program.phase,
+            program.stage,
+            program.pipe,
+            program.worker,
+            program.sender,
+            program.receiver,
+        )
+        self.kind: list[Kind] = list(zip(*(np.asarray(f).tolist() for f in fields), strict=True))
+        self.column = self._column_of_nodes(program)
+        self.num_columns = 1 + max(self.column)
+        self.nodes: list[list[int]] = [[] for _ in range(self.num_columns)]
+        for node in range(1, program.num_nodes):
+            self.nodes[self.column[node]].append(node)
+        self.last_reader = [NOT_IN_TABLE] * program.num_nodes  # column, of every node
+        for node in range(1, program.num_nodes):
+            for before in self.preds[node]:
+                self.last_reader[before] = max(self.last_reader[before], self.column[node])
+
+    def _column_of_nodes(self, program: Program) -> list[int]:
+        """First column in which a node and all that it waits for have their places."""
+        cells = np.asarray(program.node_of_cell)
+        column = np.full(program.num_nodes, NOT_IN_TABLE)
+        worker, slot = np.nonzero(cells != SOURCE)
+        column[cells[worker, slot][::-1]] = slot[::-1]
+        found: list[int] = column.tolist()
+        found[SOURCE] = 0
+        for node in range(1, program.num_nodes):
+            found[node] = max(found[node], *(found[before] for before in self.preds[node]))
+        return found
+
+    def signature(self, column: int) -> Hashable:
+        """What a column holds and waits for, whatever its microbatches are."""
+        return tuple(sorted(self._links(node) for node in self.nodes[column]))
+
+    def _links(self, node: int) -> tuple[object, ...]:
+        edges = [
+            (
+                self.kind[before],
+                self.microbatch[before] - self.microbatch[node],
+                self.column[node] - self.column[before],
+                lag,
+            )
+            if before != SOURCE
+            else ((), lag)
+            for before, lag in zip(self.preds[node], self.lags[node], strict=True)
+        ]
+        return self.kind[node], self.durations[node], tuple(edges)
+
+    def keys(self, column: int) -> list[Key]:
+        """Kind and microbatch of the nodes of a column."""
+        return sorted((self.kind[node], self.microbatch[node]) for node in self.nodes[column])
+
+    def frontier(self, cut: int) -> Frontier:
+        """Nodes before a cut that a node after it waits for."""
+        crossing = (
+            node
+            for node in range(1, len(self.column))
+            if self.column[node] < cut <= self.last_reader[node]
+        )
+        return [SOURCE, ENDS, *crossing]
+
+    def matched(self, found: _Found) -> tuple[Frontier, Frontier]:
+        """Frontiers before and after a period, in the same order; empty if they differ."""
+        before, after = (self.frontier(cut) for cut in (found.cut, found.cut + found.length))
+        place = {self._key(node): node for node in after}
+        ordered = []
+        for node in before:
+            kind, microbatch = self._key(node)
+            later = place.get((kind, microbatch + found.shift), place.get((kind, microbatch)))
+            if later is None:
+                return [], []
+            ordered.append(later)
+        return (before, ordered) if sorted(ordered) == sorted(after) else ([], [])
+
+    def _key(self, node: int) -> Key:
+        return (self.kind[node], self.microbatch[node]) if node > SOURCE else ((node,), 0)
+
+    def piece(self, first: int, end: int, inputs: Frontier, outputs: Frontier) -> Piece:
+        """Columns first to end, as a map from one frontier to another."""
+        nodes = sorted(node for column in range(first, end) for node in self.nodes[column])
+        place = {node: k for k, node in enumerate([*inputs, *nodes])}
+        sinks = [place[node] for node in nodes if self.last_reader[node] == NOT_IN_TABLE]
+        preds = [[place[before] for before in self.preds[node]] for node in nodes]
+        width = len(self.preds[SOURCE])
+        return Piece(
+            np.array(nodes, int),
+            np.array(preds, int).reshape(-1, width),
+            np.array([place[node] for node in outputs], int),
+            np.array(sinks, int),
+            len(inputs),
+        )
+
+
+def _choose(columns: _Columns, num_microbatches: int) -> list[_Found]:
+    """Choose the longest runs of periods that together hold every kind of op once."""
+    kinds = {
+        columns.kind[node]
+        for nodes in columns.nodes
+        for node in nodes
+        if columns.microbatch[node] != NO_MICROBATCH
+    }
+    chosen: list[_Found] = []
+    covered: set[Kind] = set()
+    for found in _candidates(columns):
+        held = Counter(
+            columns.kind[node]
+            for column in range(found.cut, found.cut + found.length)
+            for node in columns.nodes[column]
+        )
+        kinds_held = set(held)
+        count = len({pipe for _, _, pipe, *_ in held}) * max(held.values())
+        # what comes again by chance is short
+        is_steady = 2 * found.repeats * count >= num_microbatches
+        if is_steady and len(set(held.values())) == 1 and not covered & kinds_held:
+            chosen.append(dataclasses.replace(found, microbatches=count))
+            covered |= kinds_held
+        if covered == kinds:
+            return chosen
+    kind = sorted(kinds - covered)[0]
+    raise ValueError(
+        f"{columns.num_columns} columns of the table hold no period: {len(kinds - covered)} of "
+        f"{len(kinds)} kinds of ops never come again in step, among them phase {kind[0]} of stage "
+        f"{kind[1]}; if it repeats itself at all, lower it with more microbatches, say four times "
+        "as many as workers"
+    )
+
+
+def _candidates(columns: _Columns) -> Iterator[_Found]:
+    """Runs of periods, the longest first, and of those the one with the shortest period."""
+    number: dict[Hashable, int] = {}
+    sequence = np.array(
+        [number.setdefault(columns.signature(c), len(number)) for c in range(columns.num_columns)]
+    )
+    runs = []
+    for length in range(1, columns.num_columns // 2 + 1):
+        same = np.concatenate([[False], sequence[length:] == sequence[:-length], [False]])
+        edges = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
+        runs += [
+            (end - first, -length, first) for first, end in edges.tolist() if end - first >= length
+        ]
+    for size, minus_length, first in sorted(runs, reverse=True):
+        yield from _first_cut(columns, first, first + size, -minus_length)
+
+
+def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator[_Found]:
+    """Find the first cut in a run at which the frontier comes again too, if there is one."""
+    shifts = {
+        later[1] - earlier[1]
+        for column in range(first, end)
+        for earlier, later in zip(columns.keys(column), columns.keys(column + length), strict=True)
+    }
+    if len(shifts) != 1 or min(shifts) < 1:
+        return
+    for cut in range(first, end - length + 1):
+        found = _Found(cut, length, min(shifts), repeats=(end - first) // length + 1)
+        if columns.matched(found)[0]:
+            yield found
+            return

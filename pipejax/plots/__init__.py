@@ -1,0 +1,1 @@
+"""The only room that imports matplotlib: arrays and evaluations in, drawings out."""

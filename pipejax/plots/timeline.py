@@ -1,0 +1,223 @@
+"""Timelines as pictures: png, pdf, svg, or svg inside a page."""
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import Bar, arrows, bars
+from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.plots import style
+from pipejax.plots.memory import Curves, draw_memory
+from pipejax.schedules.cells.ops import Phase
+
+MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
+_HEIGHT = 0.8  # of a bar, relative to the distance of rows
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+    "A": "all-reduce",
+    "U": "update",
+    "O": "offload",
+    "L": "load",
+}
+
+
+class _Lane(NamedTuple):
+    """Where bars stand in a row, relative to its middle."""
+
+    top: float
+    height: float
+    fontsize: float
+
+
+# ops, then those on the host link
+_WHOLE_ROW = (_Lane(-_HEIGHT / 2, _HEIGHT, 6.5), _Lane(_HEIGHT / 2, 0.0, 0.0))
+_SHARED_ROW = (_Lane(-_HEIGHT / 2, 0.54, 6.5), _Lane(0.17, 0.25, 5.0))
+
+
+def draw_timeline(
+    evaluation: Evaluation,
+    path: Path,
+    *,
+    messages: bool = False,
+    unit: str = "s",
+    memory: Curves | None = None,
+) -> None:
+    """Draw a run: one row per worker, phases coloured, critical path framed.
+
+    Offloads and loads stand as thin bars under the ops of their worker.
+    """
+    style.use()
+    row = 0.36 if evaluation.table.offloads else 0.26
+    heights = [row * evaluation.workers] + [0.34 * evaluation.workers] * (memory is not None)
+    width = 2 * style.PAGE if _is_long(evaluation) else style.PAGE
+    figure, parts = plt.subplots(
+        len(heights),
+        figsize=(width, sum(heights) + 0.7 + 0.4 * len(heights)),
+        sharex=True,
+        height_ratios=heights,
+        squeeze=False,
+    )
+    axes, *below = parts[:, 0]
+    draw_on(axes, evaluation, messages=messages, unit=unit)
+    if memory is not None:
+        draw_memory(below[0], memory, until=evaluation.makespan)
+        below[0].set_xlabel(axes.get_xlabel())
+        axes.set_xlabel("")
+    figure.legend(
+        handles=legend_entries(evaluation, messages=messages), loc="outside lower right", ncols=9
+    )
+    if path.suffix == ".html":
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg")
+        path.write_text(_page(evaluation, picture.getvalue()))
+    else:
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+        figure.savefig(path, metadata=metadata)
+    plt.close(figure)
+
+
+def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit: str = "s") -> None:
+    """Draw a run on given axes."""
+    draw_bars(axes, _shown(evaluation), workers=evaluation.workers, until=evaluation.makespan)
+    if messages:
+        _draw_messages(axes, evaluation)
+    axes.set_xlabel(f"time [{unit}]")
+    axes.set_title(
+        f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
+        f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.link} links",
+        loc="left",
+        parse_math=False,  # the name is a file's, not a formula
+    )
+
+
+def draw_bars(axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float) -> None:
+    """Draw ops on given axes, one row per worker."""
+    rows = workers + any(bar.worker == NO_WORKER for bar in drawn)
+    lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
+    for bar in drawn:
+        row = workers if bar.worker == NO_WORKER else bar.worker
+        _draw_bar(axes, bar, row, lanes[bar.on_host_link])
+    _number(axes, drawn, until, lanes)
+    labels = [f"worker {w}" for w in range(workers)]
+    axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - workers))
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set_xlim(0, until or 1)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _is_long(evaluation: Evaluation) -> bool:
+    return evaluation.table.num_slots > 60
+
+
+def _shown(evaluation: Evaluation) -> list[Bar]:
+    """What has a length: a wait for an offload is not drawn."""
+    return [bar for bar in bars(evaluation) if bar.ops[0].phase is not Phase.WAIT_O]
+
+
+def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
+    """One op, or a fused pair as two halves; a frame marks the critical path."""
+    top, part = row + lane.top, lane.height / len(bar.ops)
+    for k, op in enumerate(bar.ops):
+        axes.add_patch(
+            Rectangle(
+                (bar.start, top + k * part),
+                bar.finish - bar.start,
+                part,
+                facecolor=style.PHASE_COLOUR.get(op.phase.name, style.GREY),
+                edgecolor="white",
+                linewidth=0.4,
+            )
+        )
+    if bar.is_critical:
+        axes.add_patch(
+            Rectangle(
+                (bar.start, top),
+                bar.finish - bar.start,
+                lane.height,
+                facecolor="none",
+                edgecolor="black",
+                linewidth=0.9,
+                zorder=3,
+            )
+        )
+
+
+def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
+    """Write microbatch numbers where they fit."""
+    if len(drawn) > MAX_LABELS:
+        return
+    points_per_time = axes.bbox.width * 72 / style.SCREEN_DPI / (until or 1)
+    for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
+        for k, op in enumerate(bar.ops):
+            room = (bar.finish - bar.start) * points_per_time
+            if op.microbatch < 0 or room < 4 * len(str(op.microbatch)):
+                continue
+            lane = lanes[bar.on_host_link]
+            part = lane.height / len(bar.ops)
+            axes.text(
+                (bar.start + bar.finish) / 2,
+                bar.worker + lane.top + (k + 0.5) * part,
+                str(op.microbatch),
+                ha="center",
+                va="center",
+                zorder=4,
+                fontsize=min(lane.fontsize, 9 / len(bar.ops)),
+                color="white" if bar.on_host_link else "black",
+            )
+
+
+def _draw_messages(axes: Axes, evaluation: Evaluation) -> None:
+    """Lines from the edge of the sender's row to the edge of the receiver's."""
+    sent = arrows(evaluation)
+    edges = [np.sign(a.receiver - a.sender) * _HEIGHT / 2 for a in sent]
+    lines = [
+        [(a.start, a.sender + edge), (a.finish, a.receiver - edge)]
+        for a, edge in zip(sent, edges, strict=True)
+    ]
+    colours = ["black" if a.is_critical else style.PURPLE for a in sent]
+    widths = [1.0 if a.is_critical else 0.5 for a in sent]
+    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths, zorder=5))
+
+
+def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Line2D]:
+    """List what the colours and lines of a timeline mean."""
+    entries: list[Patch | Line2D] = [*bar_entries(_shown(evaluation))]
+    if messages:
+        entries.append(Line2D([], [], color=style.PURPLE, linewidth=0.8, label="message"))
+    return entries
+
+
+def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
+    """List what the colours and frames of ops mean."""
+    used = np.unique([op.phase for bar in drawn for op in bar.ops])
+    phases = [
+        Patch(facecolor=style.PHASE_COLOUR.get(name, style.GREY), label=_NAMES.get(name, name))
+        for name in (Phase(int(code)).name for code in used)
+    ]
+    return [*phases, Patch(facecolor="none", edgecolor="black", label="critical path")]
+
+
+def _page(evaluation: Evaluation, picture: str) -> str:
+    """Wrap an svg in a page of its own."""
+    title = html.escape(f"{evaluation.schedule}, {evaluation.workers} workers")
+    drawing = picture[picture.index("<svg") :]
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
+        "<style>body{font-family:sans-serif;margin:2em}svg{max-width:100%;height:auto}</style>"
+        f"</head>\n<body><h1>{title}</h1>\n{drawing}\n</body>\n</html>\n"
+    )

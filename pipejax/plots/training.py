@@ -1,0 +1,36 @@
+"""Charts of training runs: the gap against time."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+
+from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.plots import style
+
+
+def draw_gaps(
+    axes: Axes,
+    times: Float[NumpyArray, " samples"],
+    gaps: Float[NumpyArray, "step_sizes samples"],
+    step_sizes: Sequence[float],
+    *,
+    diverged: Bool[NumpyArray, " step_sizes"],
+    best: int | None,
+    time_label: str,
+) -> None:
+    """Draw the mean gap of each step size against time, the best thick; diverged ones by name."""
+    colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
+    for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
+        if diverged[place]:
+            axes.plot([], [], color=style.SILVER, label=f"{size:g}: diverged")
+            continue
+        gap = np.ma.masked_less_equal(gaps[place], 0.0)  # rounding, below the axis
+        width = 2.4 if place == best else 1.0
+        axes.plot(times, gap, color=colour, linewidth=width, label=f"{size:g}")
+    if best is not None:
+        axes.set_yscale("log")
+    axes.set_xlabel(time_label)
+    axes.set_ylabel("gap")
+    axes.legend(title="step size")

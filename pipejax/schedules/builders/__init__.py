@@ -1,0 +1,1 @@
+"""The published schedules, one small file each, with its source."""

@@ -1,0 +1,1 @@
+"""Phases, ops, placements, and what waits for what."""

@@ -1,0 +1,127 @@
+"""What waits for what: the rules as data, and the edges they make in a table."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.schedules.cells.cells import NOWHERE, Content
+from pipejax.schedules.cells.ops import Phase
+
+FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
+
+
+class Rule(NamedTuple):
+    """An op waits for an op of the same microbatch, `stage_offset` stages away.
+
+    The producers are alternatives, of which a table holds at most one.
+
+    Attributes:
+      consumer: phase of the op that waits.
+      producers: phases of the op that it waits for.
+      stage_offset: stage of the producer minus stage of the consumer.
+    """
+
+    consumer: Phase
+    producers: tuple[Phase, ...]
+    stage_offset: int
+
+
+RULES = (
+    Rule(Phase.F, (Phase.F,), -1),
+    Rule(Phase.R, (Phase.F,), 0),
+    Rule(Phase.B, (Phase.F,), 0),
+    Rule(Phase.I, (Phase.F,), 0),
+    Rule(Phase.B, (Phase.R,), 0),
+    Rule(Phase.I, (Phase.R,), 0),
+    Rule(Phase.B, (Phase.I, Phase.B), 1),
+    Rule(Phase.I, (Phase.I, Phase.B), 1),
+    Rule(Phase.W, (Phase.I,), 0),
+    Rule(Phase.U, (Phase.W, Phase.B), 0),
+    Rule(Phase.O, (Phase.F,), 0),
+    Rule(Phase.L, (Phase.O,), 0),
+    Rule(Phase.WAIT_O, (Phase.O,), 0),
+    Rule(Phase.R, (Phase.L,), 0),
+    Rule(Phase.B, (Phase.L,), 0),
+    Rule(Phase.I, (Phase.L,), 0),
+)
+
+
+class Dependencies(NamedTuple):
+    """Edges between cells of a table; a cell is worker * slots + slot.
+
+    Attributes:
+      producer: (edges) cell that must end first.
+      consumer: (edges) cell that waits.
+      from_stage: (edges) stage of the producing op.
+      to_stage: (edges) stage of the waiting op.
+      microbatch: (edges) microbatch of both.
+      pipe: (edges) pipe of both.
+      direction: (edges) `FORWARD` or `BACKWARD`.
+      crosses: (edges) whether the two cells are on different workers.
+    """
+
+    producer: Int[NumpyArray, " edges"]
+    consumer: Int[NumpyArray, " edges"]
+    from_stage: Int[NumpyArray, " edges"]
+    to_stage: Int[NumpyArray, " edges"]
+    microbatch: Int[NumpyArray, " edges"]
+    pipe: Int[NumpyArray, " edges"]
+    direction: Int[NumpyArray, " edges"]
+    crosses: Bool[NumpyArray, " edges"]
+
+    def messages(self) -> "Dependencies":
+        """Return only the edges between different workers."""
+        return self.take(self.crosses)
+
+    def take(self, which: NumpyArray) -> "Dependencies":
+        """Return some of the edges, chosen by a mask or by their numbers."""
+        return Dependencies(*(field[which] for field in self))
+
+    @property
+    def boundary(self) -> Int[NumpyArray, " edges"]:
+        """Stage boundary that an edge crosses: b lies between stages b and b + 1."""
+        return np.minimum(self.from_stage, self.to_stage)
+
+
+def find_dependencies(content: Content) -> Dependencies:
+    """Apply the rules to every op of a schedule."""
+    where = content.where
+    pipe_of = content.pipe_of_microbatch
+    placement, num_stages = content.placement, content.num_stages
+    found = []
+    for rule in RULES:
+        consumers = where[rule.consumer]
+        producers = np.full_like(consumers, NOWHERE)
+        inside = slice(max(0, -rule.stage_offset), num_stages - max(0, rule.stage_offset))
+        source = slice(max(0, rule.stage_offset), num_stages - max(0, -rule.stage_offset))
+        for phase in reversed(rule.producers):
+            present = where[phase][source] != NOWHERE
+            producers[inside] = np.where(present, where[phase][source], producers[inside])
+        stage, microbatch = np.nonzero((consumers != NOWHERE) & (producers != NOWHERE))
+        found.append(
+            np.stack(
+                [
+                    producers[stage, microbatch],
+                    consumers[stage, microbatch],
+                    stage + rule.stage_offset,
+                    stage,
+                    microbatch,
+                    pipe_of[microbatch],
+                    np.full_like(stage, BACKWARD if rule.stage_offset > 0 else FORWARD),
+                ]
+            )
+        )
+    columns = np.concatenate(found, axis=1)
+    _, _, from_stage, to_stage, _, pipe, _ = columns
+    crosses = placement[pipe, from_stage] != placement[pipe, to_stage]
+    return Dependencies(
+        producer=columns[0],
+        consumer=columns[1],
+        from_stage=from_stage,
+        to_stage=to_stage,
+        microbatch=columns[4],
+        pipe=pipe,
+        direction=columns[6],
+        crosses=crosses,
+    )

@@ -1,0 +1,134 @@
+"""Which updates of a stage every microbatch sees, and which update applies its gradient.
+
+Updates of a stage are numbered for each copy of the stage and each run; version v of its weights
+holds the updates before number v. Row order alone decides them: a stage's forwards, gradients and
+updates all stand in the row of one worker.
+"""
+
+import functools
+import weakref
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.schedules.cells.cells import NOWHERE, Content
+from pipejax.schedules.cells.ops import Phase
+
+NEVER = -1  # version or update of a microbatch that has none
+
+
+class Versions(NamedTuple):
+    """Versions of the weights by stage and microbatch.
+
+    Attributes:
+      newest: (stages, microbatches) version that is newest when the forward runs.
+      read: (stages, microbatches) version that the forward reads, and the backward with it.
+      applied: (stages, microbatches) number of the update that applies the gradient, or as many
+        as there are where none does.
+      updates: (stages, microbatches) updates of the copy and run that the microbatch belongs to.
+      update_cell: (stages, microbatches) cell of that update, worker * slots + slot, or `NOWHERE`.
+    """
+
+    newest: Int[NumpyArray, "stages microbatches"]
+    read: Int[NumpyArray, "stages microbatches"]
+    applied: Int[NumpyArray, "stages microbatches"]
+    updates: Int[NumpyArray, "stages microbatches"]
+    update_cell: Int[NumpyArray, "stages microbatches"]
+
+
+def find_versions(content: Content) -> Versions:
+    """Number the updates of every stage and find what each microbatch sees of them."""
+    if content not in _FOUND:
+        _FOUND[content] = _find(content)
+    return _FOUND[content]
+
+
+_FOUND: MutableMapping[Content, Versions] = weakref.WeakKeyDictionary()
+
+
+def _find(content: Content) -> Versions:
+    events = _events(content)
+    is_update = events.phase == Phase.U
+    group = np.cumsum(np.append(True, events.group[1:] != events.group[:-1])) - 1
+    size = np.bincount(group, weights=is_update).astype(np.int64)
+    before = np.cumsum(is_update) - is_update  # updates before each event, in all groups
+    seen = before - (np.cumsum(size) - size)[group]
+    by_microbatch = functools.partial(_by_microbatch, content, events)
+    newest = by_microbatch(events.phase == Phase.F, seen)
+    gradient = np.isin(events.phase, (Phase.B, Phase.W))
+    applied, updates = by_microbatch(gradient, seen), by_microbatch(gradient, size[group])
+    cells = np.append(events.cell[is_update], NOWHERE)
+    nth = by_microbatch(gradient, before)  # in all groups: the update that comes next
+    update_cell = cells[np.where(applied < updates, nth, -1)]
+    behind = content.weights.behind
+    read = newest if behind is None else np.maximum(applied - behind, 0)
+    return Versions(newest, read, applied, updates, update_cell)
+
+
+def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
+    """Count the versions of the weights that each copy of a stage holds at once, at most.
+
+    A version is held from the update that makes it until the last backward that reads it has run
+    and a newer one is there; an update writes in place where nothing reads the old one any more.
+
+    Returns (workers, stages) versions, over all runs; 0 where the worker does not hold the stage.
+    """
+    events, versions = _events(content), find_versions(content)
+    slot = events.cell % content.num_slots
+    is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, (Phase.B, Phase.W))
+    groups, group = np.unique(events.group, return_inverse=True)
+    updates = np.bincount(group, weights=is_update, minlength=len(groups)).astype(np.int64)
+    first = np.cumsum(updates + 1) - (updates + 1)  # version 0 of each group, among all versions
+    made = np.full(len(groups) + updates.sum(), -1)
+    is_first = np.isin(np.arange(len(made)), first)
+    made[~is_first] = slot[is_update]
+    unread = np.append(made[1:], content.num_slots)
+    unread[first[1:] - 1] = content.num_slots  # the newest of a group stays
+    stage, microbatch = events.stage[is_gradient], events.microbatch[is_gradient]
+    reads = first[group[is_gradient]] + versions.read[stage, microbatch]
+    np.maximum.at(unread, reads, slot[is_gradient] + 1)
+    copy = np.repeat(groups // content.weights.runs, updates + 1)
+    # at one moment the versions that go are counted before those that come
+    moments = content.num_slots + 2
+    moment = np.concatenate([copy * moments + unread + 1, copy * moments + made + 1])
+    change = np.repeat([-1, 1], len(copy))
+    order = np.argsort(moment, kind="stable")
+    held = np.zeros(content.num_workers * content.num_stages, np.int64)
+    np.maximum.at(held, moment[order] // moments, np.cumsum(change[order]))
+    return held.reshape(content.num_workers, content.num_stages)
+
+
+class _Events(NamedTuple):
+    """Forwards, gradients and updates, by copy of a stage and run, in row order."""
+
+    group: NumpyArray
+    phase: NumpyArray
+    stage: NumpyArray
+    microbatch: NumpyArray
+    cell: NumpyArray
+
+
+def _events(content: Content) -> _Events:
+    found = []
+    for cells in (content.cells, content.partners):
+        cell = np.flatnonzero(np.isin(cells.phase.ravel(), (Phase.F, Phase.B, Phase.W, Phase.U)))
+        stage, microbatch = cells.stage.ravel()[cell], cells.microbatch.ravel()[cell]
+        copy = cell // content.num_slots * content.num_stages + stage
+        group = copy * content.weights.runs + microbatch % content.weights.runs
+        found.append(np.stack([group, cells.phase.ravel()[cell], stage, microbatch, cell]))
+    columns = np.concatenate(found, axis=1)
+    order = np.argsort(
+        columns[0] * content.num_slots + columns[4] % content.num_slots, kind="stable"
+    )
+    return _Events(*columns[:, order])
+
+
+def _by_microbatch(
+    content: Content, events: _Events, which: NumpyArray, values: NumpyArray
+) -> Int[NumpyArray, "stages microbatches"]:
+    """Lay values of some events out by what they work on."""
+    laid = np.full((content.num_stages, content.num_microbatches), NEVER)
+    laid[events.stage[which], events.microbatch[which]] = values[which]
+    return laid

@@ -1,0 +1,95 @@
+"""A pipe with real times and a memory limit: what memory-aware schedules are planned for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import is_number, whole_number
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE
+
+Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
+ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
+
+
+class LimitedPipe(NamedTuple):
+    """One stage per worker: times of its ops and messages, sizes and limits of its activations.
+
+    Attributes:
+      num_microbatches: M.
+      forward: (stages) time of F, in any unit.
+      input_grad: (stages) time of I.
+      weight_grad: (stages) time of W.
+      there: (boundaries) time of a message from a stage to the next one.
+      back: (boundaries) time of a message from the next stage back.
+      sizes: (stages) memory that an activation takes at F.
+      limits: (stages) memory for activations on the worker of each stage.
+      weight_share: share of an activation that only W frees; I frees the rest.
+    """
+
+    num_microbatches: int
+    forward: Float[NumpyArray, " stages"]
+    input_grad: Float[NumpyArray, " stages"]
+    weight_grad: Float[NumpyArray, " stages"]
+    there: Float[NumpyArray, " boundaries"]
+    back: Float[NumpyArray, " boundaries"]
+    sizes: Float[NumpyArray, " stages"]
+    limits: Float[NumpyArray, " stages"]
+    weight_share: float
+
+    @classmethod
+    def of(
+        cls,
+        num_stages: int,
+        num_microbatches: int,
+        *,
+        forward: Numbers,
+        input_grad: Numbers,
+        weight_grad: Numbers,
+        limits: Numbers,
+        there: Numbers = 0.0,
+        back: Numbers | None = None,
+        sizes: Numbers = 1.0,
+        weight_share: float = WEIGHT_SHARE,
+    ) -> "LimitedPipe":
+        """Check the numbers; one number stands for every stage or boundary."""
+        stages = whole_number(num_stages, "num_workers")
+        given = {
+            "forward": forward,
+            "input_grad": input_grad,
+            "weight_grad": weight_grad,
+            "limits": limits,
+            "sizes": sizes,
+        }
+        hops = {"there": there, "back": there if back is None else back}
+        if not is_number(weight_share) or weight_share > 1:
+            raise ValueError(f"weight_share must be a number from 0 to 1, got {weight_share!r}")
+        pipe = cls(
+            num_microbatches=whole_number(num_microbatches, "num_microbatches"),
+            weight_share=float(weight_share),
+            **{name: per_entry(value, stages, name) for name, value in given.items()},
+            **{name: per_entry(value, stages - 1, name) for name, value in hops.items()},
+        )
+        for worker, (limit, size) in enumerate(zip(pipe.limits, pipe.sizes, strict=True)):
+            if limit * (1 + ROUNDING) < size:
+                raise ValueError(
+                    f"the memory limit of worker {worker} is {limit:g}: one activation of its "
+                    f"stage takes {size:g}"
+                )
+        return pipe
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.forward)
+
+
+def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
+    """Read one number for all or a sequence of numbers: (entries) the numbers."""
+    array = np.asarray(value, float)
+    if array.ndim == 0:
+        array = np.full(count, float(array))
+    if array.shape != (count,) or not np.all(np.isfinite(array)) or (array < 0).any():
+        raise ValueError(f"{name} must be {count} finite numbers of at least 0, got {value!r}")
+    return array

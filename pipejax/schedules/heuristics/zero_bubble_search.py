@@ -1,0 +1,217 @@
+"""Memory-limited zero-bubble schedules by heuristic, after Qi et al. (arXiv:2401.10241, 3.1).
+
+Every round adds one forward to each stage, from the first to the last, and one input gradient,
+from the last to the first; before the first gradient, a stage takes as many forwards as time and
+memory allow. A weight gradient runs where an op would otherwise wait long enough for its input,
+or where memory is short; the others run at the end. Choices that no rule decides well for all
+times are varied, and the best schedule is kept. Rounds need the memory of 1F1B to flow: where a
+limit is lower, a greedy schedule is tried too.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import ROUNDING, LimitedPipe
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps
+
+F, I, W = range(3)  # noqa: E741
+PHASES = (Phase.F, Phase.I, Phase.W)
+
+
+class Rules(NamedTuple):
+    """Choices that are tried both ways.
+
+    Attributes:
+      waits_before_gradient: whether the forwards before the first gradient have to end before
+        its input arrives.
+      prefers_gradients: whether a stage may leave its forward to a later round, to be ready for
+        the next gradient.
+      fills_every_gap: whether a weight gradient also runs where it makes the next op late while
+        the stage has less idle time than another one.
+    """
+
+    waits_before_gradient: bool
+    prefers_gradients: bool
+    fills_every_gap: bool
+
+
+ALL_RULES = tuple(Rules(*bits) for bits in itertools.product((True, False), repeat=3))
+
+
+def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
+    """Plan a pipe with the backward split, under its memory limits."""
+    found = [TimedOps.of(_Plan(pipe, rules).run().log) for rules in ALL_RULES]
+    if (pipe.limits < pipe.num_stages * pipe.sizes).any():
+        found.append(ada_offload_starts(pipe))
+    return min(found, key=lambda ops: _lengths(ops, by_span))
+
+
+def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
+    """The longest span of a worker and the makespan, the one that counts first in front."""
+    order = np.argsort(ops.worker, kind="stable")
+    first = np.unique(ops.worker[order], return_index=True)[1]
+    spans = np.maximum.reduceat(ops.end[order], first) - np.minimum.reduceat(
+        ops.start[order], first
+    )
+    both = (float(spans.max()), float(ops.end.max()))
+    return both if by_span else both[::-1]
+
+
+class _Plan:
+    """A schedule under construction: what each stage has done, and until when."""
+
+    def __init__(self, pipe: LimitedPipe, rules: Rules) -> None:
+        stages = range(pipe.num_stages)
+        self.rules = rules
+        self.total = pipe.num_microbatches
+        self.stages = stages
+        self.lasts = [
+            column.tolist() for column in (pipe.forward, pipe.input_grad, pipe.weight_grad)
+        ]
+        self.there, self.back = [0.0, *pipe.there.tolist()], [*pipe.back.tolist(), 0.0]
+        share = pipe.weight_share
+        self.takes = [(pipe.sizes * part).tolist() for part in (1.0, share - 1.0, -share)]
+        self.limit = (pipe.limits * (1 + ROUNDING)).tolist()
+        self.ends: list[list[list[float]]] = [[[] for _ in stages] for _ in PHASES]
+        self.log: list[tuple[Phase, int, int, int, float, float]] = []
+        self.clock = [0.0 for _ in stages]
+        self.held = [0.0 for _ in stages]
+        self.idle = [0.0 for _ in stages]  # since the first op
+        self.same = ROUNDING * float(
+            pipe.num_microbatches * sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
+        )
+
+    def done(self, phase: int, stage: int) -> int:
+        return len(self.ends[phase][stage])
+
+    def arrival(self, phase: int, stage: int) -> float:
+        """When the input of the stage's next op of a phase is there."""
+        m = self.done(phase, stage)
+        if phase == F and stage > 0:
+            return self.ends[F][stage - 1][m] + self.there[stage]
+        if phase == I and stage < len(self.stages) - 1:
+            return self.ends[I][stage + 1][m] + self.back[stage]
+        return 0.0
+
+    def put(self, phase: int, stage: int) -> None:
+        start = max(self.clock[stage], self.arrival(phase, stage))
+        if self.ends[F][stage]:
+            self.idle[stage] += start - self.clock[stage]
+        self.clock[stage] = start + self.lasts[phase][stage]
+        self.log.append(
+            (PHASES[phase], stage, self.done(phase, stage), stage, start, self.clock[stage])
+        )
+        self.ends[phase][stage].append(self.clock[stage])
+        self.held[stage] += self.takes[phase][stage]
+
+    def pending(self, stage: int) -> int:
+        """Weight gradients that could run now."""
+        return self.done(I, stage) - self.done(W, stage)
+
+    def weights_for_room(self, stage: int) -> int | None:
+        """Weight gradients that have to run before another forward fits; None if none help."""
+        over = self.held[stage] + self.takes[F][stage] - self.limit[stage]
+        for count in range(self.pending(stage) + 1):
+            if over + count * self.takes[W][stage] <= 0:
+                return count
+        return None
+
+    def fill(self, stage: int, phase: int) -> None:
+        """Run weight gradients while the next op of a phase waits for its input."""
+        arrival = self.arrival(phase, stage)
+        lasts = self.lasts[W][stage]
+        while self.pending(stage) and self.clock[stage] + lasts <= arrival + self.same:
+            self.put(W, stage)
+        gap = arrival - self.clock[stage]
+        if self.pending(stage) and gap > self.same:
+            may_idle = gap <= max(self.idle) - self.idle[stage] + self.same
+            if self.rules.fills_every_gap or not may_idle:
+                self.put(W, stage)
+
+    def warm_up(self) -> None:
+        """First microbatch: forwards until the first gradient arrives, then that gradient."""
+        for stage in self.stages:
+            self.put(F, stage)
+        extra = self.forwards_before_gradient()
+        for stage, count in enumerate(extra):
+            for _ in range(count):
+                self.put(F, stage)
+        for stage in reversed(self.stages):
+            self.put(I, stage)
+
+    def forwards_before_gradient(self) -> list[int]:
+        extra = [0 for _ in self.stages]
+        last = len(self.stages) - 1
+        gradient = self.clock[last] + self.lasts[I][last]
+        for stage in reversed(self.stages[:-1]):
+            arrival, clock = gradient + self.back[stage], self.clock[stage]
+            lasts, takes = self.lasts[F][stage], self.takes[F][stage]
+            held = self.held[stage]
+            late = lasts if self.rules.waits_before_gradient else self.same
+            while (
+                extra[stage] + 1 < self.total
+                and held + takes <= self.limit[stage]
+                and clock + late <= arrival + (self.same if late == lasts else 0.0)
+            ):
+                extra[stage], clock, held = extra[stage] + 1, clock + lasts, held + takes
+            gradient = max(clock, arrival) + self.lasts[I][stage]
+        for stage in self.stages[1:]:  # a stage is not ahead of the one before it
+            while extra[stage] > extra[stage - 1] or (
+                0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
+            ):
+                extra[stage] -= 1
+        return extra
+
+    def is_late(self, stage: int) -> bool:
+        """Whether a forward would make the stage late for the gradient of the next stage."""
+        if stage + 1 == len(self.stages) or self.done(F, stage) < self.done(F, stage + 1) + 2:
+            return False
+        after = stage + 1
+        gradient = (
+            self.clock[after] + self.lasts[F][after] + self.lasts[I][after] + self.back[stage]
+        )
+        if self.clock[stage] >= gradient:
+            return True
+        weights = self.weights_for_room(stage) or 0
+        ready = self.clock[stage] + self.lasts[F][stage] + weights * self.lasts[W][stage]
+        return ready > gradient + self.same and (
+            gradient - self.clock[stage] <= max(self.idle) - self.idle[stage]
+        )
+
+    def forwards(self, microbatch: int) -> None:
+        """Add one forward to every stage that takes one before this gradient."""
+        takes = [
+            self.done(F, stage) < self.total
+            and not (self.rules.prefers_gradients and self.is_late(stage))
+            for stage in self.stages
+        ]
+        for stage in reversed(self.stages[:-1]):
+            takes[stage] = takes[stage] and takes[stage + 1]
+        for stage in self.stages:
+            is_needed = self.done(F, stage) == microbatch
+            has_input = stage == 0 or self.done(F, stage) < self.done(F, stage - 1)
+            weights = self.weights_for_room(stage)
+            if not is_needed and not (takes[stage] and has_input and weights is not None):
+                continue
+            for _ in range(weights or 0):
+                self.put(W, stage)
+            self.fill(stage, F)
+            self.put(F, stage)
+
+    def run(self) -> "_Plan":
+        self.warm_up()
+        for microbatch in range(1, self.total):
+            self.forwards(microbatch)
+            for stage in reversed(self.stages):
+                self.fill(stage, I)
+                while stage == 0 and self.done(F, 0) == self.total and self.pending(0):
+                    self.put(W, 0)
+                self.put(I, stage)
+        for stage in self.stages:
+            while self.done(W, stage) < self.total:
+                self.put(W, stage)
+        return self

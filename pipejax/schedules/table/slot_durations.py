@@ -1,0 +1,28 @@
+"""Slots: how long the ops of a table last in the drawing, and how layers are shared out."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from pipejax.base.checks import are_positive
+from pipejax.schedules.legality import IllegalSchedule
+
+UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
+EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
+
+
+def check_shares(shares: Sequence[float], num_stages: int) -> None:
+    """Check that every stage has a positive share of the layers."""
+    if not are_positive(shares, num_stages):
+        raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
+
+
+def check_slots(slots: Mapping[str, float]) -> None:
+    """Check that slot durations are positive and belong to phases that have one."""
+    for letter, duration in slots.items():
+        if letter not in UNIT_SLOTS:
+            known = ", ".join(UNIT_SLOTS)
+            raise IllegalSchedule(f"slots: unknown phase {letter!r}: known are {known}")
+        if not are_positive([duration], 1):
+            raise IllegalSchedule(
+                f"slots: {letter} must be a finite number above 0, got {duration!r}"
+            )

@@ -1,0 +1,178 @@
+"""The idealised table: the schedule run in slots, without messages.
+
+This is the middle one of the three levels that the literature compares (formula, table,
+communication-aware run). Builders use it to draw a table with its idle slots, and the rendezvous
+link model to order transfers where a table does not say how.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.topological_sort import topological_order
+from pipejax.schedules.cells.cells import Cells
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.placement import looped
+from pipejax.schedules.cells.weight_rule import WeightRule
+from pipejax.schedules.table.host_links import HostLinks, check_host_links, waiting_cells
+from pipejax.schedules.table.table import ScheduleTable
+
+WIDE = 16  # workers from which a run column by column is faster than one op by op
+MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
+
+
+def slot_times(
+    table: ScheduleTable,
+    slots: Mapping[str, float] | None = None,
+    *,
+    shares: bool = True,
+    host_links: HostLinks = (),
+) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
+    """Run a table without messages, each op as early as it can.
+
+    Returns (workers, slots) start and finish of each cell [slots]; 0 where a cell is idle.
+    """
+    duration = _durations(table, table.slots if slots is None else slots, shares)
+    check_host_links(table, host_links)
+    tail, head = waiting_cells(table, host_links)
+    if table.num_workers >= WIDE and np.all(tail % table.num_slots < head % table.num_slots):
+        return _by_columns(duration, tail, head)
+    waits_for: dict[int, list[int]] = {}
+    for u, v in zip(tail.tolist(), head.tolist(), strict=True):
+        waits_for.setdefault(v, []).append(u)
+    start, finish = [0.0] * duration.size, [0.0] * duration.size
+    lasts = duration.ravel().tolist()
+    for cell in topological_order(duration.size, tail, head):
+        start[cell] = max((finish[u] for u in waits_for.get(cell, ())), default=0.0)
+        finish[cell] = start[cell] + lasts[cell]
+    return np.reshape(start, duration.shape), np.reshape(finish, duration.shape)
+
+
+def _by_columns(
+    duration: Float[NumpyArray, "workers slots"],
+    tail: Int[NumpyArray, " edges"],
+    head: Int[NumpyArray, " edges"],
+) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
+    """Run a table column by column, where every edge points to a later column."""
+    workers, slots = duration.shape
+    number = np.arange(duration.size).reshape(slots, workers).T.ravel()  # column by column
+    head, tail = number[head], number[tail]
+    order = np.argsort(head, kind="stable")
+    head, tail = head[order], tail[order]
+    count = np.bincount(head, minlength=duration.size)
+    entry = np.arange(len(head)) - (np.cumsum(count) - count)[head]
+    never = duration.size  # an op that is not there ends at 0
+    waits_for = np.full((max(1, int(count.max(initial=0))), duration.size), never)
+    waits_for[entry, head] = tail
+    finish = np.zeros(duration.size + 1)
+    start, lasts = np.zeros(duration.size), duration.T.ravel()
+    for first in range(0, duration.size, workers):
+        column = slice(first, first + workers)
+        begins = finish.take(waits_for[0, column])
+        for others in waits_for[1:]:
+            np.maximum(begins, finish.take(others[column]), out=begins)
+        start[column] = begins
+        np.add(begins, lasts[column], out=finish[column])
+    return start.reshape(slots, workers).T, finish[:never].reshape(slots, workers).T
+
+
+def _durations(
+    table: ScheduleTable, slots: Mapping[str, float], shares: bool
+) -> Float[NumpyArray, "workers slots"]:
+    """Slots that each cell takes."""
+    by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
+    share = np.append(
+        table.stage_shares if shares else np.ones(table.num_stages), 0.0
+    )  # the last entry serves idle cells
+    return sum(
+        (by_phase[cells.phase] * share[cells.stage] for cells in (table.cells, table.partners)),
+        np.zeros(table.cells.phase.shape),
+    )
+
+
+def spread(table: ScheduleTable) -> ScheduleTable:
+    """Draw a table with its idle slots: every op in the column of its start.
+
+    Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
+    follow those ends, an order in which workers can share any host link without a deadlock.
+    """
+    start, finish = slot_times(table)
+    held = table.cells.phase != Phase.IDLE
+    worker = np.nonzero(held)[0]
+    column = columns(worker, start[held], (finish > start)[held])
+    shape = (table.num_workers, int(column.max()) + 1)
+
+    def move(array: NumpyArray, empty: int) -> NumpyArray:
+        moved = np.full(shape, empty, np.int32)
+        moved[worker, column] = array[held]
+        return moved
+
+    def move_all(cells: tuple[NumpyArray, ...]) -> list[NumpyArray]:
+        return [move(array, Phase.IDLE if k == 0 else -1) for k, array in enumerate(cells)]
+
+    return ScheduleTable(
+        type(table.cells)(*move_all(table.cells)),
+        type(table.partners)(*move_all(table.partners)),
+        table.placement.copy(),
+        table.name,
+        table.slots,
+        table.stage_shares,
+        table.weights,
+    )
+
+
+def columns(
+    worker: Int[NumpyArray, " ops"],
+    start: Float[NumpyArray, " ops"],
+    lasts: Bool[NumpyArray, " ops"],
+) -> Int[NumpyArray, " ops"]:
+    """Return the column of each op in a drawing with idle slots: (ops) columns.
+
+    A column is one slot where all starts are whole numbers and not far apart; otherwise there is
+    one column per distinct start. Ops that take no time stand in columns of their own, before
+    those that begin at the same moment.
+    """
+    times, moment = np.unique(start, return_inverse=True)
+    if np.all(times == np.round(times)) and times.max() <= MOST_IDLE * len(times):
+        moment = start.astype(np.int64)
+    num_moments = int(moment.max()) + 1
+    # how many ops without a duration the row has had at this moment
+    key = worker * num_moments + moment
+    before = np.cumsum(~lasts) - ~lasts
+    first = np.append(True, key[1:] != key[:-1])
+    rank = before - np.maximum.accumulate(np.where(first, before, 0))
+    instant = np.zeros(num_moments, np.int64)  # columns for them
+    np.maximum.at(instant, moment[~lasts], rank[~lasts] + 1)
+    last = int(moment[lasts].max(initial=-1))
+    width = instant + (np.arange(num_moments) <= last)
+    offset = np.cumsum(width) - width
+    column = offset[moment] + np.where(lasts, instant[moment], rank)
+    return column.astype(np.int64)
+
+
+def draw(
+    worker: Int[NumpyArray, " ops"],
+    start: Float[NumpyArray, " ops"],
+    phase: Int[NumpyArray, " ops"],
+    microbatch: Int[NumpyArray, " ops"],
+    *,
+    name: str,
+    slots: Mapping[str, float],
+    weights: WeightRule,
+) -> ScheduleTable:
+    """Make a table of one stage per worker from the starts of its ops.
+
+    Tables of millions of ops are made in seconds: no op becomes an object.
+    """
+    order = np.lexsort((start, worker))
+    worker, start, phase, microbatch = (a[order] for a in (worker, start, phase, microbatch))
+    column = columns(worker, start, phase != Phase.U)
+    workers = int(worker.max(initial=-1)) + 1
+    idle = np.zeros((workers, int(column.max(initial=-1)) + 1), np.int32)
+    fields: list[NumpyArray] = []
+    for values in (phase, worker, microbatch, np.zeros_like(worker)):
+        fields.append(idle - (len(fields) > 0))  # phase is 0 where a cell is idle, the rest -1
+        fields[-1][worker, column] = values
+    partners = Cells(idle, *(idle - 1 for _ in range(3)))
+    return ScheduleTable(Cells(*fields), partners, looped(workers), name, slots, weights=weights)

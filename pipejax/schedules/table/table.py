@@ -1,0 +1,357 @@
+"""The schedule as a dense table, workers x slots, and the only judge of what is legal.
+
+A table is validated completely when it is made, so a wrong one cannot exist and everything to
+the right of this module may rely on it: every op is there once, on the worker that its stage is
+placed on, and the rows can be executed in order without a deadlock.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Index, Int, NumpyArray
+from pipejax.schedules.cells import placement as placements
+from pipejax.schedules.cells.cells import Cells, Content, lay_out
+from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
+from pipejax.schedules.cells.ops import (
+    COMMUNICATION,
+    Cell,
+    Phase,
+    check_cell,
+    format_cell,
+    parse_cell,
+)
+from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
+from pipejax.schedules.legality import IllegalSchedule, check
+from pipejax.schedules.table.grid_text import MAX_SLOTS, format_grid
+from pipejax.schedules.table.slot_durations import UNIT_SLOTS, check_shares, check_slots
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run.
+
+    Attributes:
+      reason: one line that names the op.
+      grid: the table as text with the place marked, empty where there is no place to show.
+    """
+
+    def __init__(self, reason: str, grid: str = "") -> None:
+        """Join the reason and the grid to the message."""
+        super().__init__(f"{reason}\n{grid}" if grid else reason)
+        self.reason = reason
+        self.grid = grid
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScheduleTable:
+    """A pipeline schedule: what each worker executes, in order.
+
+    ```
+               slot   0    1    2    3    4    5
+    worker 0         0F0  0F1   .    .   0B0  0B1      empty slots mean order only
+    worker 1          .   1F0  1B0  1F1  1B1   .
+    ```
+
+    Attributes:
+      cells: (workers, slots) the op of each slot.
+      partners: (workers, slots) the backward that runs as one with the forward in `cells`, idle
+        where the slot holds no fused pair.
+      placement: (pipes, stages) worker of each stage.
+      name: schedule name, for reports.
+      slots: slot durations by phase letter that the table was drawn with.
+      stage_shares: (stages) share of the model's layers on each stage, relative to the mean.
+      weights: which weights a forward reads, where U cells update them within the table.
+
+    Raises:
+      ScheduleError: on construction, if the schedule cannot run.
+
+    Example:
+      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> table.num_workers, table.num_stages, table.num_microbatches
+      (2, 2, 1)
+      >>> print(table)
+                 0     1
+        worker 0 0F0   0B0
+        worker 1 1F0   1B0
+    """
+
+    cells: Cells
+    partners: Cells
+    placement: placements.Placement
+    name: str = "table"
+    slots: Mapping[str, float] = dataclasses.field(default_factory=lambda: UNIT_SLOTS)
+    stage_shares: Sequence[float] = ()
+    weights: WeightRule = NEWEST
+
+    def __post_init__(self) -> None:
+        """Freeze the arrays and check the schedule."""
+        for array in (*self.cells, *self.partners, self.placement):
+            array.flags.writeable = False
+        if np.size(self.stage_shares) == 0 and self.placement.ndim == 2:
+            object.__setattr__(self, "stage_shares", (1.0,) * self.num_stages)
+        try:
+            check(self.content)
+            check_shares(self.stage_shares, self.num_stages)
+            check_slots(self.slots)
+        except IllegalSchedule as error:
+            raise self.error(str(error), error.worker, error.slot) from None
+        slots = {letter: _plain(duration) for letter, duration in self.slots.items()}
+        object.__setattr__(self, "slots", MappingProxyType({**UNIT_SLOTS, **slots}))
+        object.__setattr__(self, "stage_shares", tuple(map(float, self.stage_shares)))
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Sequence[Cell | str]],
+        *,
+        placement: placements.Placement | None = None,
+        pipe_of_microbatch: Sequence[int] | placements.PipeOfMicrobatch | None = None,
+        name: str = "table",
+        slots: Mapping[str, float] = UNIT_SLOTS,
+        stage_shares: Sequence[float] = (),
+        weights: WeightRule = NEWEST,
+    ) -> "ScheduleTable":
+        """Make a table from the cells of each worker.
+
+        Args:
+          rows: cells by worker and slot, as text or as tuples of ops; rows may differ in length.
+          placement: (pipes, stages) worker of each stage; read off the rows if None.
+          pipe_of_microbatch: (microbatches) pipe of each microbatch, with a placement; pipe 0 if
+            None.
+          name: schedule name, for reports.
+          slots: slot durations that the rows were drawn with.
+          stage_shares: (stages) relative share of the layers on each stage; equal if empty.
+          weights: which weights a forward reads, where U cells update them.
+
+        Returns:
+          The table.
+
+        Raises:
+          ScheduleError: if a cell is not an op or the schedule cannot run.
+
+        Example:
+          >>> ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
+          Traceback (most recent call last):
+          pipejax.schedules.table.table.ScheduleError: op 0B0 stands twice ...
+        """
+        cells = _parse_rows(rows)
+        if placement is None and pipe_of_microbatch is not None:
+            raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
+        try:
+            if placement is None:
+                placement, pipe_of_microbatch = placements.infer(cells)
+        except placements.PlacementError as error:
+            texts = [[format_cell(cell) for cell in row] for row in cells]
+            grid = format_grid(texts, (error.worker, error.slot), MAX_SLOTS)
+            raise ScheduleError(str(error), grid) from None
+        if pipe_of_microbatch is None:
+            last = max((op.microbatch for row in cells for cell in row for op in cell), default=-1)
+            pipe_of_microbatch = np.zeros(last + 1, np.int32)
+        pipe_of = np.asarray(pipe_of_microbatch, np.int32)
+        return cls(
+            cells=lay_out(cells, 0, pipe_of),
+            partners=lay_out(cells, 1, pipe_of),
+            placement=np.array(placement, np.int32),
+            name=name,
+            slots=slots,
+            stage_shares=stage_shares,
+            weights=weights,
+        )
+
+    @property
+    def phase(self) -> Int[NumpyArray, "workers slots"]:
+        """Phase code of each cell."""
+        return self.cells.phase
+
+    @property
+    def stage(self) -> Int[NumpyArray, "workers slots"]:
+        """Stage of each cell."""
+        return self.cells.stage
+
+    @property
+    def microbatch(self) -> Int[NumpyArray, "workers slots"]:
+        """Microbatch of each cell."""
+        return self.cells.microbatch
+
+    @property
+    def pipe(self) -> Int[NumpyArray, "workers slots"]:
+        """Pipe of each cell."""
+        return self.cells.pipe
+
+    @functools.cached_property
+    def content(self) -> Content:
+        """Cells and placement together."""
+        return Content(self.cells, self.partners, self.placement, self.weights)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers: rows of the table."""
+        return self.content.num_workers
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots: columns of the table."""
+        return self.content.num_slots
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of one pipe."""
+        return self.content.num_stages
+
+    @property
+    def num_pipes(self) -> int:
+        """Number of pipes: two in a bidirectional schedule."""
+        return self.content.num_pipes
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches over all pipes."""
+        return self.content.num_microbatches
+
+    @property
+    def stages_per_worker(self) -> int:
+        """Largest number of stages that one pipe has on one worker."""
+        return int(max(np.bincount(row).max() for row in self.placement))
+
+    @property
+    def is_fused(self) -> Bool[NumpyArray, "workers slots"]:
+        """Where a slot holds a forward and a backward that run as one."""
+        return self.partners.phase != Phase.IDLE
+
+    @property
+    def has_communication(self) -> bool:
+        """Whether the rows hold SEND and RECV cells."""
+        return bool(np.isin(self.cells.phase, COMMUNICATION).any())
+
+    @property
+    def offloads(self) -> bool:
+        """Whether O cells offload activations to the host."""
+        return bool((self.cells.phase == Phase.O).any())
+
+    @property
+    def updates_within(self) -> bool:
+        """Whether U cells update weights before the end of the table: it is asynchronous."""
+        return bool((self.cells.phase == Phase.U).any())
+
+    @property
+    def pipe_of_microbatch(self) -> placements.PipeOfMicrobatch:
+        """Pipe of each microbatch."""
+        return self.content.pipe_of_microbatch
+
+    def cell(self, worker: Index, slot: Index) -> Cell:
+        """Return the ops of one cell.
+
+        Args:
+          worker: row.
+          slot: column.
+
+        Returns:
+          No op where the cell is idle, two where it holds a fused pair.
+
+        Example:
+          >>> ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
+          (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
+        """
+        return self.content.cell(worker, slot)
+
+    def rows(self) -> Iterator[list[Cell]]:
+        """Yield the cells of each worker."""
+        return self.content.rows()
+
+    def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
+        """Return a table with other rows and all else as it is.
+
+        Args:
+          rows: cells by worker and slot.
+
+        Returns:
+          The table; where nothing updates, it has no weight rule any more.
+
+        Raises:
+          ScheduleError: if the schedule cannot run.
+
+        Example:
+          >>> table = ScheduleTable.from_rows([["0F0", "0B0"]], name="one")
+          >>> table.with_rows([[(), *next(table.rows())]]).num_slots
+          3
+        """
+        updates = any(op.phase is Phase.U for row in rows for cell in row for op in cell)
+        return ScheduleTable.from_rows(
+            rows,
+            placement=self.placement,
+            pipe_of_microbatch=self.pipe_of_microbatch.tolist(),
+            name=self.name,
+            slots=self.slots,
+            stage_shares=self.stage_shares,
+            weights=self.weights if updates else NEWEST,
+        )
+
+    def __str__(self) -> str:
+        """Return the table as a grid."""
+        return format_grid([[format_cell(cell) for cell in row] for row in self.rows()])
+
+    def error(
+        self, reason: str, worker: int | None = None, slot: int | None = None
+    ) -> ScheduleError:
+        """Return an error that shows this table with a place marked.
+
+        Args:
+          reason: one line that names the op.
+          worker: row to mark; there is no grid if None.
+          slot: column to mark; the whole row if None.
+
+        Returns:
+          The error, for the caller to raise.
+        """
+        if worker is None:
+            return ScheduleError(reason)
+        width = min(self.num_slots, MAX_SLOTS)
+        start = min(max((slot or 0) - width // 2, 0), self.num_slots - width)
+        texts = [
+            [
+                format_cell(self.cell(w, t)) if start <= t < start + width else ""
+                for t in range(self.num_slots)
+            ]
+            for w in range(self.num_workers)
+        ]
+        return ScheduleError(reason, format_grid(texts, (worker, slot), MAX_SLOTS))
+
+
+def without(table: ScheduleTable, phases: Collection[Phase]) -> ScheduleTable:
+    """Take the cells of some phases out of a table."""
+    if not np.isin(table.phase, list(phases)).any():
+        return table
+    return table.with_rows(
+        [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
+    )
+
+
+def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
+    parsed = []
+    for worker, row in enumerate(rows):
+        cells: list[Cell] = []
+        for slot, cell in enumerate(row):
+            try:
+                cells.append(parse_cell(cell) if isinstance(cell, str) else check_cell(cell))
+            except ValueError as error:
+                raise ScheduleError(f"worker {worker}, slot {slot}: {error}") from None
+        parsed.append(cells)
+    return parsed
+
+
+def _plain(duration: float) -> float:
+    """Python's number for NumPy's, so that tables can be written as JSON."""
+    return int(duration) if duration == int(duration) else float(duration)
+
+
+def dependencies_of(table: ScheduleTable) -> Dependencies:
+    """Return what waits for what in a table."""
+    return find_dependencies(table.content)
+
+
+def row_order(table: ScheduleTable, phases: Iterable[Phase]) -> Int[NumpyArray, " cells"]:
+    """Return the cells that hold one of the phases, row by row in slot order."""
+    return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())

@@ -1,0 +1,198 @@
+"""Tables in files: PyTorch's schedule CSV, and JSON.
+
+The CSV has one row per rank and one cell per slot, and states neither placement nor name. The
+JSON states everything, so that what is written is what is read.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.units import parse_json
+from pipejax.schedules.cells.ops import format_cell
+from pipejax.schedules.cells.weight_rule import WeightRule
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+
+FORMAT = "pipejax-table"
+VERSION = 1
+_KEYS = {
+    "format",
+    "version",
+    "name",
+    "placement",
+    "pipe_of_microbatch",
+    "slots",
+    "stage_shares",
+    "rows",
+}
+
+
+def read_table(path: str | Path) -> ScheduleTable:
+    r"""Read a table from PyTorch's CSV or from JSON (by its first character).
+
+    A CSV does not state the placement: there each stage is on one rank, or there are two pipes
+    that mirror each other; JSON holds any placement. Where there are SEND and RECV cells, they
+    are checked on reading, whatever link model is used later.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The table; one from CSV carries the file's name.
+
+    Raises:
+      ScheduleError: if the file is not a table, or the schedule cannot run.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "two.csv"
+      >>> _ = path.write_text("0F0,0B0\n1F0,1B0\n")
+      >>> read_table(path).num_stages
+      2
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ScheduleError(f"{path} is not a table: it is not text (UTF-8)") from None
+    if not text.strip():
+        raise ScheduleError(f"{path} is not a table: the file is empty")
+    if "\0" in text:
+        raise ScheduleError(f"{path} is not a table: it holds binary data")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        return _from_json(text) if text.lstrip().startswith("{") else _from_csv(text, path.stem)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error.reason}", error.grid) from None
+
+
+def write_table(table: ScheduleTable, path: str | Path) -> None:
+    """Write a table as JSON where the name ends in .json, otherwise as PyTorch's CSV.
+
+    Args:
+      table: the schedule.
+      path: the file; it is replaced.
+
+    Raises:
+      OSError: if the file cannot be written.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from pipejax import schedules
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "chimera.json"
+      >>> write_table(schedules.build("chimera", num_workers=2, num_microbatches=2), path)
+      >>> read_table(path).num_pipes
+      2
+    """
+    path = Path(path)
+    text = to_json(table) if path.suffix == ".json" else to_csv(table)
+    path.write_bytes(text.encode())
+
+
+def to_csv(table: ScheduleTable) -> str:
+    r"""Return a table in PyTorch's CSV form: idle slots are empty cells."""
+    text = io.StringIO()
+    csv.writer(text).writerows([format_cell(cell) for cell in row] for row in table.rows())
+    return text.getvalue()
+
+
+def to_json(table: ScheduleTable) -> str:
+    """Return a table as JSON, complete with placement, slots and name."""
+    rule = {"weights": dataclasses.asdict(table.weights)} if table.updates_within else {}
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": table.name,
+            "placement": table.placement.tolist(),
+            "pipe_of_microbatch": table.pipe_of_microbatch.tolist(),
+            "slots": dict(table.slots),
+            "stage_shares": list(table.stage_shares),
+            **rule,
+            "rows": [[format_cell(cell) for cell in row] for row in table.rows()],
+        },
+        indent=1,
+    )
+
+
+def _from_csv(text: str, name: str) -> ScheduleTable:
+    try:
+        rows = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise ScheduleError(f"this is not a table: {error}") from None
+    while rows and not any(cell.strip() for cell in rows[-1]):
+        rows.pop()
+    return ScheduleTable.from_rows(rows, name=name)
+
+
+def _from_json(text: str) -> ScheduleTable:
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ScheduleError(f"this is not JSON: {error}") from None
+    _check_json(data)
+    try:
+        return ScheduleTable.from_rows(
+            data["rows"],
+            placement=np.array(data["placement"], dtype=np.int32),
+            pipe_of_microbatch=np.array(data["pipe_of_microbatch"], dtype=np.int32),
+            name=data["name"],
+            slots=data["slots"],
+            stage_shares=data["stage_shares"],
+            weights=_weights(data.get("weights", {})),
+        )
+    except OverflowError as error:  # a worker or pipe beyond every integer of the arrays
+        raise ScheduleError(f"this is not a table: {error}") from None
+
+
+def _weights(rule: Any) -> WeightRule:
+    known = [field.name for field in dataclasses.fields(WeightRule)]
+    if not isinstance(rule, dict) or not set(rule) <= set(known):
+        raise ScheduleError(f"weights: expected an object with {', '.join(known)}, got {rule!r}")
+    try:
+        return WeightRule(**rule)
+    except ValueError as error:
+        raise ScheduleError(f"weights: {error}") from None
+
+
+def _check_json(data: Mapping[str, Any]) -> None:
+    """Check the keys and the kinds of their values; what they mean is the table's to judge."""
+    if data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise ScheduleError(
+            f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
+            f"got {data.get('format')!r} and {data.get('version')!r}"
+        )
+    if set(data) - {"weights"} != _KEYS:
+        odd = sorted((set(data) - {"weights"}) ^ _KEYS)[0]
+        raise ScheduleError(f"{'missing' if odd in _KEYS else 'unknown'} key {odd!r} in the table")
+
+    def is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
+        return isinstance(value, list) and all(
+            isinstance(v, kind) and not isinstance(v, bool) for v in value
+        )
+
+    rows: Sequence[Any] = data["rows"]
+    fits = (
+        isinstance(data["name"], str)
+        and is_list_of(rows, list)
+        and all(is_list_of(row, str) for row in rows)
+        and is_list_of(data["placement"], list)
+        and all(is_list_of(row, int) for row in data["placement"])
+        and len({len(row) for row in data["placement"]}) <= 1
+        and is_list_of(data["pipe_of_microbatch"], int)
+        and is_list_of(data["stage_shares"], (int, float))
+        and isinstance(data["slots"], dict)
+        and is_list_of(list(data["slots"].values()), (int, float))
+    )
+    if not fits:
+        raise ScheduleError(
+            "this is not a table: name is a text, rows are lists of texts, placement lists of "
+            "whole numbers of one length, slots numbers by phase letter"
+        )

@@ -1,0 +1,1 @@
+"""Better schedules, transfer orders and settings, each beside a bound or an exhaustive twin."""

@@ -1,0 +1,305 @@
+"""One optimisation: quick schedules first, then better and better ones, and a bound."""
+
+import time
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from pipejax.analysis.evaluate import lower_and_price
+from pipejax.costs.costs import Costs
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.baselines import baseline_tables
+from pipejax.search.schedule.bounds import lower_bound, stage_bounds
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.cp_search import search
+from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
+from pipejax.search.schedule.greedy import greedy_plan
+from pipejax.search.schedule.initial_plans import greedy_starts, is_pipe, pipe_plans
+from pipejax.search.schedule.one_stage_bound import relaxed_bound
+from pipejax.search.schedule.plan import Plan, gradient_end, objective_of
+from pipejax.search.schedule.plan_and_table import host_finish, keeps_limits, to_plan, to_table
+from pipejax.search.schedule.problem import InfeasibleError, Problem
+from pipejax.search.schedule.ring import Ring, cut, shortest_ring
+from pipejax.search.schedule.similarity import rows_keep_limits
+from pipejax.search.schedule.solution import Solution
+from pipejax.search.schedule.store import Store
+
+LARGE = 1500  # ops from which a period is looked for before the whole is searched
+MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
+FINE = 30  # units in the longest forward and backward, at least, on that grid
+FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
+COUNTS = (1, 2)  # microbatches of a period that are tried
+GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
+BETWEEN = 0.5  # seconds between news of the bound alone, at least
+_SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is left then
+
+
+class Run:
+    """One optimisation: what is known so far, and the steps that find more."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        costs: Costs,
+        link: str,
+        time_limit: float,
+        threads: int,
+        store: Store | None,
+    ) -> None:
+        """Begin: the time runs."""
+        self.problem, self.costs, self.link, self.threads = problem, costs, link, threads
+        self.store = store
+        self.begun = self.told = self.saved = time.monotonic()
+        self.until = self.begun + time_limit
+        self.bound = lower_bound(problem)
+        self.plan: Plan | None = None
+        self.value = 0
+        self.best: Solution | None = None
+        self.baseline: dict[str, float | None] = {}
+        self.is_answered = self.is_infeasible = False
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.until - time.monotonic()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the plan is as good as the bound."""
+        return self.is_answered or (self.plan is not None and self.value <= self.bound)
+
+    def solutions(self, table: ScheduleTable) -> Generator[Solution, None, None]:
+        """Run all steps until the plan is as good as the bound, or time is up."""
+        try:
+            for step in (
+                self._stored,
+                self._first,
+                lambda: self._baselines(table),
+                self._greedy,
+                self._relaxed,
+                self._period,
+                self._search,
+            ):
+                if (not self.is_closed and self.left > 0) or self.plan is None:
+                    yield from step()
+            if not self.baseline:  # ended before: at least the given one is looked at
+                yield from self._baselines(table)
+            if self.best is None:
+                raise self._failure()
+            yield self._solution(self.best.table, self.best.makespan, self.best.source)
+        finally:  # however it ends: what was found is kept
+            self._save()
+
+    def _failure(self) -> ValueError:
+        if self.is_infeasible:
+            return InfeasibleError("no schedule keeps memory_limit: infeasible")
+        return ValueError(
+            f"no schedule within memory_limit was found in {self.until - self.begun:g} "
+            "seconds: give more time_limit or memory_limit"
+        )
+
+    def _stored(self) -> Iterator[Solution]:
+        """What is known of the problem, or of others like it."""
+        if self.store is None:
+            return
+        own = self.store.get(self.problem)
+        if own is not None:
+            self._raise_bound(own.proven_bound)
+            yield from self._take("store", own.table)
+            self.is_answered = self.best is not None and self.best.status == "optimal"
+        if self.is_answered:
+            return
+        near = self.store.nearest(self.problem)
+        self.bound = max(self.bound, near.bound)
+        for other in near.starts:
+            if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
+                yield from self._take("neighbour", other.table)
+                continue
+            plan = to_plan(self.problem, other.table)
+            if keeps_limits(self.problem, plan):
+                yield from self._offer("neighbour", plan)
+
+    def _save(self) -> None:
+        if self.store is not None and self.best is not None:
+            now = time.monotonic()
+            self.store.put(
+                self.problem,
+                self.best.table,
+                self.bound,
+                seconds=now - self.saved,
+                source=self.best.source,
+            )
+            self.saved = now
+
+    def _first(self) -> Iterator[Solution]:
+        plan = greedy_plan(self.problem, self.problem.limits)
+        if plan is not None:
+            yield from self._offer("greedy", plan)
+
+    def _baselines(self, table: ScheduleTable) -> Iterator[Solution]:
+        for name, other in baseline_tables(self.problem, table):
+            plan = to_plan(self.problem, other)
+            keeps = keeps_limits(self.problem, plan)
+            self.baseline[name] = self._measure(other) if keeps else None
+            if keeps:
+                yield from self._offer(name, plan)
+            if self.left <= 0:
+                return
+
+    def _greedy(self) -> Iterator[Solution]:
+        if is_pipe(self.problem):
+            for start in pipe_plans(self.problem):
+                yield from self._offer(*start)
+        seconds = min(GREEDY_SECONDS, self.left * _SHARES["greedy"])
+        for start in greedy_starts(self.problem, seconds):
+            yield from self._offer(*start)
+
+    def _relaxed(self) -> Iterator[Solution]:
+        """Bounds from one stage alone, the one with the best simple bound first."""
+        is_far = self.plan is not None and self.bound < FAR * self.value
+        if not is_pipe(self.problem) or (self.problem.offload is not None and not is_far):
+            return
+        simple = stage_bounds(self.problem)
+        until = time.monotonic() + self.left * _SHARES["relaxed"]
+        for stage in np.argsort(-simple, kind="stable").tolist():
+            seconds = until - time.monotonic()
+            if self.is_closed or seconds <= 0:
+                return
+            self._raise_bound(
+                relaxed_bound(self.problem, stage, self._horizon, seconds, self.threads)
+            )
+        yield from ()
+
+    def _period(self) -> Iterator[Solution]:
+        """A ring of few microbatches, then warm-up, period and cool-down together."""
+        if 3 * self.problem.worker.size < LARGE or self.plan is None:
+            return
+        until = time.monotonic() + self.left * _SHARES["period"]
+        for number, count in enumerate(COUNTS):
+            seconds = (until - time.monotonic()) / (len(COUNTS) - number)
+            if self.is_closed or seconds <= 0:
+                return
+            longest = count * self.value // self.problem.num_microbatches
+            if (self.problem.pipe_of[count:] != self.problem.pipe_of[:-count]).any():
+                continue
+            ring = shortest_ring(self.problem, count, longest, seconds, self.threads)
+            if ring is not None:
+                plan = cut(self.problem, ring)
+                yield from self._offer(f"period of {count}", plan)
+                yield from self._fold(ring, count, plan, until - time.monotonic())
+
+    def _fold(self, ring: Ring, count: int, plan: Plan, seconds: float) -> Iterator[Solution]:
+        folded = fold(self.problem, count, depth_of(self.problem, plan) + 1)
+        if folded is None:
+            return
+        small = self.problem.with_microbatches(folded.microbatches)
+        start = cut(small, ring)
+        model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
+        model.hint(start)
+        for found in search(model, seconds, self.threads):
+            if found.plan is not None:
+                whole = extended(self.problem, folded, found.plan)
+                yield from self._offer(f"period of {count}", whole)
+
+    def _search(self) -> Iterator[Solution]:
+        parts = self._parts
+        problem = self.problem.finer(parts)
+        model = ScheduleModel(problem, parts * self._horizon)
+        if self.plan is not None:
+            model.hint(self.plan.finer(parts))
+        for found in search(model, self.left, self.threads):
+            self._raise_bound(-(-found.bound // parts))
+            if found.plan is not None:
+                yield from self._offer("search", found.plan, problem)
+            elif time.monotonic() > self.told + BETWEEN and self.best is not None:
+                yield from self._tell(self.best.table, self.best.makespan, self.best.source)
+            self.is_infeasible = found.closed and self.plan is None
+
+    @property
+    def _parts(self) -> int:
+        """How much finer the grid of a search is."""
+        largest = int((self.problem.forward + self.problem.gradient).max())
+        starts = 3 * self.problem.worker.size * self._horizon
+        return 1 if starts < MANY_STARTS or not largest else -(-FINE // largest)
+
+    @property
+    def _horizon(self) -> int:
+        """Units in which the problem can be done; a short span may need more of them."""
+        if self.plan is not None:
+            end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
+            return self.value if self.problem.objective == "makespan" else 2 * end
+        work = self.problem.forward + self.problem.input_grad + self.problem.weight_grad
+        hops = int(self.problem.lag.max(initial=0) + self.problem.transmit.max(initial=0))
+        host = sum(
+            int(times.sum())
+            for times in (self.problem.offload, self.problem.load)
+            if times is not None
+        )
+        each = int(work.sum()) + 2 * self.problem.num_stages * hops + host
+        return self.problem.num_microbatches * each + int(self.problem.step_end.max())
+
+    def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
+        """Take a plan if it is better; it may be one of the problem on another grid."""
+        problem = problem or self.problem
+        value = objective_of(problem, plan) * problem.unit
+        if self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9):
+            return
+        yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
+
+    def _take(self, source: str, table: ScheduleTable) -> Iterator[Solution]:
+        """Take a table that keeps the limits."""
+        plan = to_plan(self.problem, table)  # as early as its rows allow
+        value = objective_of(self.problem, plan)
+        if self.plan is None or value < self.value:
+            self.plan, self.value = plan, value
+        makespan = self._measure(table)
+        if self.best is None or makespan < self.best.makespan:
+            yield from self._tell(table, makespan, source)
+
+    def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Iterator[Solution]:
+        """Yield what is best now; it is in the store before anybody hears of it."""
+        self.best = self._solution(table, makespan, source)
+        self._save()
+        self.told = time.monotonic()
+        yield self.best
+
+    def _raise_bound(self, bound: int) -> None:
+        """Take a bound if it is better; one above a plan that exists is an error of ours."""
+        if self.plan is not None and bound > self.value:
+            raise AssertionError(f"bound {bound} is above a plan of {self.value}: please report it")
+        self.bound = max(self.bound, bound)
+
+    def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
+        rounding = self._rounding(makespan)
+        bound = min(self.bound * self.problem.unit, makespan)
+        if self.problem.exact and makespan - bound <= rounding:
+            bound = makespan  # equal up to the rounding of floats
+        return Solution(
+            table=table,
+            makespan=makespan,
+            lower_bound=bound,
+            status="optimal" if makespan - bound <= rounding else "feasible",
+            rounding=0.0 if self.problem.exact else rounding,
+            offloaded=0 if self.plan is None else self.plan.offloaded,
+            source=source,
+            seconds=time.monotonic() - self.begun,
+            baseline=dict(self.baseline),
+        )
+
+    def _rounding(self, makespan: float) -> float:
+        """Units that a path can lose: one per op and message on it."""
+        if self.problem.exact:
+            return 1e-9 * makespan
+        per_worker = 3 * max(np.bincount(self.problem.worker.ravel()))
+        return float(per_worker + 4 * self.problem.num_stages) * self.problem.unit
+
+    def _measure(self, table: ScheduleTable) -> float:
+        """The objective at the real costs [s]."""
+        program, vector = lower_and_price(
+            table, self.costs, link=self.link, queues="worker", host_links=self.problem.host_links
+        )
+        finish = host_finish(program, vector)
+        if self.problem.objective == "makespan":
+            return float(finish.max())
+        start = finish - vector[program.duration_index]
+        return float((finish[program.last_node] - start[program.first_node]).max())

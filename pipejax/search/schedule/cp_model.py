@@ -1,0 +1,291 @@
+"""The constraint model: starts of all ops, the order on every worker and link, what goes out.
+
+Microbatches of a pipe are alike, so on every stage each kind of op runs in their order. Memory is
+a cumulative resource of each worker: an activation takes its size from the start of F to the end
+of I, and what W needs until the end of W; one that is offloaded does so from F to O and again
+from L on.
+"""
+
+import itertools
+from collections.abc import Collection, Iterator
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from pipejax.search.schedule.bounds import memory_order, paths
+from pipejax.search.schedule.plan import NEVER, Plan
+from pipejax.search.schedule.problem import Problem
+
+Variable = cp_model.IntVar
+Interval = cp_model.IntervalVar
+Key = tuple[int, int]  # stage, microbatch
+
+REDUNDANT = ("windows", "loads", "memory-order", "tails")
+"""Constraints that follow from the others and help the search (measured in docs/optimize.md):
+windows: no op starts before its path from the first op; loads: the end is not before a worker's
+first start and all its work; memory-order: a forward waits for the gradients that must have made
+room; tails: the end is not before an input gradient and its way to the first stage."""
+
+
+class ScheduleModel:
+    """The model of one problem and the variables in it.
+
+    Attributes:
+      model: the CP-SAT model.
+      objective: what is to be least.
+      start: start of each op, by phase letter, stage and microbatch.
+      whole: whether a backward is whole, where that can be worth it.
+      out: whether an activation is offloaded, where it may be.
+    """
+
+    def __init__(
+        self, problem: Problem, horizon: int, redundant: Collection[str] = REDUNDANT
+    ) -> None:
+        """Build the model."""
+        self.problem, self.horizon = problem, int(horizon)
+        self.model = cp_model.CpModel()
+        self.redundant = frozenset(redundant)
+        self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
+        self.whole: dict[Key, cp_model.BoolVarT] = {}
+        self.out: dict[Key, cp_model.BoolVarT] = {}
+        self._input_end: dict[Key, Variable] = {}
+        self._gradient_end: dict[Key, Variable] = {}
+        self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
+        self._on_host: dict[tuple[int, ...], list[Interval]] = {}
+        self._on_link: dict[tuple[int, int], list[Interval]] = {}
+        self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
+        self.objective = self._time("objective")
+        self._paths = paths(problem)
+        for stage, microbatch in self._ops():
+            self._add_ops(stage, microbatch)
+            self._add_memory(stage, microbatch)
+        for stage, microbatch in self._ops():
+            self._add_waits(stage, microbatch)
+        self._add_resources()
+        self._add_order()
+        self._add_objective()
+        self.model.minimize(self.objective)
+
+    def _ops(self) -> Iterator[Key]:
+        yield from np.ndindex(self.problem.num_stages, self.problem.num_microbatches)
+
+    def _pipe(self, microbatch: int) -> int:
+        return int(self.problem.pipe_of[microbatch])
+
+    def _worker(self, stage: int, microbatch: int) -> int:
+        return int(self.problem.placement[self._pipe(microbatch), stage])
+
+    def _time(self, name: str, earliest: int = 0) -> Variable:
+        low = earliest if "windows" in self.redundant else 0
+        return self.model.new_int_var(low, self.horizon, name)
+
+    def _add_ops(self, stage: int, microbatch: int) -> None:
+        """F, I and W, or B in place of the two."""
+        problem, model, key = self.problem, self.model, (stage, microbatch)
+        pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
+        forward, split, weight, whole = (
+            int(times[stage])
+            for times in (
+                problem.forward,
+                problem.input_grad,
+                problem.weight_grad,
+                problem.backward,
+            )
+        )
+        early = int(self._paths.head[pipe, stage])
+        turn = early + forward + int(self._paths.trip[pipe, stage])
+        starts = {
+            "F": self._time(f"{stage}F{microbatch}", early),
+            "I": self._time(f"{stage}I{microbatch}", turn),
+            "W": self._time(f"{stage}W{microbatch}", turn + min(split, whole)),
+        }
+        for letter, variable in starts.items():
+            self.start[letter][key] = variable
+        row = self._on_worker[worker]
+        row.append(model.new_fixed_size_interval_var(starts["F"], forward, ""))
+        self._input_end[key], self._gradient_end[key] = self._time(""), self._time("")
+        if whole >= split + weight:
+            row.append(model.new_fixed_size_interval_var(starts["I"], split, ""))
+            row.append(model.new_fixed_size_interval_var(starts["W"], weight, ""))
+            model.add(self._input_end[key] == starts["I"] + split)
+            model.add(self._gradient_end[key] == starts["W"] + weight)
+        else:
+            one = self.whole[key] = model.new_bool_var(f"{stage}B{microbatch}")
+            lasts = split + (whole - split) * one
+            size = model.new_int_var(min(split, whole), max(split, whole), "")
+            model.add(size == lasts)
+            row.append(model.new_interval_var(starts["I"], size, self._input_end[key], ""))
+            row.append(model.new_optional_fixed_size_interval_var(starts["W"], weight, ~one, ""))
+            model.add(self._gradient_end[key] == starts["W"] + weight).only_enforce_if(~one)
+            model.add(self._gradient_end[key] == starts["W"]).only_enforce_if(one)
+            model.add(starts["W"] == self._input_end[key]).only_enforce_if(one)
+        model.add(starts["W"] >= self._input_end[key])
+
+    def _add_memory(self, stage: int, microbatch: int) -> None:
+        """What the activation takes of its worker's memory, and when."""
+        problem, model, key = self.problem, self.model, (stage, microbatch)
+        size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
+        held = self._held[self._worker(stage, microbatch)]
+        since = self.start["F"][stage, microbatch]
+        if problem.offload is not None and problem.load is not None:
+            since = self._add_offload(
+                stage, microbatch, int(problem.offload[stage]), int(problem.load[stage])
+            )
+        for end, parts in ((self._input_end[key], size - kept), (self._gradient_end[key], kept)):
+            if parts:
+                held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
+
+    def _add_offload(self, stage: int, microbatch: int, offload: int, load: int) -> Variable:
+        """O and L, where the activation goes out; return since when it is there for I."""
+        model, key = self.model, (stage, microbatch)
+        worker = self._worker(stage, microbatch)
+        forward = self.start["F"][stage, microbatch]
+        forward_end = forward + int(self.problem.forward[stage])
+        out = self.out[key] = model.new_bool_var(f"out {stage},{microbatch}")
+        leave, back, since = (self._time("") for _ in range(3))
+        self.start["O"][stage, microbatch], self.start["L"][stage, microbatch] = leave, back
+        group = next((g for g in self.problem.host_links if worker in g), (worker,))
+        link = self._on_host.setdefault(group, [])
+        link.append(model.new_optional_fixed_size_interval_var(leave, offload, out, ""))
+        link.append(model.new_optional_fixed_size_interval_var(back, load, out, ""))
+        model.add(leave >= forward_end).only_enforce_if(out)
+        model.add(back >= leave + offload).only_enforce_if(out)
+        model.add(self.start["I"][stage, microbatch] >= back + load).only_enforce_if(out)
+        model.add(since == back).only_enforce_if(out)
+        model.add(since == forward).only_enforce_if(~out)
+        model.add(leave == forward).only_enforce_if(~out)  # one value where they do not matter
+        model.add(back == forward).only_enforce_if(~out)
+        away = model.new_optional_interval_var(forward, self._time(""), leave + offload, out, "")
+        self._held[worker].append((away, int(self.problem.sizes[stage])))
+        return since
+
+    def _add_waits(self, stage: int, microbatch: int) -> None:
+        """An op waits for the one before it on the microbatch's way."""
+        key, last = (stage, microbatch), self.problem.num_stages - 1
+        forward_end = self.start["F"][stage, microbatch] + int(self.problem.forward[stage])
+        if stage < last:
+            self._send(0, stage, microbatch, forward_end, self.start["F"][stage + 1, microbatch])
+        else:
+            self.model.add(self.start["I"][stage, microbatch] >= forward_end)
+        if stage > 0:
+            self._send(
+                1,
+                stage - 1,
+                microbatch,
+                self._input_end[key],
+                self.start["I"][stage - 1, microbatch],
+            )
+
+    def _send(
+        self,
+        direction: int,
+        boundary: int,
+        microbatch: int,
+        ready: cp_model.LinearExprT,
+        use: Variable,
+    ) -> None:
+        """A message: a lag, or an interval on its link."""
+        pipe = self._pipe(microbatch)
+        where = direction, pipe, boundary
+        lag, transmit = int(self.problem.lag[where]), int(self.problem.transmit[where])
+        if not transmit:
+            self.model.add(use >= ready + lag)
+            return
+        ends = [int(self.problem.placement[pipe, boundary + k]) for k in (0, 1)]
+        sender, receiver = ends if direction == 0 else ends[::-1]
+        leaves = self._time("")
+        interval = self.model.new_fixed_size_interval_var(leaves, transmit, "")
+        self._on_link.setdefault((sender, receiver), []).append(interval)
+        self.model.add(leaves >= ready)
+        self.model.add(use >= leaves + transmit + lag)
+
+    def _add_resources(self) -> None:
+        """One op at a time on workers and links; no more memory than there is."""
+        for intervals in (*self._on_worker, *self._on_host.values(), *self._on_link.values()):
+            self.model.add_no_overlap(intervals)
+        for held, limit in zip(self._held, self.problem.limits.tolist(), strict=True):
+            self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
+
+    def _add_order(self) -> None:
+        """Microbatches of a pipe are alike: each kind of op runs in their order."""
+        problem = self.problem
+        for pipe, stage in np.ndindex(problem.placement.shape):
+            passing = np.flatnonzero(problem.pipe_of == pipe).tolist()
+            lasts = int(problem.forward[stage])
+            for one, other in itertools.pairwise(passing):
+                later = {letter: self.start[letter][stage, other] for letter in "FIW"}
+                self.model.add(later["F"] >= self.start["F"][stage, one] + lasts)
+                self.model.add(later["I"] >= self._input_end[stage, one])
+                self.model.add(later["W"] >= self._gradient_end[stage, one])
+            if "memory-order" in self.redundant and problem.offload is None:
+                worker = int(problem.placement[pipe, stage])
+                order = memory_order(problem, stage, worker, len(passing))
+                for microbatch, (inputs, _) in zip(passing, order, strict=True):
+                    if inputs:
+                        made = self._input_end[stage, passing[inputs - 1]]
+                        self.model.add(self.start["F"][stage, microbatch] >= made)
+
+    def _add_objective(self) -> None:
+        problem, model, total = self.problem, self.model, self.objective
+        work = problem.forward + problem.gradient
+        for worker in range(problem.num_workers):
+            here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
+            firsts = [
+                self.start["F"][s, m]
+                for s, m in here
+                if m == int(np.flatnonzero(problem.pipe_of == self._pipe(m))[0])
+            ]
+            lasts = [
+                (s, self._gradient_end[s, m])
+                for s, m in here
+                if m == int(np.flatnonzero(problem.pipe_of == self._pipe(m))[-1])
+            ]
+            busy = int(sum(work[s] for s, _ in here))
+            if problem.objective == "span":
+                begin = self._time("")
+                model.add_min_equality(begin, firsts)
+                for _, end in lasts:
+                    model.add(total >= end - begin)
+                if "loads" in self.redundant:
+                    model.add(total >= busy)
+                continue
+            updates = int(problem.update[sorted({s for s, _ in here})].sum())
+            for stage, end in lasts:
+                model.add(total >= end + max(int(problem.step_end[stage]), updates))
+            if "loads" in self.redundant and len(firsts) == 1:
+                model.add(total >= firsts[0] + busy + updates)
+        if "tails" in self.redundant and problem.objective == "makespan":
+            for stage, microbatch in self._ops():
+                tail = int(self._paths.tail[self._pipe(microbatch), stage])
+                model.add(total >= self._input_end[stage, microbatch] + tail)
+
+    def hint(self, plan: Plan) -> None:
+        """Let the search begin at a plan."""
+        for letter, starts in (
+            ("F", plan.forward),
+            ("I", plan.input_grad),
+            ("W", plan.weight_grad),
+        ):
+            for place, variable in self.start[letter].items():
+                self.model.add_hint(variable, int(starts[place]))
+        for letter, starts in (("O", plan.offload), ("L", plan.load)):
+            for place, variable in self.start[letter].items():
+                at = starts if starts[place] != NEVER else plan.forward
+                self.model.add_hint(variable, int(at[place]))
+        for place, out in self.out.items():
+            self.model.add_hint(out, bool(plan.offload[place] != NEVER))
+        for place, whole in self.whole.items():
+            self.model.add_hint(whole, bool(plan.whole[place]))
+
+    def plan(self, value: "cp_model.CpSolver | cp_model.CpSolverSolutionCallback") -> Plan:
+        """Read the starts of a solution."""
+        shape = self.problem.num_stages, self.problem.num_microbatches
+        starts = {letter: np.full(shape, NEVER, np.int64) for letter in "FIWOL"}
+        whole = np.zeros(shape, bool)
+        for place, one in self.whole.items():
+            whole[place] = value.boolean_value(one)
+        for letter, variables in self.start.items():
+            for place, variable in variables.items():
+                if letter not in "OL" or value.boolean_value(self.out[place]):
+                    starts[letter][place] = value.value(variable)
+        return Plan(starts["F"], starts["I"], starts["W"], whole, starts["O"], starts["L"])

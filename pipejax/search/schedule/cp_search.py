@@ -1,0 +1,88 @@
+"""The search: CP-SAT in a thread of its own, its plans and bounds as they come."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ortools.sat.python import cp_model
+
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.plan import Plan
+
+
+class Found(NamedTuple):
+    """News of a search.
+
+    Attributes:
+      plan: a better plan, or None where only the bound is new.
+      bound: units that no plan of the model can go below.
+      closed: whether the search is over because nothing better exists.
+    """
+
+    plan: Plan | None
+    bound: int
+    closed: bool
+
+
+class _Listener(cp_model.CpSolverSolutionCallback):
+    def __init__(self, model: ScheduleModel, tell: Callable[[Found], None]) -> None:
+        super().__init__()
+        self._model, self._tell = model, tell
+
+    def on_solution_callback(self) -> None:
+        self._tell(Found(self._model.plan(self), whole_bound(self.best_objective_bound), False))
+
+
+def whole_bound(bound: float) -> int:
+    """Round a bound on whole units up: what lies below the next unit cannot be reached."""
+    return -int(-(bound - 1e-6) // 1)
+
+
+def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
+    """Return a solver with the settings of this package.
+
+    Probing and the search for symmetries cost more than they bring here: the order of
+    microbatches is fixed already (docs/optimize.md).
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+    solver.parameters.num_workers = workers
+    solver.parameters.cp_model_probing_level = 0
+    solver.parameters.symmetry_level = 0
+    solver.parameters.catch_sigint_signal = False  # the caller's to handle
+    return solver
+
+
+def search(model: ScheduleModel, seconds: float, workers: int) -> Iterator[Found]:
+    """Solve a model; stop when the iterator is closed."""
+    news: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
+    solver = new_solver(seconds, workers)
+    solver.best_bound_callback = lambda bound: news.put(Found(None, whole_bound(bound), False))
+    listener = _Listener(model, news.put)
+
+    def solve() -> None:
+        try:
+            status = solver.solve(model.model, listener)
+            over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+            known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
+            bound = whole_bound(solver.best_objective_bound) if known else 0
+            news.put(Found(None, bound, over))
+        except BaseException as error:  # the caller's thread has to hear of it
+            news.put(error)
+        finally:
+            news.put(None)
+
+    thread = threading.Thread(target=solve, daemon=True)
+    thread.start()
+    try:
+        while (one := news.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        while thread.is_alive():
+            solver.stop_search()
+            with contextlib.suppress(RuntimeError):
+                thread.join(0.05)

@@ -1,0 +1,113 @@
+"""Plans to begin with: schedules that others thought of, and greedy ones in many variants."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps
+from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.search.schedule.greedy import FEW_ACTIVE, VARIANTS, greedy_plan
+from pipejax.search.schedule.offload_assignment import add_offloads
+from pipejax.search.schedule.plan import NEVER, Plan, objective_of
+from pipejax.search.schedule.plan_and_table import peaks
+from pipejax.search.schedule.problem import Problem
+
+OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
+ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
+
+
+class Start(NamedTuple):
+    """A plan and what made it.
+
+    Attributes:
+      source: name.
+      plan: starts within the limits.
+    """
+
+    source: str
+    plan: Plan
+
+
+def is_pipe(problem: Problem) -> bool:
+    """Return whether every worker has one stage of one pipe, in order."""
+    return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
+
+
+def pipe_plans(problem: Problem) -> Iterator[Start]:
+    """Yield what the heuristics of the literature make of the problem's times and limits."""
+    there, back = (problem.lag + problem.transmit)[:, 0].tolist()
+    pipe = LimitedPipe.of(
+        problem.num_stages,
+        problem.num_microbatches,
+        forward=problem.forward.tolist(),
+        input_grad=problem.input_grad.tolist(),
+        weight_grad=problem.weight_grad.tolist(),
+        there=there,
+        back=back,
+        sizes=problem.sizes.tolist(),
+        limits=problem.limits.tolist(),
+        weight_share=float((problem.kept / problem.sizes).max()),
+    )
+    by_span = problem.objective == "span"
+    yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
+    if problem.offload is not None:
+        offload = problem.offload.tolist()
+        load = None if problem.load is None else problem.load.tolist()
+        ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
+        yield Start("ada-offload", _plan(problem, ops))
+
+
+def _plan(problem: Problem, ops: TimedOps) -> Plan:
+    shape = problem.num_stages, problem.num_microbatches
+    at = {
+        phase: np.full(shape, NEVER, np.int64)
+        for phase in (Phase.F, Phase.I, Phase.W, Phase.O, Phase.L)
+    }
+    for phase, starts in at.items():
+        which = ops.phase == phase
+        starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
+    return Plan(
+        at[Phase.F], at[Phase.I], at[Phase.W], np.zeros(shape, bool), at[Phase.O], at[Phase.L]
+    )
+
+
+def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
+    """Yield better and better greedy plans.
+
+    Where activations may be offloaded, compute is also planned for more memory than there is,
+    and the shortest plan that offloads can make fit is kept.
+    """
+    until = time.monotonic() + seconds
+    best: int | None = None
+    too_large: list[tuple[int, int, Plan]] = []
+    variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
+    for room in ROOM if problem.offload is not None else ROOM[:1]:
+        for number, variant in enumerate(variants):
+            if number and time.monotonic() > until - seconds / 2:
+                break
+            plan = greedy_plan(problem, (problem.limits * room).astype(np.int64), variant)
+            if plan is None:
+                continue
+            value = objective_of(problem, plan)
+            if best is not None and value >= best:
+                continue
+            if (peaks(problem, plan) <= problem.limits).all():
+                best = value
+                yield Start("greedy", plan)
+            else:
+                too_large.append((value, len(too_large), plan))
+    for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
+        if time.monotonic() > until:
+            return
+        if best is not None and value >= best:
+            return
+        seconds = min(OFFLOAD_SECONDS, until - time.monotonic())
+        with_offloads = add_offloads(problem, plan, seconds)
+        if with_offloads is not None:
+            best = value
+            yield Start("greedy with offloads", with_offloads)

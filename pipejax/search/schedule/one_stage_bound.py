@@ -1,0 +1,51 @@
+"""A bound from one stage alone: the others never keep it waiting, but messages and memory do."""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.search.schedule.bounds import paths
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.cp_search import search
+from pipejax.search.schedule.problem import Problem
+
+
+def alone(problem: Problem, pipe: int, stage: int) -> Problem:
+    """Keep one stage; what is before and after it becomes two stages that take no time."""
+    way = paths(problem)
+    count = int((problem.pipe_of == pipe).sum())
+
+    def only(values: np.ndarray) -> np.ndarray:
+        return np.array([0, int(values[stage]), 0])
+
+    before, between, after = (int(way_of[pipe, stage]) for way_of in way)
+    if problem.objective == "span":  # of the stage's own worker: what is around it does not count
+        before = after = 0
+    lag = np.array([[[before, between]], [[after, 0]]])
+    return dataclasses.replace(
+        problem,
+        placement=np.arange(3)[None],
+        pipe_of=np.zeros(count, np.int64),
+        forward=only(problem.forward),
+        input_grad=only(problem.input_grad),
+        weight_grad=only(problem.weight_grad),
+        backward=only(problem.backward),
+        lag=lag,
+        transmit=np.zeros_like(lag),
+        step_end=only(problem.step_end),
+        update=only(problem.update),
+        offload=None if problem.offload is None else only(problem.offload),
+        load=None if problem.load is None else only(problem.load),
+        host_links=(),
+        sizes=only(problem.sizes),
+        kept=only(problem.kept),
+        limits=np.array([1, int(problem.limits[problem.placement[pipe, stage]]), 1]),
+    )
+
+
+def relaxed_bound(problem: Problem, stage: int, horizon: int, seconds: float, workers: int) -> int:
+    """Bound the objective by what one stage alone needs."""
+    bound = 0
+    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, workers):
+        bound = max(bound, found.bound)
+    return bound

@@ -1,0 +1,93 @@
+"""`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
+
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from pipejax.base.checks import whole_number
+from pipejax.costs.costs import Costs
+from pipejax.schedules.table.host_links import link_of_worker
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.problem import WEIGHT_SHARE, PerEntry, pose
+from pipejax.search.schedule.solution import Solution
+from pipejax.search.schedule.store import Store
+
+
+def optimize(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    memory_limit: PerEntry,
+    sizes: PerEntry = 1.0,
+    weight_share: float = WEIGHT_SHARE,
+    offload: bool = False,
+    link: str = "delay",
+    host_links: Sequence[Sequence[int]] = (),
+    objective: str = "makespan",
+    time_limit: float = 60.0,
+    threads: int | None = None,
+    store: Store | str | Path | None = None,
+) -> Generator[Solution, None, None]:
+    """Optimise a schedule under a memory limit; every solution is better than the one before.
+
+    Args:
+      table: says where stages are and which pipe a microbatch belongs to; its order is a start
+        where it keeps the limit.
+      costs: unbatched [s].
+      memory_limit: what a worker can hold, or one entry per worker, in the unit of `sizes`.
+      sizes: what an activation takes, or one entry per stage; 1 counts activations.
+      weight_share: share of it that stays after I for W.
+      offload: whether activations may go to the host and back, at the costs of O and L.
+      link: "delay" or "queued".
+      host_links: groups of workers that share a host link.
+      objective: "makespan", or "span": the longest time between a worker's first start and last
+        end.
+      time_limit: seconds.
+      threads: of the solver; one per processor if None.
+      store: where solved problems are kept, or its folder: a problem that is in it is answered at
+        once, and others begin with the plans and bounds of those like them. None keeps nothing.
+
+    Yields:
+      Solutions, each shorter than the one before, or the same with a better bound; the last one
+      carries the final bound.
+
+    Raises:
+      InfeasibleError: if no schedule keeps the limit.
+      ValueError: if an argument is not of that form, or no schedule was found in time.
+      ModuleNotFoundError: if OR-Tools is not installed.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
+      >>> *_, best = pj.optimize(table, costs, memory_limit=3)
+      >>> best.makespan, best.status
+      (310.0, 'optimal')
+    """
+    link_of_worker(host_links, table.num_workers)
+    problem = pose(
+        table,
+        costs,
+        memory_limit=memory_limit,
+        sizes=sizes,
+        weight_share=weight_share,
+        offload=offload,
+        link=link,
+        host_links=host_links,
+        objective=objective,
+    )
+    if not time_limit > 0:
+        raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
+    workers = os.cpu_count() or 1 if threads is None else whole_number(threads, "threads")
+    if store is not None and not isinstance(store, Store):
+        store = Store(store)
+    try:
+        from pipejax.search.schedule.anytime_search import Run  # OR-Tools is an extra
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ortools":
+            raise
+        raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
+    return Run(problem, costs, link, time_limit, workers, store).solutions(table)
+
+
+NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

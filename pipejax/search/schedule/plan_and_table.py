@@ -1,0 +1,146 @@
+"""Plans as tables, and tables as plans."""
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import cost_vector
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.plan import NEVER, Plan, gradient_end, input_grad_end
+from pipejax.search.schedule.problem import Problem
+
+
+def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
+    """Make a table whose rows keep the limits whatever the times are."""
+    ops = timed_ops(problem, plan)
+    rows = rows_from_starts(
+        ops,
+        sizes=problem.sizes.astype(float),
+        limits=problem.limits.astype(float),
+        weight_share=problem.kept / problem.sizes,
+        host_links=problem.host_links,
+    )
+    return ScheduleTable.from_rows(
+        rows, placement=problem.placement, pipe_of_microbatch=problem.pipe_of, name=name
+    )
+
+
+def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
+    """List the ops of a plan with their times."""
+    whole, out = plan.whole, plan.offload != NEVER
+    every = np.ones_like(whole)
+    forward_end = plan.forward + problem.forward[:, None]
+    host = np.zeros_like(plan.forward)
+    offload = host if problem.offload is None else host + problem.offload[:, None]
+    load = host if problem.load is None else host + problem.load[:, None]
+    input_end, end = input_grad_end(problem, plan), gradient_end(problem, plan)
+    parts = []
+    for phase, start, until, which in (
+        (Phase.F, plan.forward, forward_end, every),
+        (Phase.I, plan.input_grad, input_end, ~whole),
+        (Phase.W, plan.weight_grad, end, ~whole),
+        (Phase.B, plan.input_grad, input_end, whole),
+        (Phase.O, plan.offload, plan.offload + offload, out),
+        (Phase.L, plan.load, plan.load + load, out),
+    ):
+        stage, microbatch = np.nonzero(which)
+        code = np.full(len(stage), int(phase))
+        worker = problem.worker[which]
+        parts.append(np.stack([code, stage, microbatch, worker, start[which], until[which]]))
+    columns = np.concatenate(parts, axis=1)
+    return TimedOps(*columns[:4], *columns[4:].astype(float))
+
+
+def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
+    """Run a table at the times of a problem, every op as early as it can."""
+    program = lower(
+        table,
+        link="queued" if problem.queues else "delay",
+        step_end=False,
+        host_links=problem.host_links,
+    )
+    none = np.zeros(problem.num_stages)
+    vector = np.asarray(
+        cost_vector(
+            program,
+            Costs(
+                forward=problem.forward.astype(float),
+                backward=problem.backward.astype(float),
+                input_grad=problem.input_grad.astype(float),
+                weight_grad=problem.weight_grad.astype(float),
+                offload=none if problem.offload is None else problem.offload.astype(float),
+                load=none if problem.load is None else problem.load.astype(float),
+                latency=problem.lag.astype(float),
+                transmit=problem.transmit.astype(float),
+            ),
+        )
+    )
+    start = host_finish(program, vector) - vector[program.duration_index]
+    at = {
+        letter: np.full((problem.num_stages, problem.num_microbatches), NEVER, np.int64)
+        for letter in "FBIWOL"
+    }
+    for cells in (table.cells, table.partners):
+        for letter, starts in at.items():
+            held = cells.phase == Phase[letter]
+            node = program.node_of_cell[held]
+            starts[cells.stage[held], cells.microbatch[held]] = np.round(start[node])
+    whole = at["B"] != NEVER
+    turn = np.where(whole, at["B"], at["I"])
+    last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
+    return Plan(at["F"], turn, last, whole, at["O"], at["L"])
+
+
+def host_finish(
+    program: Program, vector: Float[NumpyArray, " costs"]
+) -> Float[NumpyArray, " nodes"]:
+    """Finish times of one program at one cost vector, on the host: there is nothing to compile.
+
+    Returns (nodes) finish times, the same floats as those of `evaluate`.
+    """
+    lag, lasts = vector[program.lag_index].tolist(), vector[program.duration_index].tolist()
+    finish: list[float] = []
+    for node, (preds, lags) in enumerate(zip(np.asarray(program.preds).tolist(), lag, strict=True)):
+        ready = max(
+            (finish[u] + w for u, w in zip(preds, lags, strict=True) if u < node), default=0.0
+        )
+        finish.append(ready + lasts[node])
+    return np.array(finish)
+
+
+def keeps_limits(problem: Problem, plan: Plan) -> bool:
+    """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
+    may_offload = problem.offload is not None or not plan.offloaded
+    return may_offload and bool((peaks(problem, plan) <= problem.limits).all())
+
+
+def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
+    """Return the most parts that each worker holds at once: (workers) parts."""
+    size, kept = problem.sizes[:, None], problem.kept[:, None]
+    whole, out = plan.whole, plan.offload != NEVER
+    every = np.ones_like(whole)
+    input_end, end = input_grad_end(problem, plan), gradient_end(problem, plan)
+    left = plan.offload + (0 if problem.offload is None else problem.offload[:, None])
+    moments, workers, changes = [], [], []
+    for time, change, which in (
+        (plan.forward, size, every),
+        (input_end, kept - size, ~whole),
+        (end, -kept, ~whole),
+        (input_end, -size, whole),
+        (left, -size, out),
+        (plan.load, size, out),
+    ):
+        moments.append(np.broadcast_to(time, whole.shape)[which])
+        workers.append(problem.worker[which])
+        changes.append(np.broadcast_to(change, whole.shape)[which])
+    moment, worker, change = map(np.concatenate, (moments, workers, changes))
+    order = np.lexsort((change, moment))  # at one moment, what leaves comes first
+    peak = np.zeros(problem.num_workers, np.int64)
+    for w in range(problem.num_workers):
+        mine = order[worker[order] == w]
+        peak[w] = np.cumsum(change[mine]).max(initial=0)
+    return peak

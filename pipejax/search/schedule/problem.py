@@ -1,0 +1,274 @@
+"""The problem in whole numbers: which ops there are, what they take, what a worker can hold."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, Phase
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.integer_grid import choose_grid, common_parts
+
+OBJECTIVES = ("makespan", "span")
+LINKS = ("delay", "queued")
+WEIGHT_SHARE = 1 / 3  # of an activation: what the weight gradient needs
+
+# phases of cells that a table may have: messages follow from the links, the rest is reordered
+SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
+
+PerEntry = float | Sequence[float] | Float[NumpyArray, "..."]
+PerStage = Int[NumpyArray, " stages"]
+PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
+
+
+class InfeasibleError(ValueError):
+    """No schedule keeps the memory limit."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be scheduled. Times are whole units, rounded down; sizes whole parts.
+
+    Attributes:
+      placement: (pipes, stages) worker of each stage.
+      pipe_of: (microbatches) pipe of each microbatch.
+      forward: (stages) F.
+      input_grad: (stages) I.
+      weight_grad: (stages) W.
+      backward: (stages) B, where a backward is not split.
+      lag: (2, pipes, stages - 1) delay of a message behind what occupies the link.
+      transmit: (2, pipes, stages - 1) time that a message occupies its link; 0 if it occupies none.
+      step_end: (stages) all-reduce and update after the last gradient.
+      update: (stages) update alone.
+      offload: (stages) O, or None where nothing may leave.
+      load: (stages) L.
+      host_links: workers that share a host link; the others have their own.
+      sizes: (stages) parts of an activation.
+      kept: (stages) those that stay after I for W.
+      limits: (workers) parts that a worker can hold.
+      objective: "makespan", or "span": the longest time between a worker's own first start and
+        last end (as when the synchronisation of the optimizer is dropped).
+      unit: length of a unit of time [s].
+      exact: whether every duration is a whole number of units.
+    """
+
+    placement: Int[NumpyArray, "pipes stages"]
+    pipe_of: Int[NumpyArray, " microbatches"]
+    forward: PerStage
+    input_grad: PerStage
+    weight_grad: PerStage
+    backward: PerStage
+    lag: PerBoundary
+    transmit: PerBoundary
+    step_end: PerStage
+    update: PerStage
+    offload: PerStage | None
+    load: PerStage | None
+    host_links: tuple[tuple[int, ...], ...]
+    sizes: PerStage
+    kept: PerStage
+    limits: Int[NumpyArray, " workers"]
+    objective: str
+    unit: float
+    exact: bool
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of one pipe."""
+        return int(self.placement.shape[1])
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.limits)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Number of microbatches over all pipes."""
+        return len(self.pipe_of)
+
+    @property
+    def worker(self) -> Int[NumpyArray, "stages microbatches"]:
+        """Worker of each stage for each microbatch."""
+        return self.placement[self.pipe_of].T
+
+    @property
+    def may_stay_whole(self) -> bool:
+        """Whether a whole backward is anywhere faster than its two halves."""
+        return bool((self.backward < self.input_grad + self.weight_grad).any())
+
+    @property
+    def queues(self) -> bool:
+        """Whether messages occupy their links."""
+        return bool(self.transmit.any())
+
+    @property
+    def gradient(self) -> PerStage:
+        """Work of a backward: split, or whole where that is faster."""
+        return np.minimum(self.backward, self.input_grad + self.weight_grad)
+
+    def with_microbatches(self, count: int) -> "Problem":
+        """Return the same problem with fewer or more microbatches, dealt to the pipes in turn."""
+        pipe_of = np.resize(self.pipe_of, count)
+        return dataclasses.replace(self, pipe_of=pipe_of)
+
+    def finer(self, parts: int) -> "Problem":
+        """Return the same problem on a finer grid.
+
+        A solver gives every value of a small domain a variable of its own: that helps it to close
+        a small problem and keeps it from improving a large one.
+        """
+        times = (
+            "forward",
+            "input_grad",
+            "weight_grad",
+            "backward",
+            "lag",
+            "transmit",
+            "step_end",
+            "update",
+            "offload",
+            "load",
+        )
+        counts = {name: getattr(self, name) for name in times}
+        finer = {name: parts * count for name, count in counts.items() if count is not None}
+        return dataclasses.replace(self, unit=self.unit / parts, **finer)
+
+    def content(self) -> dict[str, Any]:
+        """Return what decides the solution: not the unit, for a problem in other seconds is it."""
+        fields = dataclasses.asdict(self)
+        del fields["unit"], fields["exact"]
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in fields.items()
+        }
+
+    @property
+    def shape(self) -> str:
+        """Short text that problems share whose plans have the same ops in the same places."""
+        content = self.content()
+        return _hash([content[name] for name in ("placement", "pipe_of", "objective")])[:8]
+
+    @property
+    def key(self) -> str:
+        """Short text that problems with the same content share; it begins with the shape."""
+        return f"{self.shape}-{_hash(self.content())[:24]}"
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def pose(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    memory_limit: PerEntry,
+    sizes: PerEntry = 1.0,
+    weight_share: float = WEIGHT_SHARE,
+    offload: bool = False,
+    link: str = "delay",
+    host_links: Sequence[Sequence[int]] = (),
+    objective: str = "makespan",
+) -> Problem:
+    """Read a problem off a table, whose order is not kept, and its costs."""
+    costs.check_values()
+    costs.check_shapes(table.num_stages, table.num_pipes)
+    for value, known, name in ((objective, OBJECTIVES, "objective"), (link, LINKS, "link")):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    found = {Phase(code) for code in np.unique([table.phase, table.partners.phase]).tolist()}
+    for phase in sorted(found - {*SCHEDULED}):
+        if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):
+            raise ValueError(
+                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
+            )
+    if not 0 <= weight_share <= 1:
+        raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
+    size = _positive(sizes, table.num_stages, "sizes", "stages")
+    limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
+    _check_room(table, size, limits, offload)
+    whole = np.array(common_parts([*size, *size * weight_share, *limits[:-1], limits[-1]]))
+    stages = table.num_stages
+    times = _times(table, costs, offload)
+    links = {
+        name: np.broadcast_to(
+            np.asarray(getattr(costs, name), float), (2, table.num_pipes, stages - 1)
+        )
+        for name in ("latency", "transmit")
+    }
+    lag = links["latency"] + (links["transmit"] if link == "delay" else 0)
+    transmit = links["transmit"] if link == "queued" else np.zeros_like(lag)
+    crosses = table.placement[:, :-1] != table.placement[:, 1:]  # within a worker nothing is sent
+    lag, transmit = lag * crosses, transmit * crosses
+    grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
+    units = {name: grid.down(seconds) for name, seconds in times.items()}
+    return Problem(
+        placement=np.array(table.placement, np.int64),
+        pipe_of=np.array(table.pipe_of_microbatch, np.int64),
+        lag=grid.down(lag),
+        transmit=grid.down(transmit),
+        host_links=tuple(tuple(int(w) for w in group) for group in host_links),
+        sizes=whole[:stages],
+        kept=whole[stages : 2 * stages],
+        limits=whole[2 * stages :],
+        objective=objective,
+        unit=grid.unit,
+        exact=grid.exact,
+        offload=units.get("offload"),
+        load=units.get("load"),
+        **{name: units[name] for name in (*_OPS, "step_end", "update")},
+    )
+
+
+_OPS = ("forward", "input_grad", "weight_grad", "backward")
+
+
+def _times(
+    table: ScheduleTable, costs: Costs, offload: bool
+) -> dict[str, Float[NumpyArray, " stages"]]:
+    names = [*_OPS, "all_reduce", "update", *(("offload", "load") if offload else ())]
+    if costs.load is None:
+        costs = dataclasses.replace(costs, load=costs.offload)
+    times = {
+        name: np.broadcast_to(np.asarray(getattr(costs, name), float), (table.num_stages,))
+        for name in names
+    }
+    times["step_end"] = times.pop("all_reduce") + times["update"]
+    return times
+
+
+def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
+    """One microbatch alone has to fit; what it holds on a worker stays together unless it can go.
+
+    The gradients of a microbatch begin at its last stage, when all its forwards are done.
+    """
+    for pipe in table.placement:
+        for worker, limit in enumerate(limits.tolist()):
+            held = size[pipe == worker]
+            need = float(held.max(initial=0) if offload else held.sum())
+            if need > limit * (1 + 1e-9):
+                what = (
+                    "one activation"
+                    if offload or len(held) == 1
+                    else f"one activation of each of its {len(held)} stages"
+                )
+                raise InfeasibleError(
+                    f"memory_limit {limit:g} of worker {worker} is below {what}, {need:g}: "
+                    "infeasible"
+                )
+
+
+def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:
+    """Read a number above 0, or one for each stage or worker."""
+    numbers = np.asarray(value, float)
+    if numbers.ndim and numbers.shape != (count,):
+        raise ValueError(f"{name} has {numbers.size} entries, the table has {count} {what}")
+    if not (np.isfinite(numbers) & (numbers > 0)).all():
+        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+    return np.broadcast_to(numbers, (count,)).copy()

@@ -1,0 +1,46 @@
+"""What the optimiser answers."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from pipejax.schedules.table.table import ScheduleTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The best schedule so far, and how far from the best it can be. Times are seconds.
+
+    Attributes:
+      table: the schedule.
+      makespan: as `evaluate` gives it with the costs; the longest span where that is asked for.
+      lower_bound: no schedule that keeps the limits is shorter.
+      status: "optimal" where the two meet within the rounding, otherwise "feasible".
+      rounding: by how much whole units may keep the two apart.
+      offloaded: activations that go to the host and back.
+      source: what made the schedule.
+      seconds: time since the start.
+      baseline: makespan of other schedules under the same limits, by name; None for those that
+        do not keep them.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> best = Solution(table, 8.0, 6.0, "feasible", 0.0, 0, "1f1b", 0.1, {})
+      >>> best.gap
+      0.25
+    """
+
+    table: ScheduleTable
+    makespan: float
+    lower_bound: float
+    status: str
+    rounding: float
+    offloaded: int
+    source: str
+    seconds: float
+    baseline: Mapping[str, float | None]
+
+    @property
+    def gap(self) -> float:
+        """Share of the makespan that an unknown schedule could save, at most."""
+        return max(0.0, 1 - self.lower_bound / self.makespan) if self.makespan else 0.0

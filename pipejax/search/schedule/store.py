@@ -1,0 +1,240 @@
+"""The store of solved problems: a folder with a JSON file for each.
+
+A file is written beside its place and then moved there, so that it is whole at any moment. What
+is better than a new entry stays: between reading it and writing the new one, a process holds the
+folder's lock, which the system lets go of when the process ends, however it ends.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.plan import objective_of
+from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.similarity import bound_from, distance, reach
+from pipejax.search.schedule.store_entry import (
+    Entry,
+    Record,
+    check_plan,
+    from_text,
+    prover,
+    to_text,
+)
+
+if sys.platform != "win32":
+    import fcntl
+
+MOST_READ = 500  # problems of one shape that are looked at, the newest first
+MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
+LOCK = ".lock"
+DRAFT = ".draft-"
+
+
+class StoreWarning(UserWarning):
+    """A file of the store that is not used, or could not be written."""
+
+
+class Neighbours(NamedTuple):
+    """What solved problems say of another one.
+
+    Attributes:
+      starts: entries of other problems whose plans are worth a try, best guess first.
+      bound: units that no schedule of the problem goes below; 0 if nothing is known.
+    """
+
+    starts: list[Entry]
+    bound: int
+
+
+class Store:
+    """A folder of solved problems.
+
+    Example:
+      >>> import pipejax as pj
+      >>> store = Store(tempfile.mkdtemp())
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
+      >>> for time in range(2):
+      ...     *_, best = pj.optimize(table, costs, memory_limit=3, store=store)
+      ...     print(best.makespan, best.status, best.source)
+      310.0 optimal greedy
+      310.0 optimal store
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        """Choose the folder; it is made when something is written.
+
+        Args:
+          path: of the folder; `default_folder()` if None.
+        """
+        self.path = default_folder() if path is None else Path(path)
+        self._told: set[Path] = set()
+
+    def get(self, problem: Problem) -> Entry | None:
+        """Return what is known of a problem.
+
+        Args:
+          problem: the problem, in any unit of time.
+
+        Returns:
+          The entry, checked; None if there is none or, with a `StoreWarning`, it is not right.
+        """
+        return self._read(self._file(problem))
+
+    def put(
+        self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
+    ) -> None:
+        """Keep what was found, where it is better than what is there.
+
+        What cannot be written is a `StoreWarning`: the answer does not depend on it.
+
+        Args:
+          problem: the problem.
+          table: its best schedule.
+          bound: what no schedule goes below [units].
+          seconds: spent since this problem was last put.
+          source: what made the schedule.
+
+        Raises:
+          ValueError: if the schedule does not solve the problem, or goes below the bound.
+        """
+        objective = objective_of(problem, check_plan(problem, table))
+        if bound > objective:
+            raise ValueError(f"bound {bound} is above the objective, {objective}")
+        problem = dataclasses.replace(problem, unit=1.0, exact=True)
+        new = Entry(problem, table, objective, bound, prover(), seconds, source)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                old = self._read(self._file(problem))
+                if old is None:
+                    self._write(new)
+                elif objective < old.objective or bound > old.proven_bound:
+                    self._write(_better(new, old))
+        except OSError as error:
+            self._warn(self.path, error)
+
+    def nearest(self, problem: Problem) -> Neighbours:
+        """Return what solved problems of the same shape say of a problem.
+
+        First come plans that are sure to keep the limits, those that end soonest: a plan for
+        less memory or longer times is among them. Then those of the most similar problems.
+
+        Args:
+          problem: the problem.
+
+        Returns:
+          Plans that are worth a try, and a bound.
+        """
+        others = self._others(problem)
+        ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
+        sure = sorted((end, n) for n, end in ends.items() if end is not None)
+        near = sorted((distance(problem, other.problem), n) for n, other in others.items())
+        bounds = sorted(
+            ((bound_from(other.problem, other.bound, problem), n) for n, other in others.items()),
+            reverse=True,
+        )
+        chosen = [n for order in (sure, near) for _, n in order[:MOST_STARTS]]
+        right = (self._checked(others[n], n) for n in dict.fromkeys(chosen))
+        bound = next((bound for bound, n in bounds if bound and self._checked(others[n], n)), 0)
+        return Neighbours([entry for entry in right if entry is not None], bound)
+
+    def _file(self, problem: Problem) -> Path:
+        return self.path / f"{problem.key}.json"
+
+    def _others(self, problem: Problem) -> dict[Path, Record]:
+        own = self._file(problem)
+        paths = [path for path in self.path.glob(f"{problem.shape}-*.json") if path != own]
+        newest = sorted(paths, key=lambda path: (_time(path), path.name), reverse=True)
+        records = {path: self._record(path) for path in newest[:MOST_READ]}
+        return {path: record for path, record in records.items() if record is not None}
+
+    def _record(self, path: Path) -> Record | None:
+        try:
+            record = from_text(path.read_bytes().decode())
+            if record.problem.key != path.stem:
+                raise ValueError("it is about another problem than its name says")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, OverflowError) as error:
+            self._warn(path, error)
+            return None
+        return record
+
+    def _checked(self, record: Record | None, path: Path) -> Entry | None:
+        try:
+            return None if record is None else record.entry()
+        except (ValueError, OverflowError) as error:
+            self._warn(path, error)
+            return None
+
+    def _read(self, path: Path) -> Entry | None:
+        return self._checked(self._record(path), path)
+
+    def _warn(self, path: Path, error: Exception) -> None:
+        """Tell what is wrong with a file or the folder, once."""
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        line = (why or str(error)).splitlines()[0]
+        if path not in self._told:
+            warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
+        self._told.add(path)
+
+    def _write(self, entry: Entry) -> None:
+        for left in self.path.glob(f"{DRAFT}*"):  # by a process that was killed: we hold the lock
+            with contextlib.suppress(OSError):
+                left.unlink()
+        handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=self.path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(to_text(entry))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self._file(entry.problem))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder; where the system has no such lock, the last of two writers wins."""
+        with (self.path / LOCK).open("a") as file:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _better(new: Entry, old: Entry) -> Entry:
+    """The shorter schedule and the higher bound of the two, and the time of both."""
+    shorter = new if new.objective < old.objective else old
+    bound = max(new.bound, old.proven_bound)
+    return dataclasses.replace(
+        shorter,
+        bound=min(bound, shorter.objective),
+        prover=new.prover,
+        seconds=new.seconds + old.seconds,
+    )
+
+
+def _time(path: Path) -> float:
+    """When a file was written; one that is gone by now is the oldest."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def default_folder() -> Path:
+    """Return the folder of the user's store."""
+    own = os.environ.get("PIPEJAX_CACHE")
+    if own:
+        return Path(own)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "pipejax" / "optimize"

@@ -1,0 +1,1 @@
+"""Better orders of SEND and RECV on in-order queues."""

@@ -1,0 +1,226 @@
+"""Every order of the transfers of a table, as predecessor tables for the engine.
+
+Without queues, a program under rendezvous says only what an op and a transfer need. An order of
+the transfers adds the transfer in front in the sender's and in the receiver's queue. An order in
+which each transfer stands after those that its producer needs gives a graph without cycles: its
+nodes can be numbered by the order alone, so a batch of orders is a batch of predecessor tables,
+made without a loop over candidates and run by one vmapped recurrence.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.analysis.evaluate import lower_and_price
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.communication_cells import without_transfers
+from pipejax.engine.lowering.link_models import queue_keys
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.pricing import NodeCosts
+from pipejax.engine.recurrence import critical_path
+from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.table.table import ScheduleTable
+
+Orders = Int[NumpyArray, "orders transfers"]
+MIN_NODES = 256  # smallest compiled shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TransferGraph:
+    """What ops and transfers of a table wait for, before any queue.
+
+    Attributes:
+      program: the table lowered under rendezvous, for its nodes and messages.
+      preds: (nodes, max_preds) nodes to wait for; a transfer's second and third are left to the
+        queues of its sender and receiver.
+      duration: (nodes) duration of each node [s].
+      queues: (2, transfers) number of the sender's and of the receiver's queue.
+      received: (transfers) transfers by receiver, then by the place of their consumer in its row.
+      sent: (transfers) transfers by sender, then by the place of their producer in its row.
+      latest: (nodes) how many of `received` come up to an op of a row, 0 where the row has none.
+      earliest: (transfers) how many of `sent` come before a transfer's consumer in its row, all
+        where none follows.
+      at_end: (some) all-reduces and updates after all rows.
+    """
+
+    program: Program
+    preds: Int[NumpyArray, "nodes max_preds"]
+    duration: Float[NumpyArray, " nodes"]
+    queues: Int[NumpyArray, "2 transfers"]
+    received: Int[NumpyArray, " transfers"]
+    sent: Int[NumpyArray, " transfers"]
+    latest: Int[NumpyArray, " nodes"]
+    earliest: Int[NumpyArray, " transfers"]
+    at_end: Int[NumpyArray, " some"]
+
+    @property
+    def num_transfers(self) -> int:
+        """Number of transfers: messages between workers."""
+        return len(self.program.messages.producer)
+
+
+def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferGraph:
+    """Build the graph of a table."""
+    program, vector = lower_and_price(
+        without_transfers(table), costs, link="rendezvous", queues=queues
+    )
+    sent = program.messages
+    preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
+    preds[sent.carrier] = SOURCE
+    preds[sent.carrier, 0] = sent.producer
+    received = np.lexsort((sent.consumer, sent.receiver))
+    sends = np.lexsort((sent.producer, sent.sender))
+    # a place in a row, over all rows: worker first, then node, for the nodes of a row ascend
+    size = program.num_nodes
+    arrivals = sent.receiver[received].astype(np.int64) * size + sent.consumer[received]
+    departures = sent.sender[sends].astype(np.int64) * size + sent.producer[sends]
+    row = program.worker.astype(np.int64) * size
+    latest = np.searchsorted(arrivals, row + np.arange(size), side="right")
+    latest[latest == np.searchsorted(arrivals, row)] = 0
+    latest[program.worker == NO_WORKER] = 0
+    # an offload or a load is issued in a row, and its host link carries no op of another row
+    for node in np.flatnonzero(np.isin(program.phase, HOST)).tolist():
+        latest[node] = latest[preds[node]].max()
+    # an all-reduce within the table belongs to the one row that waits for it
+    between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
+    latest[between] = latest[preds[between, 0]]
+    consumer_row = sent.receiver.astype(np.int64) * size
+    earliest = np.searchsorted(departures, consumer_row + sent.consumer)
+    earliest[earliest == np.searchsorted(departures, consumer_row + size)] = len(sends)
+    return TransferGraph(
+        program=program,
+        preds=preds,
+        duration=vector[program.duration_index],
+        queues=_queues(program, queues),
+        received=received,
+        sent=sends,
+        latest=latest,
+        earliest=earliest,
+        at_end=np.setdiff1d(program.beside_cells, between),
+    )
+
+
+def _queues(program: Program, queues: str) -> Int[NumpyArray, "2 transfers"]:
+    """Number the queues that each transfer occupies."""
+    sender, receiver, phase = (
+        np.asarray(getattr(program.messages, name)) for name in ("sender", "receiver", "phase")
+    )
+    key = queue_keys(queues, sender, receiver, (phase == Phase.SEND_B).astype(int))
+    return np.unique(key, return_inverse=True)[1].reshape(key.shape)
+
+
+def positions_of(orders: Orders) -> Orders:
+    """Return where each transfer stands: the inverse of each order.
+
+    Returns (orders, transfers) positions.
+    """
+    positions = np.empty_like(orders)
+    np.put_along_axis(positions, orders, np.arange(orders.shape[1])[None], axis=1)
+    return positions
+
+
+def legal_range(
+    graph: TransferGraph, position: Int[NumpyArray, " transfers"]
+) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
+    """Between which positions each transfer may move while the others keep theirs.
+
+    Returns (transfers) the last position of a transfer that it needs, and the first of one that
+    needs it: it may stand at any position strictly between.
+    """
+    messages, size = graph.program.messages, graph.num_transfers
+    low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]]
+    offset = messages.sender[graph.sent] * size
+    behind = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
+    return low, np.append(behind, size)[graph.earliest]
+
+
+def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
+    """Last position among the first so many of a row's received transfers, -1 for none."""
+    # with an offset per row that exceeds all positions, one running maximum serves all rows
+    offset = graph.program.messages.receiver[graph.received] * positions.shape[1]
+    latest = np.maximum.accumulate(positions[:, graph.received] + offset, axis=1) - offset
+    return np.pad(latest, ((0, 0), (1, 0)), constant_values=-1)
+
+
+def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders transfers 2"]:
+    """Find the transfer in front of each transfer, in its sender's and its receiver's queue.
+
+    Returns (orders, transfers, 2) nodes of the program; the source where a queue begins.
+    """
+    count, size = orders.shape
+    users = np.repeat(orders, 2, axis=1)
+    side = np.tile([0, 1], size)
+    # 16 bits, where they suffice, sort in linear time
+    queue = graph.queues[side, users].astype(np.int16 if 2 * size < 1 << 15 else np.int32)
+    by_queue = np.argsort(queue, axis=1, kind="stable")
+    queue = np.take_along_axis(queue, by_queue, axis=1)
+    user = np.take_along_axis(users, by_queue, axis=1)
+    front = np.full((count, 2 * size), SOURCE, np.int32)
+    follows = queue[:, 1:] == queue[:, :-1]
+    front[:, 1:] = np.where(follows, graph.program.messages.carrier[user[:, :-1]], SOURCE)
+    found = np.empty((count, size, 2), np.int32)
+    found[np.arange(count)[:, None], user, side[by_queue]] = front
+    return found
+
+
+def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
+    """Run a batch of orders through the engine.
+
+    Returns (orders, nodes) finish time of every node of `graph.program` [s].
+    """
+    number, preds, duration = _tables(graph, orders)
+    with jax.enable_x64(True):
+        finish = np.asarray(_finish(preds, duration))
+    return np.take_along_axis(finish, number, axis=1)
+
+
+def _tables(
+    graph: TransferGraph, orders: Orders
+) -> tuple[
+    Int[NumpyArray, "orders nodes"],
+    Int[NumpyArray, "orders padded max_preds"],
+    Float[NumpyArray, "orders padded"],
+]:
+    """Number the nodes topologically under each order, and lay their predecessors out.
+
+    A transfer's key is its position; an op comes after the last transfer that its row has
+    received by then, and ops with one key keep the order that they have without queues.
+    """
+    program, carrier = graph.program, graph.program.messages.carrier
+    (count, size), nodes = orders.shape, program.num_nodes
+    positions = positions_of(orders)
+    key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
+    key[:] = 2 * _latest_arrival(graph, positions)[:, graph.latest] + 2
+    key[:, graph.at_end] = 2 * size + 2
+    key[:, carrier] = 2 * positions + 1
+    node = np.argsort(key, axis=1, kind="stable").astype(np.int32)
+    number = np.empty_like(node)
+    np.put_along_axis(number, node, np.arange(nodes, dtype=np.int32)[None], axis=1)
+    batch = np.arange(count, dtype=np.int32)[:, None]
+    waits_for = graph.preds.take(node, axis=0)
+    waits_for[batch, number[:, carrier], 1:3] = queue_preds(graph, orders)
+    waits_for += batch[:, :, None] * nodes  # positions in all numbers, laid out flat
+    padded = _bucket(nodes)
+    preds = np.full((count, padded, graph.preds.shape[1]), SOURCE, np.int32)
+    preds[:, :nodes] = number.ravel().take(waits_for)
+    duration = np.zeros((count, padded))
+    duration[:, :nodes] = graph.duration[node]
+    return number, preds, duration
+
+
+def _bucket(nodes: int) -> int:
+    """Round up by at most an eighth: tables of similar size share a compilation."""
+    step = max(MIN_NODES, 1 << max(0, (nodes - 1).bit_length() - 3))
+    return -(-nodes // step) * step
+
+
+@jax.jit
+@jax.vmap
+def _finish(
+    preds: Int[Array, "nodes max_preds"], duration: Float[Array, " nodes"]
+) -> Float[Array, " nodes"]:
+    # under rendezvous no edge has a lag: a transfer's whole delay is its duration
+    return critical_path(preds, NodeCosts(duration, jnp.zeros(preds.shape, duration.dtype))).finish

@@ -1,0 +1,256 @@
+"""The order of communication as a design axis: search for a better order of SEND and RECV cells.
+
+Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
+by need come first, then local search with a memory (tabu): of a batch of moves, which the engine
+runs as one, the best is taken even where it is worse, and its transfer rests for a while.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.evaluate import evaluate
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
+from pipejax.engine.lowering.lower import lower
+from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.search.transfers.graph import TransferGraph, finish_of_orders, transfer_graph
+from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
+from pipejax.search.transfers.moves import by_start, moved, nearby, propose
+
+URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
+BATCH = 64  # moves that the engine runs at once
+MAX_BATCH_NODES = 1 << 22  # nodes of all orders in a batch: fewer moves for a very long table
+REST = (8, 20)  # iterations for which a transfer that has moved rests
+PATIENCE = 150  # iterations without a better order after which the best one is shaken
+SHAKES = 10  # random moves that shake it
+PRECISION = 1e-9  # relative: what is closer is rounding
+
+Order = Int[NumpyArray, " transfers"]
+Progress = Callable[[int, float], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferOrder:
+    """The best order of transfers that a search found. Times are seconds.
+
+    Attributes:
+      makespan: makespan of `table` under rendezvous.
+      table: the schedule with SEND and RECV cells in that order.
+      order: (transfers) messages in order, as `Program.messages` numbers them.
+      queues: scope of the communication queues.
+      baselines: makespan of known orders: "own" (the cells of the table, or the order that
+        rendezvous assumes without cells), "by producer" (as PyTorch lowers a schedule) and
+        "by need" (the best greedy order); None where the order deadlocks.
+      free_bound: makespan if messages occupied nobody.
+      queue_bound: no order is faster: the larger of `free_bound` and what the busiest queue takes.
+      evaluated: orders that the engine ran.
+      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.5)
+      >>> found = search_transfer_order(table, costs)
+      >>> found.makespan, found.free_bound, found.gap, found.stopped
+      (10.0, 10.0, 0.0, 'optimal')
+    """
+
+    makespan: float
+    table: ScheduleTable
+    order: Order
+    queues: str
+    baselines: Mapping[str, float | None]
+    free_bound: float
+    queue_bound: float
+    evaluated: int
+    stopped: str
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above `queue_bound`, relative to it."""
+        return max(0.0, self.makespan / self.queue_bound - 1) if self.queue_bound else 0.0
+
+    @property
+    def free_gap(self) -> float:
+        """How far the makespan is above `free_bound`, relative to it."""
+        return max(0.0, self.makespan / self.free_bound - 1) if self.free_bound else 0.0
+
+
+class _Found(NamedTuple):
+    """An order and its finish times."""
+
+    order: Order
+    finish: Float[NumpyArray, " nodes"]
+
+    @property
+    def makespan(self) -> float:
+        return float(self.finish.max())
+
+
+def search_transfer_order(
+    table: ScheduleTable,
+    costs: Costs,
+    queues: str = "worker",
+    *,
+    iterations: int = 1000,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> TransferOrder:
+    """Search an order of SEND and RECV cells that makes a table faster under rendezvous.
+
+    No order that is tried can deadlock, and the result is never slower than a baseline. The same
+    arguments give the same result, unless the time runs out. An interrupt (Ctrl-C) ends the search
+    with the best order so far.
+
+    Args:
+      table: the schedule; its ops stay in their order, its communication cells give way.
+      costs: unbatched costs [s].
+      queues: scope of the communication queues: "worker", "pair", "direction".
+      iterations: most batches of moves to try.
+      seconds: time after which no further batch starts; no limit if None.
+      seed: of all random choices.
+      progress: called after each iteration with its number and the best makespan so far [s].
+
+    Returns:
+      The best order, as a table, beside baselines and bounds.
+
+    Raises:
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, queues
+        is unknown, or iterations or seconds is negative.
+
+    Cost:
+      Each iteration runs up to 64 orders in one vmapped scan; programs of similar size share its
+      compilation.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
+      >>> found = search_transfer_order(table, costs, iterations=5)
+      >>> found.baselines["by producer"], found.makespan, found.free_bound
+      (32.0, 31.0, 31.0)
+    """
+    _check(costs, iterations, seconds)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    graph = transfer_graph(table, costs, queues)
+    if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
+        raise ValueError("the makespan is too large for a float: costs must be smaller")
+    need = needs(graph)
+    known = {"own": _own_order(table, queues), "by producer": producer_order(table)}
+    by_need = [order_by_need(graph, need, urgency) for urgency in URGENCIES]
+    starts = [order for order in known.values() if order is not None] + by_need
+    search = _Search(graph, queue_bound(graph, need), seed)
+    makespans = search.begin(np.stack(starts))
+    values = iter(makespans)
+    baselines = {name: None if order is None else next(values) for name, order in known.items()}
+    stopped = search.run(iterations, deadline, progress)
+    found = insert_transfers(table, search.best.order)
+    return TransferOrder(
+        makespan=evaluate(found, costs, link="rendezvous", queues=queues).makespan,
+        table=found,
+        order=search.best.order,
+        queues=queues,
+        baselines={**baselines, "by need": min(makespans[-len(by_need) :])},
+        free_bound=need.makespan,
+        queue_bound=search.bound,
+        evaluated=search.evaluated,
+        stopped=stopped,
+    )
+
+
+def _check(costs: Costs, iterations: int, seconds: float | None) -> None:
+    costs.check_values()
+    if iterations < 0:
+        raise ValueError(f"iterations must be at least 0, got {iterations}")
+    if seconds is not None and not seconds >= 0:
+        raise ValueError(f"seconds must be at least 0, or None for no limit, got {seconds}")
+
+
+def _own_order(table: ScheduleTable, queues: str) -> Order | None:
+    """The order of the table's cells, or the one that stands for them; None for a deadlock."""
+    try:
+        return order_of(lower(table, link="rendezvous", queues=queues))
+    except ScheduleError:
+        return None
+
+
+class _Search:
+    """Local search: where it stands, the best that it has seen, and which transfers rest."""
+
+    def __init__(self, graph: TransferGraph, bound: float, seed: int) -> None:
+        self.graph = graph
+        self.bound = bound
+        self.evaluated = 0
+        self._rng = np.random.default_rng(seed)
+        self._batch = max(1, min(BATCH, MAX_BATCH_NODES // graph.program.num_nodes))
+        self._rests_until = np.zeros(graph.num_transfers, int)
+        self._stale = 0  # iterations since the best was found
+
+    def begin(self, orders: Int[NumpyArray, "orders transfers"]) -> list[float]:
+        """Start from the best of some orders; return their makespans."""
+        finish = np.concatenate(
+            [self._finish(orders[k : k + self._batch]) for k in range(0, len(orders), self._batch)]
+        )
+        makespans = finish.max(axis=1)
+        first = int(makespans.argmin())
+        self.best = self.current = _Found(orders[first], finish[first])
+        return makespans.tolist()
+
+    def run(self, iterations: int, deadline: float | None, progress: Progress | None) -> str:
+        """Search; return why it ended."""
+        try:
+            for iteration in range(1, iterations + 1):
+                if self._is_optimal():
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    return "time"
+                self._step(iteration)
+                if progress is not None:
+                    progress(iteration, self.best.makespan)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "optimal" if self._is_optimal() else "iterations"
+
+    def _is_optimal(self) -> bool:
+        return self.best.makespan <= self.bound * (1 + PRECISION)
+
+    def _finish(
+        self, orders: Int[NumpyArray, "orders transfers"]
+    ) -> Float[NumpyArray, "orders nodes"]:
+        """Run up to a batch of orders; copies of the last fill it, for one compiled shape."""
+        self.evaluated += len(orders)
+        filled = orders[np.minimum(np.arange(self._batch), len(orders) - 1)]
+        return finish_of_orders(self.graph, filled)[: len(orders)]
+
+    def _step(self, iteration: int) -> None:
+        """Take the best move of a batch whose transfer does not rest, or one to a new best."""
+        if self._stale >= PATIENCE:
+            self._shake()
+        order = by_start(self.graph, *self.current)
+        moves = propose(self.graph, order, self.current.finish, self._batch, self._rng)
+        orders = moved(order, moves)
+        finish = self._finish(orders)
+        makespans = finish.max(axis=1)
+        rests = self._rests_until[moves.transfer] >= iteration
+        rests &= makespans >= self.best.makespan
+        # among equals any may be taken: a plateau is crossed at random
+        chosen = int(np.lexsort((self._rng.random(len(rests)), makespans, rests))[0])
+        self.current = _Found(orders[chosen], finish[chosen])
+        self._rests_until[moves.transfer[chosen]] = iteration + self._rng.integers(*REST)
+        self._stale += 1
+        if self.current.makespan < self.best.makespan:
+            self.best, self._stale = self.current, 0
+
+    def _shake(self) -> None:
+        """Go on from the best order with some transfers moved at random."""
+        order = by_start(self.graph, *self.best)
+        for _ in range(SHAKES):
+            (order,) = moved(order, nearby(self.graph, order, 1, self._rng))
+        self.current = _Found(order, self._finish(order[None])[0])
+        self._stale = 0

@@ -1,0 +1,79 @@
+"""From a relaxed optimum to whole numbers, and the best whole numbers around."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+
+Points = Int[NumpyArray, "points stages"]
+Evaluate = Callable[[Points, Int[NumpyArray, " points"]], Float[NumpyArray, " points"]]
+MOST = 200_000  # points of an exhaustive search
+
+
+class TooManyError(ValueError):
+    """An exhaustive search would take more evaluations than it is allowed."""
+
+
+def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
+    """Round to whole numbers with the same sum: down, and up at the largest remainders.
+
+    Returns (points, stages) whole numbers.
+    """
+    down = np.floor(points + 1e-9)
+    missing = np.round(points.sum(axis=1) - down.sum(axis=1)).astype(int)
+    rank = np.argsort(np.argsort(down - points, axis=1, kind="stable"), axis=1)
+    return (down + (rank < missing[:, None])).astype(int)
+
+
+def swaps(stages: int) -> Points:
+    """Moves of one layer from one stage to another: (moves, stages) changes, each with sum 0."""
+    one = np.eye(stages, dtype=int)
+    moves = (one[None, :] - one[:, None]).reshape(-1, stages)
+    return moves[moves.any(axis=1)]
+
+
+def improve(
+    points: Points,
+    owner: Int[NumpyArray, " points"],
+    moves: Int[NumpyArray, "moves stages"],
+    evaluate: Evaluate,
+) -> tuple[Points, Float[NumpyArray, " points"]]:
+    """Go to the best neighbour as long as there is a better one; all points at once."""
+    points, values = points.copy(), evaluate(points, owner)
+    rows = np.arange(len(points))
+    while len(moves):  # one stage alone has no neighbours
+        around = points[:, None] + moves
+        found = evaluate(around.reshape(-1, points.shape[1]), np.repeat(owner, len(moves)))
+        found = found.reshape(len(points), len(moves))
+        best = found.argmin(axis=1)
+        # a gain within rounding is none, or two equal points could take turns for ever
+        better = found[rows, best] < values - 1e-12 * np.where(np.isfinite(values), values, 0)
+        if not better.any():
+            break
+        points[better] = around[rows, best][better]
+        values[better] = found[rows, best][better]
+    return points, values
+
+
+def compositions(total: int, parts: int) -> Points:
+    """All ways to write a number as a sum of whole numbers of at least 1, in order.
+
+    Returns (ways, parts) numbers.
+    """
+    if total < parts:
+        raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
+    ways = 1.0
+    for k in range(1, parts):
+        ways = ways * (total - k) / k
+    if ways > MOST:
+        raise TooManyError(
+            f"{ways:.3g} ways to split {total} into {parts}: at most {MOST} are tried"
+        )
+    found = np.arange(1, total - parts + 2)[:, None]
+    for part in range(2, parts + 1):
+        rest = total - (parts - part) - found.sum(axis=1)  # what the next number may be at most
+        index = np.repeat(np.arange(len(found)), rest)
+        first = np.repeat(np.cumsum(rest) - rest, rest)
+        found = np.column_stack([found[index], np.arange(len(index)) - first + 1])
+    return found[found.sum(axis=1) == total]

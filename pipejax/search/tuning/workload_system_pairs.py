@@ -1,0 +1,118 @@
+"""Models on systems, many at once: their numbers as arrays, their costs and bytes in one go."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.costs.model import Model
+from pipejax.costs.roofline import stage_work, work_costs
+from pipejax.costs.system import Number, System
+from pipejax.costs.workload import StageBytes, StageLayers, Workload, deal_layers, stage_bytes
+from pipejax.schedules.table.held_activations import HeldCounts
+from pipejax.schedules.table.table import ScheduleTable
+
+PerPair = Float[NumpyArray, " pairs"]
+
+
+class Pair(NamedTuple):
+    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over.
+
+    Attributes:
+      model: the transformer; every number with a leading pair axis.
+      system: the machine, likewise.
+      dealt: (pairs, stages) layers of each stage, and those recomputed.
+      minibatch: (pairs) sequences per step and pipeline.
+    """
+
+    model: Model
+    system: System
+    dealt: StageLayers
+    minibatch: PerPair
+
+
+def stack_pairs(
+    workloads: Sequence[Workload], systems: Sequence[System], table: ScheduleTable
+) -> Pair:
+    """Lay the numbers of many workloads and systems out as arrays."""
+    if len(workloads) != len(systems) or not workloads:
+        raise ValueError(
+            f"pairs need as many workloads as systems, got {len(workloads)} and {len(systems)}"
+        )
+    first = workloads[0]
+    how = [dataclasses.replace(first, model=w.model, minibatch=w.minibatch) for w in workloads]
+    if any(
+        ours is not theirs and ours != theirs for ours, theirs in zip(how, workloads, strict=True)
+    ):
+        raise ValueError("workloads of one batch must have the same parallelism and recompute")
+    model = _stacked([workload.model for workload in workloads], "models")
+    _, kinds, which = np.unique(model.layers, return_index=True, return_inverse=True)
+    examples = [workloads[k].model for k in kinds]  # one for each number of layers
+    dealt = [deal_layers(dataclasses.replace(first, model=each), table) for each in examples]
+    layers, recomputed = (
+        np.stack([getattr(d, name) for d in dealt])[which].astype(float)
+        for name in StageLayers._fields
+    )
+    return Pair(
+        model=model,
+        system=_stacked(systems, "systems"),
+        dealt=StageLayers(layers, recomputed),
+        minibatch=np.array([workload.minibatch for workload in workloads], float),
+    )
+
+
+def _stacked(things: Sequence[Any], what: str) -> Any:
+    """Turn a list of trees of numbers into a tree of arrays, whose name compiles nothing anew."""
+    first = things[0]
+    alike = [dataclasses.replace(thing, name="", source="") for thing in things]
+    structures: list[Any] = [jax.tree.structure(thing) for thing in alike]
+    for thing, structure in zip(things, structures, strict=True):
+        if structure != structures[0]:
+            raise ValueError(
+                f"{what} of one batch may differ in their numbers only: {thing.name} and "
+                f"{first.name} differ in more"
+            )
+    columns = np.array([jax.tree.leaves(thing) for thing in things], float).T
+    return jax.tree.unflatten(structures[0], columns)
+
+
+def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> Costs:
+    """Price one pair at any microbatch size; traceable: Costs per stage and boundary [s]."""
+    described = dataclasses.replace(workload, model=pair.model)
+    work = stage_work(
+        described,
+        table,
+        gpus_per_node=pair.system.gpus_per_node,
+        dealt=pair.dealt,
+        microbatch_size=size,
+    )
+    return work_costs(work, pair.system)
+
+
+def pair_bytes(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> StageBytes:
+    """Memory of each stage of one pair at any microbatch size; traceable: (stages) bytes."""
+    described = dataclasses.replace(workload, model=pair.model)
+    return stage_bytes(described, table, pair.dealt, size)
+
+
+def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
+    """Activations of each worker at their peak, for microbatches of the size that is given.
+
+    Returns (pairs, workers) bytes.
+    """
+    moments = np.asarray(memory.activations) @ np.moveaxis(held.activations, -1, 1)
+    checkpoints = np.asarray(memory.checkpoint) @ np.moveaxis(held.checkpoints, -1, 1)
+    return (moments + checkpoints).max(axis=-1).T
+
+
+def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
+    """Parameters, gradients and optimizer state of each worker, and versions of weights.
+
+    Returns (pairs, workers) bytes.
+    """
+    lasting = np.asarray(memory.persistent) @ held.copies.T
+    return lasting + np.asarray(memory.version) @ held.stashed.T
