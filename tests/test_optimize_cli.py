@@ -358,10 +358,3 @@ def test_without_the_solver(mistake, monkeypatch):
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
     with pytest.raises(ModuleNotFoundError, match=line):
         pj.optimize(table, costs, memory_limit=2)
-
-
-def test_optimize_is_a_function_and_a_package():
-    import pipejax.search.schedule
-    from pipejax.search.schedule import optimize
-
-    assert pj.optimize is pipejax.search.schedule is optimize

@@ -475,9 +475,11 @@ def test_a_command_without_a_model_is_refused(capsys):
 def test_without_optax_the_command_says_what_to_install(capsys, monkeypatch):
     import sys
 
-    for name in [name for name in sys.modules if name.split(".")[:2] == ["pipejax", "tuning"]]:
+    import pipejax.search
+
+    for name in [name for name in sys.modules if name.startswith("pipejax.search.tuning")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(pj, "tuning")
+    monkeypatch.delattr(pipejax.search, "tuning")
     monkeypatch.setitem(sys.modules, "optax", None)
     code, _, err = call(capsys, "--minibatch", 8)
     assert code == 2

@@ -19,14 +19,18 @@ SHOWN = (
 )  # what only shows numbers
 
 
+def own_version() -> str:
+    """Return the version of pipejax, "unknown" where its sources are not installed."""
+    try:
+        return version("pipejax")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def provenance() -> dict[str, str]:
     """Return what to keep beside a result."""
-    try:
-        own = version("pipejax")
-    except PackageNotFoundError:
-        own = "unknown"
     return {
-        "pipejax": own,
+        "pipejax": own_version(),
         "jax": version("jax"),
         "numpy": version("numpy"),
         "commit": _commit(),
