@@ -170,8 +170,12 @@ def sweep(
                     ours["table_bubble_ratio"][c, w, m, d, k] = idle
             memory = stage_bytes(workload, table)
             ours["peak_in_flight"][c, w, m, :p] = pj.peak_in_flight(table)
-            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(table, memory.activations)
-            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(table, memory.persistent)
+            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(
+                table, np.asarray(memory.activations)
+            )
+            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(
+                table, np.asarray(memory.persistent)
+            )
     return _label(ours, workers, microbatches)
 
 

@@ -113,3 +113,8 @@ def test_functions_stay_readable():
                 lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
                 long += [f"{path}: {node.name} has {lines} lines"] if lines > 60 else []
     assert long == []
+
+
+def test_schedules_are_built_without_jax():
+    code = "import sys; from pipejax import schedules; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

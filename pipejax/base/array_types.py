@@ -1,15 +1,16 @@
 """Array types with named axes, for signatures.
 
 The annotations are jaxtyping's and the tests execute them. jaxtyping is a tool of development,
-not of the engine, so where it is not installed the same names stand for the plain array.
+not of the engine, so where it is not installed the same names stand for the plain array. JAX is
+imported by the first module that asks for `Array`: what is below the engine does without it.
 """
 
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 if TYPE_CHECKING:
+    from jax import Array
     from jaxtyping import Bool, Float, Int, Num, UInt
 
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +28,15 @@ else:
 
         Bool = Float = Int = Num = UInt = _Unchecked
 
-Array = jax.Array
 Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Array":
+        import jax
+
+        return jax.Array
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["Array", "Bool", "Float", "Index", "Int", "Num", "NumpyArray", "UInt"]

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.weight_versions import versions_held
 from pipejax.schedules.table.table import ScheduleTable
 
 WEIGHT_SHARE = 1 / 3  # of an activation, which the weight gradient still needs after I
-Bytes = Float[NumpyArray, " stages"] | Float[Array, " stages"]
+Bytes = Float[NumpyArray, " stages"]
 
 
 def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
