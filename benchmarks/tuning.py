@@ -22,7 +22,12 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.costs.model import Model
 from pipejax.costs.system import Efficiency, Link, System
-from pipejax.search.tuning import Family, Problem, search_microbatches, tune_microbatches
+from pipejax.search.tuning import (
+    ScheduleFamily,
+    TuningProblem,
+    search_microbatches,
+    tune_microbatches,
+)
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "chimera")
 WORKERS = (4, 8)
@@ -61,7 +66,7 @@ def measure(schedule, workers, count, seed):
     """Tune random pairs under one schedule both ways."""
     workloads, systems = random_pairs(schedule, workers, count, seed)
     ways = {"tuned": tune_microbatches, "exhaustive": search_microbatches}
-    families = {name: Family(schedule, workers) for name in ways}
+    families = {name: ScheduleFamily(schedule, workers) for name in ways}
     seconds, found = {}, {}
     for name, way in ways.items():
         jax.clear_caches()  # neither way finds anything that the other has compiled
@@ -118,7 +123,9 @@ def random_pairs(schedule, workers, count, seed, minibatches=MINIBATCHES):
         for _ in range(count)
     ]
     systems = [random_system(rng, split) for _ in range(count)]
-    problem = Problem.of(Family(schedule, workers), workloads, systems, memory_limit=False)
+    problem = TuningProblem.of(
+        ScheduleFamily(schedule, workers), workloads, systems, memory_limit=False
+    )
     least = problem.relaxed_need(np.arange(count), np.ones(count))
     room = least * between(rng, 1.4, 40, count)
     systems = [

@@ -14,7 +14,7 @@ from pipejax.analysis.sensitivity import MODEL_PARAMETERS, elasticities, resourc
 from pipejax.cli.app import run
 from pipejax.costs.roofline import NEAR, OF_SYSTEMS, stage_work, work_costs, work_on_systems
 from pipejax.costs.system import FIELDS
-from pipejax.costs.workload import deal_layers
+from pipejax.costs.workload import assign_layers
 
 STEP = 1e-5
 CASES = {
@@ -66,7 +66,7 @@ def put(tree, path, factor):
 def step_time(program, table, workload, system, parameter, factor):
     """Step time of one configuration, with one parameter multiplied."""
     size = workload.microbatch_size(table)
-    dealt = deal_layers(workload, table)
+    assigned = assign_layers(workload, table)
     if parameter in FIELDS:
         system = put(system, FIELDS[parameter], factor)
     elif parameter == "microbatch_size":
@@ -78,9 +78,9 @@ def step_time(program, table, workload, system, parameter, factor):
         )
         workload = dataclasses.replace(workload, model=model)
         if name == "layers":
-            dealt = type(dealt)(*(part * factor for part in dealt))
+            assigned = type(assigned)(*(part * factor for part in assigned))
     work = stage_work(
-        workload, table, gpus_per_node=system.gpus_per_node, dealt=dealt, microbatch_size=size
+        workload, table, gpus_per_node=system.gpus_per_node, assigned=assigned, microbatch_size=size
     )
     same_types = jax.tree.map(lambda leaf: np.asarray(leaf) * np.float64(1), (work, system))
     return float(pj.makespan(program, PRICE(*same_types)))

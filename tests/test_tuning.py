@@ -15,11 +15,11 @@ from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.held_activations import held_counts, peak_activation_bytes
 from pipejax.search.tuning import (
-    Dealing,
-    Family,
-    Prices,
-    Problem,
+    LayerAssignment,
+    PartPrices,
+    ScheduleFamily,
     TooManyError,
+    TuningProblem,
     descend,
     descent,
     design_systems,
@@ -50,7 +50,7 @@ _families = {}
 
 def family_of(schedule, workers=4):
     """One family for all tests: what it has compiled is used again."""
-    return _families.setdefault((schedule, workers), Family(schedule, workers))
+    return _families.setdefault((schedule, workers), ScheduleFamily(schedule, workers))
 
 
 @pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128)])
@@ -70,7 +70,7 @@ def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
 
 
 def test_an_exact_evaluation_is_that_of_evaluate():
-    family = Family("1f1b", 4, {"slots": {"F": 1, "B": 1}}, "queued")
+    family = ScheduleFamily("1f1b", 4, {"slots": {"F": 1, "B": 1}}, "queued")
     sizes = search_microbatches(family, [WORKLOAD], [SYSTEM]).sizes
     assert sizes.size.tolist() == [1, 2, 4, 8, 16, 32, 64]
     for count, step, need in zip(
@@ -87,7 +87,7 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     """In the affine regime, from M = P on where messages are short: to rounding."""
     family = family_of(schedule)
     workload = dataclasses.replace(WORKLOAD, minibatch=192)
-    problem = Problem.of(family, [workload], [SYSTEM])
+    problem = TuningProblem.of(family, [workload], [SYSTEM])
     best = search_microbatches(family, [workload], [SYSTEM], memory_limit=False)
     at = np.flatnonzero((best.sizes.microbatches % 4 == 0) & best.sizes.is_legal)
     assert len(at) > 7
@@ -101,7 +101,7 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
 
 @pytest.mark.parametrize("capacity", [30.0, 300.0])  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
-    problem = Problem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
+    problem = TuningProblem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
     at, step = np.log([1.3, 4.7, 21.0]), 1e-6
     given = problem.given_of(np.arange(3))
     values, gradient = problem.objective.value_and_grad(at, given)
@@ -144,25 +144,25 @@ def test_nothing_fits_is_an_error():
         ):
             way(family_of("chimera"), [dataclasses.replace(WORKLOAD, minibatch=63)], [SYSTEM])
         with pytest.raises(ValueError, match="even number of workers"):
-            way(Family("chimera", 3), [WORKLOAD], [SYSTEM])
+            way(ScheduleFamily("chimera", 3), [WORKLOAD], [SYSTEM])
 
 
 def test_pairs_that_are_not_alike_are_refused():
     family = family_of("1f1b")
     gated = dataclasses.replace(WORKLOAD, model=pj.load_model("llama3-70b"))
     with pytest.raises(ValueError, match=r"models of one batch .* llama3-70b and gpt-22b"):
-        Problem.of(family, [WORKLOAD, gated], [SYSTEM] * 2)
+        TuningProblem.of(family, [WORKLOAD, gated], [SYSTEM] * 2)
     with pytest.raises(ValueError, match="same parallelism"):
-        Problem.of(
+        TuningProblem.of(
             family, [WORKLOAD, dataclasses.replace(WORKLOAD, tensor_parallel=4)], [SYSTEM] * 2
         )
     with pytest.raises(ValueError, match="as many workloads as systems, got 1 and 2"):
-        Problem.of(family, [WORKLOAD], [SYSTEM] * 2)
+        TuningProblem.of(family, [WORKLOAD], [SYSTEM] * 2)
 
 
 def test_more_starts_find_more_minima():
     workloads, systems = random_pairs("1f1b", 4, 128, seed=5, minibatches=MINIBATCHES)
-    problem = Problem.of(family_of("1f1b"), workloads, systems)
+    problem = TuningProblem.of(family_of("1f1b"), workloads, systems)
     one, many = (relax_microbatches(problem, starts=n)[2].min(axis=0) for n in (1, 4))
     assert np.mean(many < one * 0.99) > 0.1
     assert np.mean(many > one * 1.01) < 0.02
@@ -211,7 +211,7 @@ def few_layers(schedule="1f1b", count=3, **changes):
         dataclasses.replace(SYSTEM, peak_flops=SYSTEM.peak_flops * (k + 1), **changes)
         for k in range(count)
     ]
-    return Problem.of(family_of(schedule), [workload] * count, systems)
+    return TuningProblem.of(family_of(schedule), [workload] * count, systems)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
@@ -221,16 +221,16 @@ def test_layers_are_those_of_the_exhaustive_search(schedule):
     assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert tuned.layers.sum(axis=1).tolist() == [10, 10, 10]
-    even = Dealing(problem, 8).step_times(problem.pairs.dealt, np.arange(3))
+    even = LayerAssignment(problem, 8).step_times(problem.pairs.assigned, np.arange(3))
     assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
     np.testing.assert_allclose(tuned.relaxed_layers.sum(axis=1), 10)
 
 
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
-    layers = free.pairs.dealt.layers
+    layers = free.pairs.assigned.layers
     least, most = (
-        Dealing(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
+        LayerAssignment(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
         for again in (layers, 0 * layers)
     )
     limit = (least + most) / 2
@@ -240,7 +240,7 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert np.all(tuned.memory_bytes <= limit)
     none, full = (
-        Dealing(problem, 4).step_times(StageLayers(layers, again), owner)
+        LayerAssignment(problem, 4).step_times(StageLayers(layers, again), owner)
         for again in (0 * layers, layers)
     )
     assert np.all(np.isinf(none))
@@ -253,28 +253,28 @@ def test_recomputed_layers_are_those_of_the_exhaustive_search():
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     problem, table = few_layers(), pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    dealt = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
+    assigned = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
-    one = StageLayers(*(each[0] for each in dealt))
-    costs = work_costs(stage_work(workload, table, gpus_per_node=8, dealt=one), SYSTEM)
-    dealing = Dealing(problem, 8)
-    assert dealing.step_times(dealt, np.zeros(1, int))[0] == pytest.approx(
+    one = StageLayers(*(each[0] for each in assigned))
+    costs = work_costs(stage_work(workload, table, gpus_per_node=8, assigned=one), SYSTEM)
+    assignment = LayerAssignment(problem, 8)
+    assert assignment.step_times(assigned, np.zeros(1, int))[0] == pytest.approx(
         pj.evaluate(table, costs).step_time
     )
-    assert dealing.memory_bytes(dealt, np.zeros(1, int))[0] == pytest.approx(
+    assert assignment.memory_bytes(assigned, np.zeros(1, int))[0] == pytest.approx(
         pj.memory_bytes(workload, table, one).max()
     )
 
 
 def test_designs_are_not_worse_than_a_grid():
-    problem, prices = few_layers(count=1), Prices(20.0, 2.0, 10.0, 50.0, 20.0)
+    problem, prices = few_layers(count=1), PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)
     budgets = np.linspace(1e4, 1e5, 50)
     tuned = design_systems(problem, 8, prices, budgets, starts=4)
     grid = search_designs(problem, 8, prices, budgets, divisions=20)
     assert np.all(tuned.step_time < grid.step_time * 1.001)
     assert np.all(np.diff(tuned.step_time) < 0)  # more money, shorter steps
     np.testing.assert_allclose(tuned.shares.sum(axis=1), 1)
-    bought = dict(zip(Prices._fields, tuned.quantities[0].tolist(), strict=True))
+    bought = dict(zip(PartPrices._fields, tuned.quantities[0].tolist(), strict=True))
     system = dataclasses.replace(
         SYSTEM,
         peak_flops=bought["peak_flops"],
@@ -301,7 +301,7 @@ def test_designs_are_not_worse_than_a_grid():
 )
 def test_designs_that_cannot_be_are_refused(prices, budgets, message):
     with pytest.raises(ValueError, match=message):
-        design_systems(few_layers(count=1), 8, Prices(*prices), budgets)
+        design_systems(few_layers(count=1), 8, PartPrices(*prices), budgets)
 
 
 def test_whole_numbers_of_layers():
@@ -318,7 +318,7 @@ def test_whole_numbers_of_layers():
     rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
     assert np.all(rounded.sum(axis=1) == 20)
     with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
-        Dealing(few_layers(), 5)
+        LayerAssignment(few_layers(), 5)
 
 
 COMMAND = [

@@ -145,7 +145,7 @@ def test_all_reduce():
     assert float(all_reduce_time(system.network, volume, 4)) == pytest.approx(expected)
 
 
-def test_layers_are_dealt_out_whole():
+def test_layers_are_assigned_whole():
     model = pj.load_model("llama3-405b")  # 126 layers
     for p in (1, 3, 4, 7, 16):
         table = pj.schedules.build("1f1b", num_workers=p, num_microbatches=2)

@@ -20,7 +20,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, Number, System
-from pipejax.costs.workload import StageLayers, Workload, deal_layers
+from pipejax.costs.workload import StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.table.host_links import HostLinks
@@ -206,14 +206,14 @@ class _Point(NamedTuple):
 
     model: Model
     system: System
-    dealt: StageLayers
+    assigned: StageLayers
     microbatch_size: Number
 
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     model = dataclasses.replace(workload.model, name="", source="")
     machine = dataclasses.replace(system, name="", source="")
-    point = _Point(model, machine, deal_layers(workload, table), workload.microbatch_size(table))
+    point = _Point(model, machine, assign_layers(workload, table), workload.microbatch_size(table))
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
 
 
@@ -234,7 +234,7 @@ def _price(
         dataclasses.replace(how, model=_scaled_model(point.model, of_model)),
         table,
         gpus_per_node=point.system.gpus_per_node,
-        dealt=StageLayers(*(part * of_model["layers"] for part in point.dealt)),
+        assigned=StageLayers(*(part * of_model["layers"] for part in point.assigned)),
         microbatch_size=point.microbatch_size * factor["microbatch_size"],
     )
     machine = functools.reduce(

@@ -22,7 +22,7 @@ from pipejax.costs.model import (
     layer_flop,
 )
 from pipejax.costs.system import Link, Number, System, all_reduce_time, roofline_time
-from pipejax.costs.workload import PerStage, StageLayers, Workload, deal_layers, stage_parameters
+from pipejax.costs.workload import PerStage, StageLayers, Workload, assign_layers, stage_parameters
 from pipejax.schedules.table.table import ScheduleTable
 
 Flags = Bool[Array, "..."] | Bool[NumpyArray, "..."]
@@ -73,7 +73,7 @@ def stage_work(
     table: ScheduleTable,
     *,
     gpus_per_node: int,
-    dealt: StageLayers | None = None,
+    assigned: StageLayers | None = None,
     microbatch_size: Number | None = None,
 ) -> StageWork:
     """Count what every op and message of a schedule computes, moves and sends.
@@ -86,7 +86,7 @@ def stage_work(
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
     split, shared = workload.tensor_parallel, workload.sequence_parallel
-    layers, recomputed = deal_layers(workload, table) if dealt is None else dealt
+    layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
     flop = layer_flop(model, size, workload.recompute_in_layer)
     in_head = head_flop(model, size)
     boundary = boundary_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)

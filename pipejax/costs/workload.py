@@ -1,6 +1,6 @@
 """What is trained under a schedule: layers of every stage, and bytes on every worker.
 
-Layers are dealt out to stages by the table's stage shares, in whole layers.
+Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ class Workload:
 
 
 def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
-    """Deal the layers out to stages in proportion to their shares, in whole layers.
+    """Assign the layers to stages in proportion to their shares, in whole layers.
 
     Each stage gets its share rounded down; layers left over go to the largest remainders, at a
     tie to the stages in the middle, for the first and the last also hold embedding and head.
@@ -120,7 +120,7 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
 
 
 class StageLayers(NamedTuple):
-    """How the layers are dealt out to stages.
+    """How the layers are assigned to stages.
 
     Attributes:
       layers: (stages) layers of each stage.
@@ -131,8 +131,8 @@ class StageLayers(NamedTuple):
     recomputed: PerStage
 
 
-def deal_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Deal the layers out by the table's stage shares, and say which are recomputed.
+def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
+    """Assign the layers by the table's stage shares, and say which are recomputed.
 
     Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     """
@@ -174,7 +174,7 @@ class StageBytes(NamedTuple):
 def stage_bytes(
     workload: Workload,
     table: ScheduleTable,
-    dealt: StageLayers | None = None,
+    assigned: StageLayers | None = None,
     microbatch_size: Number | None = None,
 ) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
@@ -185,7 +185,7 @@ def stage_bytes(
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
     split, shared = workload.tensor_parallel, workload.sequence_parallel
-    layers, recomputed = deal_layers(workload, table) if dealt is None else dealt
+    layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
 
     def per_layer(recompute: str) -> Number:
         return layer_activation_bytes(
@@ -207,14 +207,14 @@ def stage_bytes(
 
 
 def memory_bytes(
-    workload: Workload, table: ScheduleTable, dealt: StageLayers | None = None
+    workload: Workload, table: ScheduleTable, assigned: StageLayers | None = None
 ) -> Float[NumpyArray, " workers"]:
     """Memory that each worker needs per accelerator: persistent, and activations at their peak.
 
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
-      dealt: layers by stage, dealt out by the table's shares if None.
+      assigned: layers by stage, assigned by the table's shares if None.
 
     Returns:
       (workers) bytes.
@@ -230,7 +230,7 @@ def memory_bytes(
       >>> print(f"{memory_bytes(workload, table)[0] / 1e9:.1f} GB")
       100.6 GB
     """
-    memory = stage_bytes(workload, table, dealt)
+    memory = stage_bytes(workload, table, assigned)
     persistent, activations, checkpoint, version = map(np.asarray, memory)
     held = peak_activation_bytes(table, activations, checkpoint)
     return persistent_bytes(table, persistent, version) + held

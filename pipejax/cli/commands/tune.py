@@ -40,13 +40,13 @@ class Task(NamedTuple):
 
     def family(self) -> Any:
         """A family that has built nothing yet, so that no way finds what another has made."""
-        return self.tuning.Family(
+        return self.tuning.ScheduleFamily(
             self.schedule, self.workers, self.options, self.links.link, self.links.queues
         )
 
     def problem(self) -> Any:
         """The pair, under such a family."""
-        return self.tuning.Problem.of(
+        return self.tuning.TuningProblem.of(
             self.family(), [self.workload], [self.system], memory_limit=self.memory_limit
         )
 
@@ -258,7 +258,7 @@ def _count(task: Task) -> int:
 def _layers(task: Task) -> Shown:
     """Tune the layers of each stage."""
     count = _count(task)
-    return _dealt(task, count, task.tuning.tune_layers, task.tuning.search_layers, ("even",))
+    return _assigned(task, count, task.tuning.tune_layers, task.tuning.search_layers, ("even",))
 
 
 def _recompute(task: Task) -> Shown:
@@ -272,10 +272,10 @@ def _recompute(task: Task) -> Shown:
         except task.tuning.TooManyError:
             return task.tuning.search_recompute(problem, count, common=True)
 
-    return _dealt(task, count, task.tuning.tune_recompute, search, ("none", "full"))
+    return _assigned(task, count, task.tuning.tune_recompute, search, ("none", "full"))
 
 
-def _dealt(task: Task, count: int, tune_: Any, search: Any, baselines: tuple[str, ...]) -> Shown:
+def _assigned(task: Task, count: int, tune_: Any, search: Any, baselines: tuple[str, ...]) -> Shown:
     """Tune layers by stage, search them, and evaluate what would be set without."""
     size = task.workload.minibatch // count
     numbers = {"microbatch_size": size, "microbatches": count}
@@ -286,14 +286,14 @@ def _dealt(task: Task, count: int, tune_: Any, search: Any, baselines: tuple[str
         every = {**numbers, **_stages(best), "seconds": search_took, "evaluated": best.evaluated}
     except task.tuning.TooManyError as error:
         search_took, every = math.nan, {**numbers, "refused": str(error)}
-    even = problem.pairs.dealt.layers
-    dealt = {
-        "even": problem.pairs.dealt,
+    even = problem.pairs.assigned.layers
+    assigned = {
+        "even": problem.pairs.assigned,
         "none": StageLayers(even, 0 * even),
         "full": StageLayers(even, even),
     }
-    dealing, owner = task.tuning.Dealing(problem, count), np.zeros(1, int)
-    times = {name: float(dealing.step_times(dealt[name], owner)[0]) for name in baselines}
+    assignment, owner = task.tuning.LayerAssignment(problem, count), np.zeros(1, int)
+    times = {name: float(assignment.step_times(assigned[name], owner)[0]) for name in baselines}
     result = {
         **numbers,
         **_stages(tuned),
@@ -340,7 +340,7 @@ def _design(task: Task) -> Shown:
         raise ValueError(
             "--what system needs --prices, as peak=20,memory=2,node=10,network=50,capacity=20"
         )
-    prices = task.tuning.Prices(*_parse_prices(task.prices))
+    prices = task.tuning.PartPrices(*_parse_prices(task.prices))
     own = task.tuning.price_of(task.system, prices)
     budget = own if task.budget is None else parse_seconds(task.budget, "--budget")
     count = _count(task)
@@ -363,9 +363,9 @@ def _design(task: Task) -> Shown:
     best, search_took = _timed(
         "exhaustive", lambda: task.tuning.search_designs(task.problem(), count, prices, [budget])
     )
-    dealing = task.tuning.Dealing(problem, count)
-    memory = dealing.memory_bytes(problem.pairs.dealt, np.zeros(1, int))[0]
-    base = dealing.step_times(problem.pairs.dealt, np.zeros(1, int))[0]
+    assignment = task.tuning.LayerAssignment(problem, count)
+    memory = assignment.memory_bytes(problem.pairs.assigned, np.zeros(1, int))[0]
+    base = assignment.step_times(problem.pairs.assigned, np.zeros(1, int))[0]
     result = {
         **of(tuned),
         "memory_bytes": memory,

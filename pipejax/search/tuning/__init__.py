@@ -6,7 +6,7 @@ what is legal, and exact evaluation of what is left.
 """
 
 from pipejax.search.tuning.descent import Descent, descend
-from pipejax.search.tuning.layer_assignment import Dealing, TunedLayers
+from pipejax.search.tuning.layer_assignment import LayerAssignment, TunedLayers
 from pipejax.search.tuning.layers import search_layers, tune_layers
 from pipejax.search.tuning.microbatch import (
     NothingFitsError,
@@ -16,31 +16,31 @@ from pipejax.search.tuning.microbatch import (
     search_microbatches,
     tune_microbatches,
 )
-from pipejax.search.tuning.microbatch_sizes import Problem, Sizes
+from pipejax.search.tuning.microbatch_sizes import Sizes, TuningProblem
 from pipejax.search.tuning.recompute import search_recompute, tune_recompute
 from pipejax.search.tuning.rounding import TooManyError
-from pipejax.search.tuning.schedule_family import Family
+from pipejax.search.tuning.schedule_family import ScheduleFamily
 from pipejax.search.tuning.system_design import (
-    Designs,
-    Prices,
+    PartPrices,
+    SystemDesigns,
     design_systems,
     price_of,
     search_designs,
 )
 
 __all__ = [
-    "Dealing",
     "Descent",
-    "Designs",
-    "Family",
+    "LayerAssignment",
     "NothingFitsError",
-    "Prices",
-    "Problem",
+    "PartPrices",
     "Relaxed",
+    "ScheduleFamily",
     "Sizes",
+    "SystemDesigns",
     "TooManyError",
     "Tuned",
     "TunedLayers",
+    "TuningProblem",
     "descend",
     "design_systems",
     "price_of",

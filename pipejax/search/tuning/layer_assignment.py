@@ -1,4 +1,4 @@
-"""How layers are dealt out, and how many are recomputed: step time and memory by stage.
+"""How layers are assigned, and how many are recomputed: step time and memory by stage.
 
 At a given number of microbatches both are functions of whole numbers of layers per stage that make
 sense in between, so that they are relaxed, descended and rounded in the same way.
@@ -16,12 +16,12 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.workload import StageLayers
 from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.microbatch_sizes import OVERRUN, Problem
-from pipejax.search.tuning.objective import Objective, in_bucket
+from pipejax.search.tuning.microbatch_sizes import OVERRUN, TuningProblem
+from pipejax.search.tuning.step_time_objective import StepTimeObjective, in_bucket
 from pipejax.search.tuning.workload_system_pairs import Pair, pair_bytes, pair_costs
 
 Points = Int[NumpyArray, "points stages"]
-DealtOf = Callable[[Array, Pair], StageLayers]
+AssignedOf = Callable[[Array, Pair], StageLayers]
 
 
 class TunedLayers(NamedTuple):
@@ -49,7 +49,7 @@ class TunedLayers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dealing:
+class LayerAssignment:
     """Pairs under one schedule with one number of microbatches.
 
     Attributes:
@@ -57,7 +57,7 @@ class Dealing:
       num_microbatches: M, which divides every minibatch.
     """
 
-    problem: Problem
+    problem: TuningProblem
     num_microbatches: int
 
     def __post_init__(self) -> None:
@@ -69,23 +69,23 @@ class Dealing:
                 )
         self.problem.family.table(self.num_microbatches)
 
-    def relaxed(self, dealt_of: DealtOf) -> Objective:
+    def relaxed(self, assigned_of: AssignedOf) -> StepTimeObjective:
         """Step time, with a penalty where memory is short, by variables of any kind."""
 
         def value(variables: Array, ends: Array, given: tuple[Pair, Array]) -> Array:
             pair, capacity = given
-            need = self._need(dealt_of(variables, pair), pair)
+            need = self._need(assigned_of(variables, pair), pair)
             return ends[0] * (1 + OVERRUN * jnp.maximum(need / capacity - 1, 0))
 
-        return Objective(
+        return StepTimeObjective(
             programs=(self.problem.family.program(self.num_microbatches),),
-            price=lambda variables, given: self._price(dealt_of(variables, given[0]), given[0]),
+            price=lambda variables, given: self._price(assigned_of(variables, given[0]), given[0]),
             value=value,
         )
 
     def descend(
         self,
-        dealt_of: DealtOf,
+        assigned_of: AssignedOf,
         starts: Float[NumpyArray, "starts pairs ..."],
         *,
         steps: int,
@@ -98,14 +98,14 @@ class Dealing:
         count, pairs = starts.shape[:2]
         owner = np.tile(np.arange(pairs), count)
         given = self.given(owner)
-        objective = self._once(dealt_of, lambda: self.relaxed(dealt_of))
+        objective = self._once(assigned_of, lambda: self.relaxed(assigned_of))
         flat = starts.reshape(count * pairs, -1)
         first, given = in_bucket((flat, given), len(flat))
         found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps, rate=rate)
-        of_all = self._once(("dealt", dealt_of), lambda: jax.jit(jax.vmap(dealt_of)))
-        dealt = of_all(found.points, given[0])
+        of_all = self._once(("assigned", assigned_of), lambda: jax.jit(jax.vmap(assigned_of)))
+        assigned = of_all(found.points, given[0])
         layers, recomputed = (
-            np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in dealt
+            np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in assigned
         )
         return StageLayers(layers, recomputed), found.values[: len(flat)].reshape(count, pairs)
 
@@ -114,25 +114,25 @@ class Dealing:
         return jax.tree.map(lambda leaf: leaf[owner], (self.problem.pairs, self.problem.capacity))
 
     def step_times(
-        self, dealt: StageLayers, owner: Int[NumpyArray, " points"]
+        self, assigned: StageLayers, owner: Int[NumpyArray, " points"]
     ) -> Float[NumpyArray, " points"]:
         """Evaluate layers exactly: step times [s], infinite where memory is short."""
-        as_floats = StageLayers(*(np.asarray(each, float) for each in dealt))
+        as_floats = StageLayers(*(np.asarray(each, float) for each in assigned))
         given = self.given(owner)
         times = self._exact.values(as_floats, given)
-        return np.where(self.memory_bytes(dealt, owner) <= given[1], times, np.inf)
+        return np.where(self.memory_bytes(assigned, owner) <= given[1], times, np.inf)
 
     def memory_bytes(
-        self, dealt: StageLayers, owner: Int[NumpyArray, " points"]
+        self, assigned: StageLayers, owner: Int[NumpyArray, " points"]
     ) -> Float[NumpyArray, " points"]:
         """Need of the fullest worker [B]."""
-        as_floats = StageLayers(*(np.asarray(each, float) for each in dealt))
+        as_floats = StageLayers(*(np.asarray(each, float) for each in assigned))
         batch = in_bucket((as_floats, self.given(owner)[0]), len(owner))
         return np.asarray(self._needs(*batch))[: len(owner)]
 
     def pick(
         self,
-        dealt: StageLayers,
+        assigned: StageLayers,
         owner: Int[NumpyArray, " points"],
         times: Float[NumpyArray, " points"],
         relaxed: tuple[StageLayers, Float[NumpyArray, "starts pairs"]] | None = None,
@@ -141,7 +141,7 @@ class Dealing:
         """Pick each pair's best point."""
         order = np.lexsort((times, owner))
         best = order[np.unique(owner[order], return_index=True)[1]]
-        memory = self.memory_bytes(dealt, owner)
+        memory = self.memory_bytes(assigned, owner)
         for pair in np.flatnonzero(~np.isfinite(times[best])).tolist():
             which = f"pair {pair}: " if len(best) > 1 else ""
             raise ValueError(
@@ -149,7 +149,7 @@ class Dealing:
                 f"{memory[owner == pair].min() / 1e9:.1f} GB per accelerator; the system has "
                 f"{self.problem.capacity[pair] / 1e9:.1f} GB"
             )
-        layers, recomputed = (np.asarray(each)[best] for each in dealt)
+        layers, recomputed = (np.asarray(each)[best] for each in assigned)
         soft, value = StageLayers(layers, recomputed), times[best]
         if relaxed is not None:
             first, pairs = relaxed[1].argmin(axis=0), np.arange(len(best))
@@ -166,16 +166,16 @@ class Dealing:
             evaluated=len(owner) if evaluated is None else evaluated,
         )
 
-    def _price(self, dealt: StageLayers, pair: Pair) -> Costs:
+    def _price(self, assigned: StageLayers, pair: Pair) -> Costs:
         problem, table = self.problem, self.problem.family.table(self.num_microbatches)
-        own = pair._replace(dealt=dealt)
+        own = pair._replace(assigned=assigned)
         return pair_costs(problem.workload, table, own, pair.minibatch / self.num_microbatches)
 
-    def _need(self, dealt: StageLayers, pair: Pair) -> Array:
+    def _need(self, assigned: StageLayers, pair: Pair) -> Array:
         table = self.problem.family.table(self.num_microbatches)
         held = self.problem.family.held(self.num_microbatches)
         size = pair.minibatch / self.num_microbatches
-        memory = pair_bytes(self.problem.workload, table, pair._replace(dealt=dealt), size)
+        memory = pair_bytes(self.problem.workload, table, pair._replace(assigned=assigned), size)
         peaks = (held.activations @ memory.activations + held.checkpoints @ memory.checkpoint).max(
             axis=1
         )
@@ -183,22 +183,22 @@ class Dealing:
         return jnp.max(lasting + peaks)
 
     @property
-    def _exact(self) -> Objective:
-        def value(dealt: StageLayers, ends: Array, given: Any) -> Array:
-            del dealt, given
+    def _exact(self) -> StepTimeObjective:
+        def value(assigned: StageLayers, ends: Array, given: Any) -> Array:
+            del assigned, given
             return ends[0]
 
-        def make() -> Objective:
-            return Objective(
+        def make() -> StepTimeObjective:
+            return StepTimeObjective(
                 programs=(self.problem.family.program(self.num_microbatches),),
-                price=lambda dealt, given: self._price(dealt, given[0]),
+                price=lambda assigned, given: self._price(assigned, given[0]),
                 value=value,
             )
 
         return self._once("exact", make)
 
-    def _needs(self, dealt: StageLayers, pairs: Pair) -> Array:
-        return self._once("need", lambda: jax.jit(jax.vmap(self._need)))(dealt, pairs)
+    def _needs(self, assigned: StageLayers, pairs: Pair) -> Array:
+        return self._once("need", lambda: jax.jit(jax.vmap(self._need)))(assigned, pairs)
 
     def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
         return self.problem.once((what, self.num_microbatches), make)
@@ -213,15 +213,15 @@ class Evaluate:
 
     def __init__(
         self,
-        dealing: Dealing,
-        dealt_of: Callable[[Points, StageLayers], StageLayers],
+        assignment: LayerAssignment,
+        assigned_of: Callable[[Points, StageLayers], StageLayers],
         is_legal: Callable[[Points, StageLayers], NumpyArray],
     ) -> None:
         """Keep what points mean: layers of each stage, given the even split of their pairs."""
-        self.dealing, self._dealt_of, self._is_legal = dealing, dealt_of, is_legal
+        self.assignment, self._dealt_of, self._is_legal = assignment, assigned_of, is_legal
         self.count = 0
 
-    def dealt(self, points: Points, owner: Int[NumpyArray, " points"]) -> StageLayers:
+    def assigned(self, points: Points, owner: Int[NumpyArray, " points"]) -> StageLayers:
         """Return the layers of each stage that points stand for.
 
         Returns (points, stages) layers, and those that are recomputed.
@@ -237,8 +237,10 @@ class Evaluate:
         self.count += len(legal)
         if len(legal):
             own = owner[legal]
-            times[legal] = self.dealing.step_times(self.dealt(points[legal], own), own)
+            times[legal] = self.assignment.step_times(self.assigned(points[legal], own), own)
         return times
 
     def _given(self, owner: Int[NumpyArray, " points"]) -> StageLayers:
-        return StageLayers(*(np.asarray(part)[owner] for part in self.dealing.problem.pairs.dealt))
+        return StageLayers(
+            *(np.asarray(part)[owner] for part in self.assignment.problem.pairs.assigned)
+        )

@@ -5,8 +5,8 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.costs.workload import StageLayers
-from pipejax.search.tuning.layer_assignment import Dealing, Evaluate, TunedLayers
-from pipejax.search.tuning.microbatch_sizes import Problem
+from pipejax.search.tuning.layer_assignment import Evaluate, LayerAssignment, TunedLayers
+from pipejax.search.tuning.microbatch_sizes import TuningProblem
 from pipejax.search.tuning.rounding import compositions, improve, swaps, whole_with_sum
 from pipejax.search.tuning.workload_system_pairs import Pair
 
@@ -14,7 +14,12 @@ SPREAD = 0.5  # of the starts, in logarithms of shares
 
 
 def tune_layers(
-    problem: Problem, num_microbatches: int, *, starts: int = 8, steps: int = 60, seed: int = 0
+    problem: TuningProblem,
+    num_microbatches: int,
+    *,
+    starts: int = 8,
+    steps: int = 60,
+    seed: int = 0,
 ) -> TunedLayers:
     """Find the whole layers of each stage that make the step shortest.
 
@@ -36,41 +41,41 @@ def tune_layers(
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.schedule_family import Family
+      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
       >>> workload = Workload(load_model("llama3-70b"), minibatch=16, tensor_parallel=8)
-      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("b200")])
+      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("b200")])
       >>> tune_layers(problem, 16).layers.tolist()  # the best of all 79,079 splits
       [[21, 19, 20, 20]]
     """
-    dealing = Dealing(problem, num_microbatches)
-    pairs, stages = problem.pairs.dealt.layers.shape
+    assignment = LayerAssignment(problem, num_microbatches)
+    pairs, stages = problem.pairs.assigned.layers.shape
     noise = np.random.default_rng(seed).normal(0, SPREAD, (starts, pairs, stages))
     noise[0] = 0
-    relaxed, values = dealing.descend(_split, noise, steps=steps, rate=0.1)
+    relaxed, values = assignment.descend(_split, noise, steps=steps, rate=0.1)
     owner = np.tile(np.arange(pairs), starts + 1)
     splits = whole_with_sum(np.asarray(relaxed.layers).reshape(-1, stages))
-    points = np.concatenate([splits, problem.pairs.dealt.layers.astype(int)])
-    evaluate = Evaluate(dealing, _with_recomputed, _is_legal)
+    points = np.concatenate([splits, problem.pairs.assigned.layers.astype(int)])
+    evaluate = Evaluate(assignment, _with_recomputed, _is_legal)
     points, times = improve(points, owner, swaps(stages), evaluate)
-    dealt = evaluate.dealt(points, owner)
-    return dealing.pick(dealt, owner, times, (relaxed, values), evaluate.count)
+    assigned = evaluate.assigned(points, owner)
+    return assignment.pick(assigned, owner, times, (relaxed, values), evaluate.count)
 
 
-def search_layers(problem: Problem, num_microbatches: int) -> TunedLayers:
+def search_layers(problem: TuningProblem, num_microbatches: int) -> TunedLayers:
     """Evaluate every way to split the layers; for few layers and stages."""
-    dealing = Dealing(problem, num_microbatches)
-    stages = problem.pairs.dealt.layers.shape[1]
-    totals = problem.pairs.dealt.layers.sum(axis=1).astype(int)
+    assignment = LayerAssignment(problem, num_microbatches)
+    stages = problem.pairs.assigned.layers.shape[1]
+    totals = problem.pairs.assigned.layers.sum(axis=1).astype(int)
     ways = {total: compositions(total, stages) for total in np.unique(totals).tolist()}
     points = np.concatenate([ways[total] for total in totals.tolist()])
     owner = np.repeat(np.arange(len(totals)), [len(ways[total]) for total in totals.tolist()])
-    evaluate = Evaluate(dealing, _with_recomputed, _is_legal)
-    return dealing.pick(evaluate.dealt(points, owner), owner, evaluate(points, owner))
+    evaluate = Evaluate(assignment, _with_recomputed, _is_legal)
+    return assignment.pick(evaluate.assigned(points, owner), owner, evaluate(points, owner))
 
 
 def _split(variables: Array, pair: Pair) -> StageLayers:
     """One layer for each stage, the rest by a softmax; recomputed as the even split is."""
-    given, recomputed = pair.dealt
+    given, recomputed = pair.assigned
     layers = 1 + jax.nn.softmax(variables) * (given.sum() - len(given))
     return StageLayers(layers, layers * recomputed / given)
 

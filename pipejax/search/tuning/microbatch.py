@@ -15,9 +15,9 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
 from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.microbatch_sizes import Problem, Sizes
-from pipejax.search.tuning.objective import in_bucket
-from pipejax.search.tuning.schedule_family import Family
+from pipejax.search.tuning.microbatch_sizes import Sizes, TuningProblem
+from pipejax.search.tuning.schedule_family import ScheduleFamily
+from pipejax.search.tuning.step_time_objective import in_bucket
 
 MARGIN = 0.03  # sizes whose forecast is so close to the best are evaluated exactly
 
@@ -61,7 +61,7 @@ class Tuned(NamedTuple):
 
 
 def relax_microbatches(
-    problem: Problem, *, starts: int = 4, steps: int = 30
+    problem: TuningProblem, *, starts: int = 4, steps: int = 30
 ) -> tuple[Relaxed, Float[NumpyArray, "starts pairs"], Float[NumpyArray, "starts pairs"]]:
     """Descend in log b from several starts of each pair, all at once.
 
@@ -88,7 +88,7 @@ def relax_microbatches(
 
 
 def tune_microbatches(
-    family: Family,
+    family: ScheduleFamily,
     workloads: Sequence[Workload],
     systems: Sequence[System],
     *,
@@ -118,11 +118,11 @@ def tune_microbatches(
       >>> from pipejax import load_model, load_system
       >>> workload = Workload(load_model("gpt-22b"), minibatch=96, tensor_parallel=8)
       >>> systems = [load_system(name) for name in ("a100", "b200")]
-      >>> found = tune_microbatches(Family("interleaved-1f1b", 4), [workload] * 2, systems)
+      >>> found = tune_microbatches(ScheduleFamily("interleaved-1f1b", 4), [workload] * 2, systems)
       >>> found.microbatch_size.tolist()
       [2, 4]
     """
-    problem = Problem.of(family, workloads, systems, memory_limit=memory_limit)
+    problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
     sizes = Sizes.of(problem.pairs.minibatch)
     size = sizes.size.astype(float)
@@ -144,7 +144,7 @@ def tune_microbatches(
 
 
 def search_microbatches(
-    family: Family,
+    family: ScheduleFamily,
     workloads: Sequence[Workload],
     systems: Sequence[System],
     *,
@@ -167,11 +167,12 @@ def search_microbatches(
     Example:
       >>> from pipejax import load_model, load_system
       >>> workload = Workload(load_model("llama3-70b"), minibatch=8, tensor_parallel=8)
-      >>> found = search_microbatches(Family("chimera", 4), [workload], [load_system("h200")])
+      >>> family = ScheduleFamily("chimera", 4)
+      >>> found = search_microbatches(family, [workload], [load_system("h200")])
       >>> found.sizes.microbatches[found.sizes.is_legal].tolist()
       [8, 4, 2]
     """
-    problem = Problem.of(family, workloads, systems, memory_limit=memory_limit)
+    problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     sizes = Sizes.of(problem.pairs.minibatch)
     problem.evaluate(sizes, np.ones(len(sizes.pair), bool))
     return _best(problem, sizes)
@@ -201,7 +202,7 @@ def _next_to(
     return near
 
 
-def _best(problem: Problem, sizes: Sizes) -> Tuned:
+def _best(problem: TuningProblem, sizes: Sizes) -> Tuned:
     """Pick the shortest step that fits, the smaller size at a tie."""
     times = np.where(sizes.fits, sizes.step_time, np.inf)
     order = np.lexsort((sizes.size, times, sizes.pair))
@@ -218,7 +219,7 @@ def _best(problem: Problem, sizes: Sizes) -> Tuned:
     )
 
 
-def _nothing_fits(problem: Problem, sizes: Sizes, pair: int) -> ValueError:
+def _nothing_fits(problem: TuningProblem, sizes: Sizes, pair: int) -> ValueError:
     own = sizes.pair == pair
     which = f"pair {pair}: " if len(problem.capacity) > 1 else ""
     if not sizes.is_legal[own].any():

@@ -17,8 +17,8 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageBytes, Workload
-from pipejax.search.tuning.objective import Objective, exact_makespans, in_bucket
-from pipejax.search.tuning.schedule_family import Family
+from pipejax.search.tuning.schedule_family import ScheduleFamily
+from pipejax.search.tuning.step_time_objective import StepTimeObjective, exact_makespans, in_bucket
 from pipejax.search.tuning.workload_system_pairs import (
     Pair,
     lasting_bytes,
@@ -83,7 +83,7 @@ class _Given(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
+class TuningProblem:
     """Pairs under one family of schedules, with what all ways to solve them need.
 
     Attributes:
@@ -93,7 +93,7 @@ class Problem:
       capacity: (pairs) memory limit, infinite for none [B].
     """
 
-    family: Family
+    family: ScheduleFamily
     workload: Workload
     pairs: Pair
     capacity: Float[NumpyArray, " pairs"]
@@ -101,12 +101,12 @@ class Problem:
     @classmethod
     def of(
         cls,
-        family: Family,
+        family: ScheduleFamily,
         workloads: Sequence[Workload],
         systems: Sequence[System],
         *,
         memory_limit: bool = True,
-    ) -> "Problem":
+    ) -> "TuningProblem":
         """Lay pairs out as arrays."""
         table = family.table(_nodes(family)[0])
         pairs = stack_pairs(workloads, systems, table)
@@ -120,7 +120,7 @@ class Problem:
         return _nodes(self.family)
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> StepTimeObjective:
         """Step time, with a penalty where memory is short, by log b."""
         return self.once("microbatch", self._objective)
 
@@ -130,7 +130,7 @@ class Problem:
         common = (w.tensor_parallel, w.sequence_parallel, w.data_parallel, w.recompute)
         return self.family.once((what, common), make)
 
-    def _objective(self) -> Objective:
+    def _objective(self) -> StepTimeObjective:
         table, workload = self.family.table(self.nodes[0]), self.workload
         nodes = np.array(self.nodes, float)
 
@@ -141,7 +141,7 @@ class Problem:
             excess = jnp.maximum(need / given.capacity - 1, 0)
             return weights @ ends * (1 + OVERRUN * excess)
 
-        return Objective(
+        return StepTimeObjective(
             programs=tuple(map(self.family.program, self.nodes)),
             price=lambda log_size, given: pair_costs(
                 workload, table, given.pair, jnp.exp(log_size)
@@ -251,7 +251,7 @@ def _rows(tree: Any, rows: Int[NumpyArray, " rows"]) -> Any:
     return jax.tree.map(lambda leaf: leaf[rows], tree)
 
 
-def _nodes(family: Family) -> tuple[int, ...]:
+def _nodes(family: ScheduleFamily) -> tuple[int, ...]:
     """Choose the microbatches of the relaxation: the fewest, and multiples of P up to a period."""
     workers = family.num_workers
     few = [count for count in (1, 2) if not family.refusal(count)][:1]

@@ -7,14 +7,14 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.costs.workload import StageLayers
-from pipejax.search.tuning.layer_assignment import Dealing, Evaluate, TunedLayers
-from pipejax.search.tuning.microbatch_sizes import Problem
+from pipejax.search.tuning.layer_assignment import Evaluate, LayerAssignment, TunedLayers
+from pipejax.search.tuning.microbatch_sizes import TuningProblem
 from pipejax.search.tuning.rounding import MOST, TooManyError, improve, swaps
 from pipejax.search.tuning.workload_system_pairs import Pair
 
 
 def tune_recompute(
-    problem: Problem, num_microbatches: int, *, starts: int = 6, steps: int = 60
+    problem: TuningProblem, num_microbatches: int, *, starts: int = 6, steps: int = 60
 ) -> TunedLayers:
     """Find how many layers of each stage to recompute so that memory fits and steps are short.
 
@@ -35,40 +35,40 @@ def tune_recompute(
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.schedule_family import Family
+      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
       >>> workload = Workload(load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
-      >>> problem = Problem.of(Family("1f1b", 8), [workload], [load_system("h100")])
+      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 8), [workload], [load_system("h100")])
       >>> tune_recompute(problem, 8).recomputed.tolist()
       [[5, 4, 2, 0, 0, 0, 0, 0]]
     """
-    dealing = Dealing(problem, num_microbatches)
-    layers = problem.pairs.dealt.layers
+    assignment = LayerAssignment(problem, num_microbatches)
+    layers = problem.pairs.assigned.layers
     pairs, stages = layers.shape
     levels = np.linspace(-3, 3, starts)[:, None, None]
-    relaxed, values = dealing.descend(
+    relaxed, values = assignment.descend(
         _shares, np.broadcast_to(levels, (starts, pairs, stages)), steps=steps, rate=0.3
     )
     rounded = np.ceil(relaxed.recomputed - 1e-6).reshape(-1, stages)
     points = np.concatenate([rounded, np.zeros_like(layers), layers]).astype(int)
     owner = np.tile(np.arange(pairs), starts + 2)
     one = np.eye(stages, dtype=int)
-    evaluate = Evaluate(dealing, _of_all, _is_legal)
+    evaluate = Evaluate(assignment, _of_all, _is_legal)
     points, times = improve(points, owner, np.concatenate([-one, one, swaps(stages)]), evaluate)
-    return dealing.pick(
-        evaluate.dealt(points, owner), owner, times, (relaxed, values), evaluate.count
+    return assignment.pick(
+        evaluate.assigned(points, owner), owner, times, (relaxed, values), evaluate.count
     )
 
 
 def search_recompute(
-    problem: Problem, num_microbatches: int, *, common: bool = False
+    problem: TuningProblem, num_microbatches: int, *, common: bool = False
 ) -> TunedLayers:
     """Evaluate every number of recomputed layers; for few layers and stages."""
-    dealing = Dealing(problem, num_microbatches)
-    every = [_ways(layers, common) for layers in problem.pairs.dealt.layers.astype(int)]
+    assignment = LayerAssignment(problem, num_microbatches)
+    every = [_ways(layers, common) for layers in problem.pairs.assigned.layers.astype(int)]
     points = np.concatenate(every)
     owner = np.repeat(np.arange(len(every)), list(map(len, every)))
-    evaluate = Evaluate(dealing, _of_all, _is_legal)
-    return dealing.pick(evaluate.dealt(points, owner), owner, evaluate(points, owner))
+    evaluate = Evaluate(assignment, _of_all, _is_legal)
+    return assignment.pick(evaluate.assigned(points, owner), owner, evaluate(points, owner))
 
 
 def _ways(layers: Int[NumpyArray, " stages"], common: bool) -> Int[NumpyArray, "points stages"]:
@@ -81,7 +81,7 @@ def _ways(layers: Int[NumpyArray, " stages"], common: bool) -> Int[NumpyArray, "
 
 
 def _shares(variables: Array, pair: Pair) -> StageLayers:
-    return StageLayers(pair.dealt.layers, jax.nn.sigmoid(variables) * pair.dealt.layers)
+    return StageLayers(pair.assigned.layers, jax.nn.sigmoid(variables) * pair.assigned.layers)
 
 
 def _of_all(recomputed: Int[NumpyArray, "points stages"], given: StageLayers) -> StageLayers:

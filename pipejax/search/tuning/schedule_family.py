@@ -12,7 +12,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Family:
+class ScheduleFamily:
     """The tables of one schedule on so many workers, each made once, when it is asked for.
 
     Attributes:

@@ -17,10 +17,10 @@ from pipejax.base.checks import are_positive
 from pipejax.costs.costs import Costs
 from pipejax.costs.system import System
 from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.layer_assignment import Dealing
-from pipejax.search.tuning.microbatch_sizes import Problem
-from pipejax.search.tuning.objective import Objective, in_bucket
+from pipejax.search.tuning.layer_assignment import LayerAssignment
+from pipejax.search.tuning.microbatch_sizes import TuningProblem
 from pipejax.search.tuning.rounding import compositions
+from pipejax.search.tuning.step_time_objective import StepTimeObjective, in_bucket
 from pipejax.search.tuning.workload_system_pairs import Pair, pair_costs
 
 UNITS = {
@@ -33,7 +33,7 @@ UNITS = {
 DIVIDED = tuple(UNITS)[:-1]  # what the budget is divided over once memory is paid
 
 
-class Prices(NamedTuple):
+class PartPrices(NamedTuple):
     """What parts of one accelerator cost, in any currency.
 
     Attributes:
@@ -51,12 +51,12 @@ class Prices(NamedTuple):
     memory_capacity: float
 
 
-class Designs(NamedTuple):
+class SystemDesigns(NamedTuple):
     """The best system for each budget.
 
     Attributes:
       budget: (budgets) what may be spent.
-      shares: (budgets, parts) of the budget, in the order of `Prices`; they sum to 1.
+      shares: (budgets, parts) of the budget, in the order of `PartPrices`; they sum to 1.
       quantities: (budgets, parts) what that buys [FLOP/s, B/s, B/s, B/s, B].
       step_time: (budgets) exact [s].
       evaluated: systems that were evaluated, over all budgets.
@@ -69,7 +69,7 @@ class Designs(NamedTuple):
     evaluated: int
 
 
-def price_of(system: System, prices: Prices) -> float:
+def price_of(system: System, prices: PartPrices) -> float:
     """What a system costs, memory included."""
     has = (
         system.peak_flops,
@@ -83,15 +83,15 @@ def price_of(system: System, prices: Prices) -> float:
 
 
 def design_systems(
-    problem: Problem,
+    problem: TuningProblem,
     num_microbatches: int,
-    prices: Prices,
+    prices: PartPrices,
     budgets: Sequence[float] | Float[NumpyArray, " budgets"],
     *,
     starts: int = 8,
     steps: int = 150,
     seed: int = 0,
-) -> Designs:
+) -> SystemDesigns:
     """Divide each budget so that the step is shortest; all budgets and starts at once.
 
     Args:
@@ -113,10 +113,10 @@ def design_systems(
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.schedule_family import Family
+      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
       >>> workload = Workload(load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
-      >>> found = design_systems(problem, 32, Prices(20.0, 2.0, 10.0, 50.0, 20.0), [30e3, 60e3])
+      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("h100")])
+      >>> found = design_systems(problem, 32, PartPrices(20.0, 2.0, 10.0, 50.0, 20.0), [30e3, 60e3])
       >>> found.shares.argmax(axis=1).tolist()  # most of it buys compute
       [0, 0]
     """
@@ -135,13 +135,13 @@ def design_systems(
 
 
 def search_designs(
-    problem: Problem,
+    problem: TuningProblem,
     num_microbatches: int,
-    prices: Prices,
+    prices: PartPrices,
     budgets: Sequence[float] | Float[NumpyArray, " budgets"],
     *,
     divisions: int = 40,
-) -> Designs:
+) -> SystemDesigns:
     """Evaluate a grid of shares for each budget, none of which is 0.
 
     Args:
@@ -159,10 +159,10 @@ def search_designs(
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.schedule_family import Family
+      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
       >>> workload = Workload(load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> problem = Problem.of(Family("1f1b", 4), [workload], [load_system("h100")])
-      >>> prices = Prices(20.0, 2.0, 10.0, 50.0, 20.0)
+      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("h100")])
+      >>> prices = PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)
       >>> search_designs(problem, 32, prices, [30e3], divisions=10).evaluated
       84
     """
@@ -180,7 +180,7 @@ def search_designs(
 class _Design:
     """One pair whose system is to be bought."""
 
-    problem: Problem
+    problem: TuningProblem
     num_microbatches: int
     prices: Float[NumpyArray, " parts"]
     budget: Float[NumpyArray, " budgets"]
@@ -188,15 +188,15 @@ class _Design:
 
     @classmethod
     def of(
-        cls, problem: Problem, num_microbatches: int, prices: Prices, budget: NumpyArray
+        cls, problem: TuningProblem, num_microbatches: int, prices: PartPrices, budget: NumpyArray
     ) -> "_Design":
         if len(problem.capacity) != 1:
             raise ValueError(f"one pair is designed for, got {len(problem.capacity)}")
         for name, values in (("prices", prices), ("budgets", budget)):
             if not are_positive(np.asarray(values, float), len(values)):
                 raise ValueError(f"{name} must be finite numbers above 0, got {tuple(values)}")
-        dealing = Dealing(problem, num_microbatches)
-        memory = float(dealing.memory_bytes(problem.pairs.dealt, np.zeros(1, int))[0])
+        assignment = LayerAssignment(problem, num_microbatches)
+        memory = float(assignment.memory_bytes(problem.pairs.assigned, np.zeros(1, int))[0])
         least = memory / UNITS["memory_capacity"] * prices.memory_capacity
         if budget.min() <= least:
             raise ValueError(
@@ -220,7 +220,7 @@ class _Design:
         buys = self.spendable[:, None] / self.prices[:-1] * units
         return pair, np.tile(buys, (times, 1)), np.full(count, self.memory)
 
-    def objective(self) -> Objective:
+    def objective(self) -> StepTimeObjective:
         """Step time by logits of the shares."""
         family, count = self.problem.family, self.num_microbatches
         table, workload = family.table(count), self.problem.workload
@@ -244,17 +244,17 @@ class _Design:
             return ends[0]
 
         return self.problem.once(
-            ("design", count), lambda: Objective((family.program(count),), price, value)
+            ("design", count), lambda: StepTimeObjective((family.program(count),), price, value)
         )
 
     def result(
         self, shares: Float[NumpyArray, "budgets divided"], step_time: NumpyArray, evaluated: int
-    ) -> Designs:
+    ) -> SystemDesigns:
         """Add the memory to the shares of the rest."""
         spent = shares * self.spendable[:, None]
         spent = np.column_stack([spent, self.budget - self.spendable])
         units = np.array(list(UNITS.values()))
-        return Designs(
+        return SystemDesigns(
             self.budget,
             spent / self.budget[:, None],
             spent / self.prices * units,

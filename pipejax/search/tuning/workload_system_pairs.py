@@ -12,7 +12,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.roofline import stage_work, work_costs
 from pipejax.costs.system import Number, System
-from pipejax.costs.workload import StageBytes, StageLayers, Workload, deal_layers, stage_bytes
+from pipejax.costs.workload import StageBytes, StageLayers, Workload, assign_layers, stage_bytes
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -25,13 +25,13 @@ class Pair(NamedTuple):
     Attributes:
       model: the transformer; every number with a leading pair axis.
       system: the machine, likewise.
-      dealt: (pairs, stages) layers of each stage, and those recomputed.
+      assigned: (pairs, stages) layers of each stage, and those recomputed.
       minibatch: (pairs) sequences per step and pipeline.
     """
 
     model: Model
     system: System
-    dealt: StageLayers
+    assigned: StageLayers
     minibatch: PerPair
 
 
@@ -52,15 +52,15 @@ def stack_pairs(
     model = _stacked([workload.model for workload in workloads], "models")
     _, kinds, which = np.unique(model.layers, return_index=True, return_inverse=True)
     examples = [workloads[k].model for k in kinds]  # one for each number of layers
-    dealt = [deal_layers(dataclasses.replace(first, model=each), table) for each in examples]
+    assigned = [assign_layers(dataclasses.replace(first, model=each), table) for each in examples]
     layers, recomputed = (
-        np.stack([getattr(d, name) for d in dealt])[which].astype(float)
+        np.stack([getattr(d, name) for d in assigned])[which].astype(float)
         for name in StageLayers._fields
     )
     return Pair(
         model=model,
         system=_stacked(systems, "systems"),
-        dealt=StageLayers(layers, recomputed),
+        assigned=StageLayers(layers, recomputed),
         minibatch=np.array([workload.minibatch for workload in workloads], float),
     )
 
@@ -87,7 +87,7 @@ def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Numbe
         described,
         table,
         gpus_per_node=pair.system.gpus_per_node,
-        dealt=pair.dealt,
+        assigned=pair.assigned,
         microbatch_size=size,
     )
     return work_costs(work, pair.system)
@@ -96,7 +96,7 @@ def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Numbe
 def pair_bytes(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> StageBytes:
     """Memory of each stage of one pair at any microbatch size; traceable: (stages) bytes."""
     described = dataclasses.replace(workload, model=pair.model)
-    return stage_bytes(described, table, pair.dealt, size)
+    return stage_bytes(described, table, pair.assigned, size)
 
 
 def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:

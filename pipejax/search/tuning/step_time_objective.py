@@ -43,7 +43,7 @@ def exact_makespans(program: Program, costs: Costs) -> Values:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Objective:
+class StepTimeObjective:
     """A value of makespans, for batches of variables.
 
     Attributes:
