@@ -136,15 +136,15 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.cells.ops import (
     Phase as Phase,
 )
+from pipejax.schedules.cells.schedule_error import (
+    ScheduleError as ScheduleError,
+)
 from pipejax.schedules.cells.weight_rule import WeightRule as WeightRule
 from pipejax.schedules.table.held_activations import (
     in_flight as in_flight,
 )
 from pipejax.schedules.table.held_activations import (
     peak_in_flight as peak_in_flight,
-)
-from pipejax.schedules.table.table import (
-    ScheduleError as ScheduleError,
 )
 from pipejax.schedules.table.table import (
     ScheduleTable as ScheduleTable,
@@ -155,20 +155,20 @@ from pipejax.schedules.table.table_files import (
 from pipejax.schedules.table.table_files import (
     write_table as write_table,
 )
-from pipejax.search.schedule import (
+from pipejax.search.schedule.optimize import (
+    optimize as optimize,
+)
+from pipejax.search.schedule.problem import (
     InfeasibleError as InfeasibleError,
 )
-from pipejax.search.schedule import (
+from pipejax.search.schedule.solution import (
     Solution as Solution,
 )
-from pipejax.search.schedule import (
+from pipejax.search.schedule.store import (
     Store as Store,
 )
-from pipejax.search.schedule import (
+from pipejax.search.schedule.store import (
     StoreWarning as StoreWarning,
-)
-from pipejax.search.schedule import (
-    optimize as optimize,
 )
 from pipejax.search.transfers.search import (
     TransferOrder as TransferOrder,

@@ -158,7 +158,7 @@ def _trained(
     )
 
 
-def _reported(run: pt.Run) -> Reported:
+def _reported(run: pt.TrainingRun) -> Reported:
     """Take what is measured to the host; of a run that diverged nothing but that it did."""
     diverged = np.asarray(run.diverged)
     mean, largest = map(np.asarray, (run.mean_squared_gradient, run.largest_squared_gradient))

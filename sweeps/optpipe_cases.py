@@ -14,7 +14,8 @@ import pipejax as pj
 from pipejax.analysis.activation_memory import activation_memory
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.schedules.cells.ops import Phase
-from pipejax.search.schedule import Solution, optimize
+from pipejax.search.schedule.optimize import optimize
+from pipejax.search.schedule.solution import Solution
 from sweeps.zero_bubble_tables import MODELS, PROFILES
 
 NO_LINK = math.inf  # time of an offload where there is no host link

@@ -20,7 +20,7 @@ from rich.progress import track
 import pipejax as pj
 from pipejax.base.provenance import provenance
 from pipejax.training import (
-    Objective,
+    TrainingObjective,
     language_model,
     nesterov_quadratic,
     random_logistic,
@@ -48,7 +48,7 @@ SYSTEMS = tuple(f"{n}_nw_{c}_cp" for n in ("slow", "mid", "fast") for c in ("slo
 
 def _compare(
     name: str,
-    objective: Objective,
+    objective: TrainingObjective,
     schemes: Sequence[Scheme],
     step_sizes: Sequence[float],
     seeds: Sequence[int] = SEEDS,
@@ -61,11 +61,11 @@ def _compare(
     return curves(runs, step_sizes)
 
 
-def _quadratic_128(stages: int, seed: int) -> Objective:
+def _quadratic_128(stages: int, seed: int) -> TrainingObjective:
     return random_quadratic(stages, dimension=128, seed=seed)
 
 
-def _logistic_512(stages: int, seed: int) -> Objective:
+def _logistic_512(stages: int, seed: int) -> TrainingObjective:
     return random_logistic(stages, dimension=512, seed=seed)
 
 

@@ -10,14 +10,14 @@ import xarray as xr
 import pipejax as pj
 from pipejax.analysis.staleness import op_times
 from pipejax.training import (
-    Objective,
-    Run,
+    TrainingObjective,
+    TrainingRun,
     pipedream_delay,
     sweep_randomized_pipedream,
     sweep_replay,
 )
 
-Train = Callable[[Objective, Sequence[float], Sequence[int]], Run]
+Train = Callable[[TrainingObjective, Sequence[float], Sequence[int]], TrainingRun]
 SAMPLES = 60  # of each curve, after the start
 
 
@@ -82,7 +82,9 @@ def timeline(
       The scheme.
     """
 
-    def train(objective: Objective, step_sizes: Sequence[float], seeds: Sequence[int]) -> Run:
+    def train(
+        objective: TrainingObjective, step_sizes: Sequence[float], seeds: Sequence[int]
+    ) -> TrainingRun:
         times = np.linspace(0.0, until, SAMPLES + 1)
         return sweep_replay(
             objective,
@@ -110,7 +112,9 @@ def randomized(workers: int, updates: int, delta: int | None = None) -> Scheme:
     """
     bound = int(pipedream_delay(workers)) if delta is None else delta
 
-    def train(objective: Objective, step_sizes: Sequence[float], seeds: Sequence[int]) -> Run:
+    def train(
+        objective: TrainingObjective, step_sizes: Sequence[float], seeds: Sequence[int]
+    ) -> TrainingRun:
         every = max(1, updates // SAMPLES)
         run = sweep_randomized_pipedream(
             objective,
@@ -125,7 +129,7 @@ def randomized(workers: int, updates: int, delta: int | None = None) -> Scheme:
     return Scheme(f"rpd delta={bound}", train)
 
 
-def stacked(make: Callable[[int], Objective], seeds: Sequence[int]) -> Objective:
+def stacked(make: Callable[[int], TrainingObjective], seeds: Sequence[int]) -> TrainingObjective:
     """Stack the objectives of several seeds.
 
     Args:
@@ -138,7 +142,7 @@ def stacked(make: Callable[[int], Objective], seeds: Sequence[int]) -> Objective
     return jax.tree.map(lambda *leaves: np.stack(leaves), *map(make, seeds))
 
 
-def curves(runs: Mapping[str, Run], step_sizes: Sequence[float]) -> xr.Dataset:
+def curves(runs: Mapping[str, TrainingRun], step_sizes: Sequence[float]) -> xr.Dataset:
     """Collect the curves of several schemes.
 
     Args:

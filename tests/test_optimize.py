@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipejax as pj
-from pipejax.search.schedule import optimize
 from pipejax.search.schedule.bounds import stage_bounds
 from pipejax.search.schedule.cp_search import search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
@@ -24,7 +23,7 @@ THIRD = Fraction(1, 3)
 
 def solve(table, costs, **options):
     """The last solution; proofs end long before the limit, on a slow machine too."""
-    *_, best = optimize(table, costs, **{"time_limit": 300.0, "threads": 2, **options})
+    *_, best = pj.optimize(table, costs, **{"time_limit": 300.0, "threads": 2, **options})
     return best
 
 
@@ -239,7 +238,7 @@ def test_times_that_are_no_multiples_of_anything_state_their_rounding():
 def test_the_first_solution_needs_no_search_and_each_is_better():
     table = pipe(8, 32)
     costs = equal(table, 10.0)
-    run = optimize(table, costs, memory_limit=4, offload=True, time_limit=3.0, threads=2)
+    run = pj.optimize(table, costs, memory_limit=4, offload=True, time_limit=3.0, threads=2)
     first = next(run)
     assert first.source == "greedy"
     makespans = [first.makespan, *(better.makespan for better in run)]
@@ -261,4 +260,4 @@ def test_the_first_solution_needs_no_search_and_each_is_better():
 def test_mistakes(options, message):
     table = pipe(4, 8)
     with pytest.raises(ValueError, match=message):
-        list(optimize(table, equal(table), **options))
+        list(pj.optimize(table, equal(table), **options))

@@ -17,7 +17,8 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import send_and_receive
 from pipejax.engine.lowering.link_models import QUEUES
 from pipejax.schedules.cells.ops import Op
-from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.table import ScheduleTable
 
 
 class TransferWait(NamedTuple):

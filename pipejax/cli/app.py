@@ -24,7 +24,7 @@ from pipejax.cli.commands import (
 )
 from pipejax.cli.commands import schedules as schedules_command
 from pipejax.cli.options.groups import with_options
-from pipejax.schedules.table.table import ScheduleError
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 app = typer.Typer(
     name="pipejax",

@@ -20,7 +20,8 @@ from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
-from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.blocks import Block
 from pipejax.sweep.declaration import Choice, Sweep
 from pipejax.sweep.systems import SystemBatch, stack_systems

@@ -3,7 +3,7 @@
 from pipejax.training.draws import Draw, draw
 from pipejax.training.language_model import LanguageModel, language_model
 from pipejax.training.logistic import Logistic, random_logistic
-from pipejax.training.objective import Objective, batch_gradient, block_gradient
+from pipejax.training.objective import TrainingObjective, batch_gradient, block_gradient
 from pipejax.training.quadratic import (
     Quadratic,
     nesterov_quadratic,
@@ -22,17 +22,17 @@ from pipejax.training.theory import (
     delay_term_law,
     pipedream_delay,
 )
-from pipejax.training.training_run import Run
+from pipejax.training.training_run import TrainingRun
 
 __all__ = [
     "ConvergenceBound",
     "Draw",
     "LanguageModel",
     "Logistic",
-    "Objective",
     "Quadratic",
-    "Run",
     "Summary",
+    "TrainingObjective",
+    "TrainingRun",
     "batch_gradient",
     "batch_order",
     "best_step_size",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipejax.base.provenance import provenance
-from pipejax.training.training_run import Run
+from pipejax.training.training_run import TrainingRun
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 def training_dataset(
-    runs: Run,
+    runs: TrainingRun,
     step_sizes: Sequence[float],
     seeds: Sequence[int],
     *,

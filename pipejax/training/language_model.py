@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
-from pipejax.training.objective import Blocks, Leaf, Objective
+from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 from pipejax.training.text import encode, read_text, windows
 
 HELD_OUT = 64  # windows that the value is a mean over
@@ -25,7 +25,7 @@ Parameters = Mapping[str, Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LanguageModel(Objective):
+class LanguageModel(TrainingObjective):
     """Mean cross-entropy of the next character [nats].
 
     `value` is over the held-out windows, not over the batches: its gradient is not the mean of

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
-from pipejax.training.objective import Blocks, Leaf, Objective
+from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 
 
 class LinearBatch(NamedTuple):
@@ -25,7 +25,7 @@ class LinearBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Linear(Objective):
+class Linear(TrainingObjective):
     """Base of objectives whose loss depends on x . w only, w being the blocks in a row.
 
     Attributes:
@@ -71,8 +71,8 @@ class Linear(Objective):
 
 
 @dataclasses.dataclass(frozen=True)
-class Dealing:
-    """How examples are dealt to batches, and coordinates to stages.
+class DataPartition:
+    """How examples are divided into batches, and coordinates to stages.
 
     Attributes:
       num_stages: S.
@@ -90,7 +90,7 @@ class Dealing:
     batch_size: int
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be dealt."""
+        """Refuse what cannot be divided."""
         for field in dataclasses.fields(self):
             whole_number(getattr(self, field.name), field.name)
         if self.dimension % self.num_stages:

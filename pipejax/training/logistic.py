@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import is_number, whole_number
-from pipejax.training.linear import Dealing, Linear, LinearBatch
+from pipejax.training.linear import DataPartition, Linear, LinearBatch
 from pipejax.training.objective import Blocks, Leaf
 
 LARGEST_GRADIENT = 1e-8  # norm at the minimum; the value is then off by about its square / 2 l2
@@ -99,20 +99,20 @@ def random_logistic(
       >>> f"{objective.minimum:.3f}"
       '0.363'
     """
-    dealing = Dealing(num_stages, dimension, num_batches, batch_size)
+    partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     for name, given in (("l2", l2), ("signal", 1.0 if signal is None else signal)):
         if not is_number(given) or given <= 0:
             raise ValueError(f"{name} must be a finite number above 0, got {given!r}")
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
-    x = random.standard_normal((dealing.num_examples, dimension))
+    x = random.standard_normal((partition.num_examples, dimension))
     optimum = random.standard_normal(dimension)
     if signal is not None:
         optimum *= signal / np.sqrt(dimension)
     chance = 1 / (1 + np.exp(-(x @ optimum)))
-    y = np.where(random.random(dealing.num_examples) < chance, 1.0, -1.0)
+    y = np.where(random.random(partition.num_examples) < chance, 1.0, -1.0)
     with jax.enable_x64(True):
-        minimum = _least(Logistic(**dealing.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2))))
-    return Logistic(**dealing.fields(x, y, minimum=minimum), l2=jnp.asarray(float(l2)))
+        minimum = _least(Logistic(**partition.fields(x, y, minimum=0.0), l2=jnp.asarray(float(l2))))
+    return Logistic(**partition.fields(x, y, minimum=minimum), l2=jnp.asarray(float(l2)))
 
 
 def _least(objective: Logistic) -> float:

@@ -17,7 +17,7 @@ Leaf = Any  # an array; while JAX takes an objective apart, whatever stands for 
 Blocks = Float[Array, "stages width"]
 
 
-class Objective(abc.ABC):
+class TrainingObjective(abc.ABC):
     """A function of the blocks of all stages, as a mean over batches of examples.
 
     Subclasses are frozen dataclasses and pytrees: arrays are leaves, so that the objectives of
@@ -119,7 +119,7 @@ class Objective(abc.ABC):
         return self.value(blocks) - self.minimum
 
 
-def composed_loss(objective: Objective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
+def composed_loss(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
     """Loss of a batch as the pipeline computes it: one stage after the other."""
     activation = objective.input(batch)
     for stage in range(objective.num_stages):
@@ -127,7 +127,7 @@ def composed_loss(objective: Objective, blocks: Blocks, batch: Tree) -> Float[Ar
     return objective.loss(activation, batch)
 
 
-def batch_gradient(objective: Objective, blocks: Blocks, batch: Tree) -> Blocks:
+def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Blocks:
     """Gradient of the loss of a batch with respect to all blocks.
 
     Args:
@@ -149,7 +149,7 @@ def batch_gradient(objective: Objective, blocks: Blocks, batch: Tree) -> Blocks:
 
 
 def block_gradient(
-    objective: Objective, blocks: Blocks, batch: Tree, stage: Int[Array, ""] | int
+    objective: TrainingObjective, blocks: Blocks, batch: Tree, stage: Int[Array, ""] | int
 ) -> Float[Array, " width"]:
     """Gradient of the loss of a batch with respect to the block of one stage.
 

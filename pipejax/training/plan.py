@@ -20,7 +20,7 @@ NO_SAMPLE = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """Gradients and samples in the order in which they are computed.
 
     Attributes:
@@ -58,7 +58,7 @@ def make_plan(
     table: ScheduleTable,
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
-) -> Plan:
+) -> ReplayPlan:
     """Read the plan off a table and the times of its ops."""
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
@@ -88,7 +88,7 @@ def make_plan(
     events = {name: values[source] for name, values in gradients.items()}
     is_sample = merged >= len(order)
     events["averages"] &= ~is_sample
-    return Plan(
+    return ReplayPlan(
         **events,
         sample=np.where(is_sample, merged - len(order), NO_SAMPLE),
         sampled=sampled,

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, is_number, whole_number
-from pipejax.training.linear import Dealing, Linear, LinearBatch
+from pipejax.training.linear import DataPartition, Linear, LinearBatch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,10 +67,10 @@ def random_quadratic(
       >>> f"{objective.gap(start):.2f}"
       '10.58'
     """
-    dealing = Dealing(num_stages, dimension, num_batches, batch_size)
+    partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
-    x = random.standard_normal((dealing.num_examples, dimension))
-    return Quadratic(**dealing.fields(x, x @ random.standard_normal(dimension), minimum=0.0))
+    x = random.standard_normal((partition.num_examples, dimension))
+    return Quadratic(**partition.fields(x, x @ random.standard_normal(dimension), minimum=0.0))
 
 
 def spectral_quadratic(
@@ -107,13 +107,13 @@ def spectral_quadratic(
     """
     if not are_positive(spectrum, len(spectrum)):
         raise ValueError(f"spectrum must be finite numbers above 0, got {list(spectrum)}")
-    dealing = Dealing(num_stages, len(spectrum), num_batches, batch_size)
+    partition = DataPartition(num_stages, len(spectrum), num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     root = np.sqrt(np.asarray(spectrum, np.float64))
-    turn = _orthonormal(random, dealing.dimension, dealing.dimension)
-    x = _examples(random, dealing, root[:, None] * turn.T)
+    turn = _orthonormal(random, partition.dimension, partition.dimension)
+    x = _examples(random, partition, root[:, None] * turn.T)
     return Quadratic(
-        **dealing.fields(x, x @ random.standard_normal(dealing.dimension), minimum=0.0)
+        **partition.fields(x, x @ random.standard_normal(partition.dimension), minimum=0.0)
     )
 
 
@@ -164,14 +164,14 @@ def nesterov_quadratic(
         raise ValueError(
             f"condition_number must be a finite number above 1, got {condition_number!r}"
         )
-    dealing = Dealing(num_stages, dimension, num_batches, batch_size)
+    partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
     quarter = (condition_number - 1.0) / 4
     beside = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
     hessian = quarter * (2 * np.eye(dimension) - beside) + np.eye(dimension)
-    x = _examples(random, dealing, np.linalg.cholesky(hessian).T)
+    x = _examples(random, partition, np.linalg.cholesky(hessian).T)
     minimiser = np.linalg.solve(hessian, quarter * np.eye(dimension)[0])
-    return Quadratic(**dealing.fields(x, x @ minimiser, minimum=0.0))
+    return Quadratic(**partition.fields(x, x @ minimiser, minimum=0.0))
 
 
 def _orthonormal(
@@ -183,10 +183,12 @@ def _orthonormal(
 
 
 def _examples(
-    random: np.random.Generator, dealing: Dealing, root: Float[NumpyArray, "dimension dimension"]
+    random: np.random.Generator,
+    partition: DataPartition,
+    root: Float[NumpyArray, "dimension dimension"],
 ) -> Float[NumpyArray, "examples dimension"]:
     """Rows X with X^T X / n = root^T root."""
-    n, dimension = dealing.num_examples, dealing.dimension
+    n, dimension = partition.num_examples, partition.dimension
     if n < dimension:
         raise ValueError(
             f"num_batches * batch_size must be at least the dimension {dimension}, got {n}"

@@ -19,17 +19,17 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.table.host_links import HostLinks
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training.draws import start_key
-from pipejax.training.objective import Objective, batch_gradient
-from pipejax.training.plan import NO_SAMPLE, Plan, make_plan
+from pipejax.training.objective import TrainingObjective, batch_gradient
+from pipejax.training.plan import NO_SAMPLE, ReplayPlan, make_plan
 from pipejax.training.rpd import Numbers, Seeds, checked_runs
-from pipejax.training.training_run import DIVERGED, Run
+from pipejax.training.training_run import DIVERGED, TrainingRun
 
 Times = Float[NumpyArray, " samples"]
 State = tuple[Array, Array, Array]  # versions kept, gradients collected, largest square
 
 
 def replay(
-    objective: Objective,
+    objective: TrainingObjective,
     table: ScheduleTable,
     *,
     step_size: float,
@@ -41,7 +41,7 @@ def replay(
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
-) -> Run:
+) -> TrainingRun:
     """Train once along the timeline of a table.
 
     Args:
@@ -98,11 +98,11 @@ def replay(
     gap, diverged, blocks, largest = (
         leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
     )
-    return Run(runs.update, gap, diverged, blocks, largest, None, runs.time)
+    return TrainingRun(runs.update, gap, diverged, blocks, largest, None, runs.time)
 
 
 def sweep_replay(
-    objective: Objective,
+    objective: TrainingObjective,
     table: ScheduleTable,
     *,
     step_sizes: Numbers,
@@ -114,7 +114,7 @@ def sweep_replay(
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
-) -> Run:
+) -> TrainingRun:
     """Train along the timeline of a table with every step size and seed, in one compiled call.
 
     Args:
@@ -164,7 +164,7 @@ def sweep_replay(
             for seed in checked
         ]
     )
-    events = _Events(
+    events = _ReplayEvents(
         plan.run,
         plan.read % plan.depth,
         plan.newest % plan.depth,
@@ -184,7 +184,7 @@ def sweep_replay(
         each_run=each_run,
     )
     gap = gap[..., _places(plan)]
-    return Run(plan.update, gap, diverged, blocks, largest, None, plan.time)
+    return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time)
 
 
 def batch_order(
@@ -219,7 +219,7 @@ def batch_order(
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
 
-class _Events(NamedTuple):
+class _ReplayEvents(NamedTuple):
     """The events of a plan, versions as places in the ring."""
 
     run: Int[Array, "*events"] | Int[NumpyArray, "*events"]
@@ -235,7 +235,7 @@ def _narrow(values: NumpyArray) -> NumpyArray:
     return values if values.dtype == bool else values.astype(np.int32)
 
 
-def _places(plan: Plan) -> Int[NumpyArray, " samples"]:
+def _places(plan: ReplayPlan) -> Int[NumpyArray, " samples"]:
     """Events at which the samples are taken, in the order of time."""
     return np.flatnonzero(plan.sample != NO_SAMPLE)
 
@@ -257,11 +257,11 @@ def _checked_times(times: Times | int, end: float) -> Times:
 
 @functools.partial(jax.jit, static_argnames=("depth", "each_run"))
 def _compiled(
-    objective: Objective,
+    objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: Array,
     batches: Int[Array, "seeds events"],
-    events: _Events,
+    events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
     *,
     depth: int,
@@ -276,12 +276,12 @@ def _compiled(
 
 
 def _train(
-    objective: Objective,
+    objective: TrainingObjective,
     step_size: Float[Array, ""],
     seed: Array,
     batches: Int[Array, " events"],
     *,
-    events: _Events,
+    events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
     depth: int,
     each_run: bool,
@@ -291,7 +291,7 @@ def _train(
     size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
 
-    def gradient(state: State, event: _Events, batch: Array) -> State:
+    def gradient(state: State, event: _ReplayEvents, batch: Array) -> State:
         kept, collected, largest = state
         kept = jax.lax.cond(event.averages, average, lambda kept, _: kept, kept, event.newest)
         own = kept[event.run]
@@ -317,7 +317,7 @@ def _train(
             return jnp.mean(jax.vmap(objective.gap)(held))
         return objective.gap(jnp.mean(held, axis=0))
 
-    def step(state: State, event: tuple[_Events, Array]) -> tuple[State, Array]:
+    def step(state: State, event: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
         what, batch = event
         return jax.lax.cond(
             what.sample == NO_SAMPLE,

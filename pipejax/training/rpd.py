@@ -27,8 +27,8 @@ from pipejax.training.draws import (
     draw,
     start_key,
 )
-from pipejax.training.objective import Objective, block_gradient
-from pipejax.training.training_run import DIVERGED, Run
+from pipejax.training.objective import TrainingObjective, block_gradient
+from pipejax.training.training_run import DIVERGED, TrainingRun
 
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
@@ -39,7 +39,7 @@ State = tuple[Array, Array, Array, Array]  # models kept, current one, largest a
 
 
 def randomized_pipedream(
-    objective: Objective,
+    objective: TrainingObjective,
     *,
     step_size: float,
     seed: int,
@@ -48,7 +48,7 @@ def randomized_pipedream(
     delays: Table | None = None,
     every: int = 1,
     norms: bool = False,
-) -> Run:
+) -> TrainingRun:
     """Train once by Randomized PipeDream.
 
     Args:
@@ -96,11 +96,11 @@ def randomized_pipedream(
         norms=norms,
     )
     update, *outcome = runs
-    return Run(update, *jax.tree.map(lambda leaf: leaf[0, 0], outcome))
+    return TrainingRun(update, *jax.tree.map(lambda leaf: leaf[0, 0], outcome))
 
 
 def sweep_randomized_pipedream(
-    objective: Objective,
+    objective: TrainingObjective,
     *,
     step_sizes: Numbers,
     seeds: Seeds,
@@ -109,7 +109,7 @@ def sweep_randomized_pipedream(
     delays: Table | None = None,
     every: int = 1,
     norms: bool = False,
-) -> Run:
+) -> TrainingRun:
     """Train with every step size and seed, in one compiled call.
 
     The choices of a seed are the same whatever the step size, and whatever is run beside it.
@@ -160,11 +160,11 @@ def sweep_randomized_pipedream(
         every=every,
         norms=norms,
     )
-    return Run(every * np.arange(updates // every + 1), *outcome)
+    return TrainingRun(every * np.arange(updates // every + 1), *outcome)
 
 
 def checked_runs(
-    objective: Objective, step_sizes: Numbers, seeds: Seeds
+    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
     """Check what a sweep of runs is made over."""
     if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
@@ -183,7 +183,7 @@ def checked_runs(
     return np.asarray(step_sizes, np.float64), np.asarray(seeds, np.uint32)
 
 
-def _law(objective: Objective, delta: int | Sequence[int], delays: Table | None) -> Table:
+def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None) -> Table:
     """What delays are drawn from: a scalar or (deltas), or (stages, samples, stages)."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
@@ -202,7 +202,7 @@ def _law(objective: Objective, delta: int | Sequence[int], delays: Table | None)
 
 @functools.partial(jax.jit, static_argnames=("window", "samples", "every", "norms"))
 def _compiled(
-    objective: Objective,
+    objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],
     law: Int[Array, "..."],
@@ -222,7 +222,7 @@ def _compiled(
 
 
 def _train(
-    objective: Objective,
+    objective: TrainingObjective,
     step_size: Float[Array, ""],
     seed: UInt[Array, ""],
     law: Delays,

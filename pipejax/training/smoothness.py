@@ -4,11 +4,11 @@ import numpy as np
 
 from pipejax.training.linear import gram
 from pipejax.training.logistic import Logistic
-from pipejax.training.objective import Objective
+from pipejax.training.objective import TrainingObjective
 from pipejax.training.quadratic import Quadratic
 
 
-def smoothness(objective: Objective) -> float:
+def smoothness(objective: TrainingObjective) -> float:
     """Lipschitz constant L of the gradient of f.
 
     Of a quadratic it is the largest eigenvalue of the Hessian X^T X / n, exactly. Of logistic

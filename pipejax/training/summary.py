@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.training.training_run import Run
+from pipejax.training.training_run import TrainingRun
 
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
 
@@ -44,7 +44,7 @@ class Summary:
         return self.gap[:, -1]
 
 
-def summarise(runs: Run) -> Summary:
+def summarise(runs: TrainingRun) -> Summary:
     """Summarise runs over their seeds.
 
     Args:

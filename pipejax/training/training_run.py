@@ -9,7 +9,7 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 DIVERGED = 1000.0  # times the gap at the start
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """One training run, or many with the same leading axes on every array but `update`.
 
     Attributes:

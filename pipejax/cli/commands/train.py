@@ -19,9 +19,9 @@ from pipejax.cli.output.numbers import console, print_json
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training import (
-    Objective,
-    Run,
     Summary,
+    TrainingObjective,
+    TrainingRun,
     summarise,
     sweep_randomized_pipedream,
     sweep_replay,
@@ -35,7 +35,7 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 class Trained(NamedTuple):
     """The runs of a command, and what they are runs of."""
 
-    runs: Run
+    runs: TrainingRun
     summary: Summary
     step_sizes: list[float]
     seeds: int
@@ -230,7 +230,7 @@ def _timed(pricing: Pricing | None, links: Links) -> dict[str, Any]:
     return {} if pricing is None else {"link": links.link}
 
 
-def _objective(options: ObjectiveOptions, objective: Objective) -> dict[str, Any]:
+def _objective(options: ObjectiveOptions, objective: TrainingObjective) -> dict[str, Any]:
     return {"objective": options.name, "stages": objective.num_stages}
 
 

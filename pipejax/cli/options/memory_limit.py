@@ -12,7 +12,7 @@ from pipejax.costs.measured import parse_seconds
 from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.table.held_activations import persistent_bytes
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule import InfeasibleError
+from pipejax.search.schedule.problem import InfeasibleError
 
 OPTION = "--memory-limit"
 

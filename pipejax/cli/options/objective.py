@@ -9,8 +9,8 @@ import typer
 
 from pipejax.training import (
     Logistic,
-    Objective,
     Quadratic,
+    TrainingObjective,
     language_model,
     nesterov_quadratic,
     random_logistic,
@@ -18,7 +18,7 @@ from pipejax.training import (
     smoothness,
 )
 
-MAKERS: dict[str, Callable[..., Objective]] = {
+MAKERS: dict[str, Callable[..., TrainingObjective]] = {
     "quadratic": random_quadratic,
     "nesterov": nesterov_quadratic,
     "logistic": random_logistic,
@@ -35,7 +35,7 @@ class ObjectiveOptions(NamedTuple):
     name: str
     settings: dict[str, Any]
 
-    def make(self, stages: int) -> Objective:
+    def make(self, stages: int) -> TrainingObjective:
         """Make the objective, with seed 0.
 
         Raises:
@@ -107,7 +107,7 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def choose_step_sizes(text: str | None, objective: Objective) -> list[float]:
+def choose_step_sizes(text: str | None, objective: TrainingObjective) -> list[float]:
     """Read step sizes, or take powers of two downwards: 8 of them from 2 / L, 4 for language.
 
     Args:

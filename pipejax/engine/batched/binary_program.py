@@ -15,7 +15,7 @@ from pipejax.engine.lowering.cost_layout import ZERO
 from pipejax.engine.lowering.program import SOURCE, Program
 
 START = -1  # operand that is the source: time 0
-NEVER = -2  # operand of an op that has no other: minus infinity
+NO_OPERAND = -2  # operand of an op that has no other: minus infinity
 START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # nobody reads the spare one: padding ends there
 FIRST_SLOT = 3
 
@@ -27,8 +27,8 @@ class BinaryOps:
     """Ops in order, and the buffer slots of their results.
 
     Attributes:
-      first: (ops) op of the first operand, `START` or `NEVER`.
-      second: (ops) op of the second operand, `START` or `NEVER`.
+      first: (ops) op of the first operand, `START` or `NO_OPERAND`.
+      second: (ops) op of the second operand, `START` or `NO_OPERAND`.
       lag: (ops) cost position of the lag from the second operand.
       own: (ops) cost position of the op's own duration.
       slot: (ops) buffer slot of the result, never that of an operand.
@@ -71,11 +71,11 @@ def binary_ops(program: Program) -> BinaryOps:
     first_op = np.cumsum(ops_of_node) - ops_of_node
     last_op = np.append(START, first_op + is_late + chain - 1)  # that ends each node, by node
     size = int(ops_of_node.sum())
-    first, second = np.full(size, NEVER), np.full(size, NEVER)
+    first, second = np.full(size, NO_OPERAND), np.full(size, NO_OPERAND)
     lag, own = np.zeros((2, size), np.int64)
     head = first_op + is_late  # first op that is a maximum
     waits = np.where(is_late, first_op, last_op[preds[:, 0]])
-    first[head] = np.where(is_alone, NEVER, waits)
+    first[head] = np.where(is_alone, NO_OPERAND, waits)
     second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
     second[first_op[is_late]] = last_op[preds[is_late, 0]]
     lag[first_op[is_late]] = lags[is_late, 0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
-from pipejax.engine.batched.binary_program import NEVER, START, BinaryOps
+from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.single_xla_call import wide_vectors
 
@@ -43,9 +43,9 @@ def _unrolled(
     code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
     for op, (first, second, lag, own) in enumerate(code):
         operands = []
-        if first != NEVER:
+        if first != NO_OPERAND:
             operands.append(values[first])
-        if second != NEVER:
+        if second != NO_OPERAND:
             operands.append(_plus(values[second], lag, cost))
         values[op] = _plus(functools.reduce(_first_of, operands), own, cost)
     return jnp.broadcast_to(values[ops.num_ops - 1], (size,))

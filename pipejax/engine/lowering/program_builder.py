@@ -7,7 +7,8 @@ from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
 from pipejax.schedules.cells.ops import HOST, SHARDING, Phase
-from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.table import ScheduleTable
 
 _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
 _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused

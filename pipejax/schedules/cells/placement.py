@@ -10,19 +10,10 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.schedules.cells.ops import COMPUTE, Cell, Op
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 Placement = Int[NumpyArray, "pipes stages"]
 PipeOfMicrobatch = Int[NumpyArray, " microbatches"]
-
-
-class PlacementError(ValueError):
-    """Rows that fit no placement; `worker` and `slot` say where, a slot of None the whole row."""
-
-    def __init__(self, reason: str, worker: int = 0, slot: int | None = None) -> None:
-        """Keep the place."""
-        super().__init__(reason)
-        self.worker = worker
-        self.slot = slot
 
 
 def looped(num_workers: int, stages_per_worker: int = 1) -> Placement:
@@ -66,14 +57,13 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
                 continue  # messages and sharding follow the ops that they serve
             first, home, _ = seen.setdefault((op.stage, op.microbatch), (op, worker, slot))
             if home != worker:
-                raise PlacementError(
+                raise ScheduleError(
                     f"op {op} is on worker {worker}, but {first} is on worker {home}: "
                     "a microbatch meets a stage on one worker",
-                    worker,
-                    slot,
+                    place=(worker, slot),
                 )
     if not seen:
-        raise PlacementError("the table holds no op")
+        raise ScheduleError("the table holds no op", place=(0, None))
     num_stages = 1 + max(stage for stage, _ in seen)
     num_microbatches = 1 + max(microbatch for _, microbatch in seen)
     if num_stages * num_microbatches > len(seen):
@@ -90,12 +80,11 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
         if not np.array_equal(worker_of[microbatch], mirrored):
             stage = int(np.nonzero(worker_of[microbatch] != first_pipe)[0][0])
             op, worker, slot = seen[stage, microbatch]
-            raise PlacementError(
+            raise ScheduleError(
                 f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
                 f"{first_pipe[stage]}: a stage has one worker, or two in pipes that mirror each "
                 "other",
-                worker,
-                slot,
+                place=(worker, slot),
             )
     pipe_of = np.zeros(num_microbatches, np.int32)
     pipe_of[odd] = 1
@@ -104,13 +93,14 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
 
 def _missing(
     seen: Mapping[tuple[int, int], object], stages: int, microbatches: int
-) -> PlacementError:
+) -> ScheduleError:
     """Name the first (stage, microbatch) without any op; the counts may be far too large."""
     stage, microbatch = next(
         (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in seen
     )
-    return PlacementError(
+    return ScheduleError(
         f"missing op {stage}F{microbatch}: the table has stages up to {stages - 1} and "
         f"microbatches up to {microbatches - 1}, but no op of stage {stage} and microbatch "
-        f"{microbatch}"
+        f"{microbatch}",
+        place=(0, None),
     )

@@ -16,7 +16,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.ops import Phase
 
-NEVER = -1  # version or update of a microbatch that has none
+NO_VERSION = -1  # version or update of a microbatch that has none
 
 
 class Versions(NamedTuple):
@@ -100,7 +100,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     return held.reshape(content.num_workers, content.num_stages)
 
 
-class _Events(NamedTuple):
+class _WeightEvents(NamedTuple):
     """Forwards, gradients and updates, by copy of a stage and run, in row order."""
 
     group: NumpyArray
@@ -110,7 +110,7 @@ class _Events(NamedTuple):
     cell: NumpyArray
 
 
-def _events(content: Content) -> _Events:
+def _events(content: Content) -> _WeightEvents:
     found = []
     for cells in (content.cells, content.partners):
         cell = np.flatnonzero(np.isin(cells.phase.ravel(), (Phase.F, Phase.B, Phase.W, Phase.U)))
@@ -122,13 +122,13 @@ def _events(content: Content) -> _Events:
     order = np.argsort(
         columns[0] * content.num_slots + columns[4] % content.num_slots, kind="stable"
     )
-    return _Events(*columns[:, order])
+    return _WeightEvents(*columns[:, order])
 
 
 def _by_microbatch(
-    content: Content, events: _Events, which: NumpyArray, values: NumpyArray
+    content: Content, events: _WeightEvents, which: NumpyArray, values: NumpyArray
 ) -> Int[NumpyArray, "stages microbatches"]:
     """Lay values of some events out by what they work on."""
-    laid = np.full((content.num_stages, content.num_microbatches), NEVER)
+    laid = np.full((content.num_stages, content.num_microbatches), NO_VERSION)
     laid[events.stage[which], events.microbatch[which]] = values[which]
     return laid

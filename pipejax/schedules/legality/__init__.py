@@ -6,10 +6,9 @@ from pipejax.schedules.cells.cells import Content
 from pipejax.schedules.legality.arrays import check_arrays, check_ranges, check_rows
 from pipejax.schedules.legality.completeness import check_complete, check_once, check_workers
 from pipejax.schedules.legality.deadlock import check_communication, check_order
-from pipejax.schedules.legality.illegal import IllegalSchedule
 from pipejax.schedules.legality.updates import check_updates
 
-__all__ = ["RULES", "IllegalSchedule", "check"]
+__all__ = ["RULES", "check"]
 
 RULES: tuple[Callable[[Content], None], ...] = (
     check_arrays,

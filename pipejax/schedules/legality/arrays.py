@@ -4,30 +4,28 @@ import numpy as np
 
 from pipejax.schedules.cells.cells import Content
 from pipejax.schedules.cells.ops import CELL_PHASES, SHARDING, Phase, format_cell
-from pipejax.schedules.legality.illegal import IllegalSchedule
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 
 def check_arrays(content: Content) -> None:
     """The arrays fit together and hold phases and workers that exist."""
     shapes = {array.shape for array in (*content.cells, *content.partners)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
-        raise IllegalSchedule(
-            f"the arrays of a table have one shape (workers, slots), got {shapes}"
-        )
+        raise ScheduleError(f"the arrays of a table have one shape (workers, slots), got {shapes}")
     if content.placement.ndim != 2 or 0 in content.placement.shape:
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"placement has shape (pipes, stages), got {content.placement.shape}: "
             "no stage is placed"
         )
     for cells in (content.cells, content.partners):
         wrong = ~np.isin(cells.phase, [Phase.IDLE, *CELL_PHASES])
         for worker, slot in np.argwhere(wrong):
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"{cells.phase[worker, slot]} is not the code of a phase that a cell can hold"
             )
     outside = (content.placement < 0) | (content.placement >= content.num_workers)
     for pipe, stage in np.argwhere(outside):
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"stage {stage} of pipe {pipe} is placed on worker {content.placement[pipe, stage]}: "
             f"the table has workers 0 to {content.num_workers - 1}"
         )
@@ -37,16 +35,17 @@ def check_rows(content: Content) -> None:
     """Every worker has an op; only a forward and a backward are fused."""
     for worker in range(content.num_workers):
         if not np.isin(content.cells.phase[worker], CELL_PHASES).any():
-            raise IllegalSchedule(f"worker {worker} has no op: every worker runs a stage", worker)
+            raise ScheduleError(
+                f"worker {worker} has no op: every worker runs a stage", place=(worker, None)
+            )
     for worker, slot in np.argwhere(content.partners.phase != Phase.IDLE):
         forward = content.cells.phase[worker, slot]
         backward = content.partners.phase[worker, slot]
         if forward != Phase.F or backward not in (Phase.B, Phase.I):
             cell = format_cell(content.cell(worker, slot))
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"{cell} on worker {worker} fuses other ops than a forward and a backward",
-                int(worker),
-                int(slot),
+                place=(worker, slot),
             )
 
 
@@ -72,4 +71,4 @@ def check_ranges(content: Content) -> None:
         ):
             for worker, slot in np.argwhere(wrong):
                 op = format_cell(content.cell(worker, slot))
-                raise IllegalSchedule(f"op {op} on worker {worker} {what}", int(worker), int(slot))
+                raise ScheduleError(f"op {op} on worker {worker} {what}", place=(worker, slot))

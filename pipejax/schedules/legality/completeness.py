@@ -4,7 +4,7 @@ import numpy as np
 
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.ops import HOST, SHARDING, Op, Phase, format_cell
-from pipejax.schedules.legality.illegal import IllegalSchedule
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 
 def check_workers(content: Content) -> None:
@@ -16,25 +16,22 @@ def check_workers(content: Content) -> None:
         should = np.where(held, content.placement[cells.pipe, cells.stage], row)
         for worker, slot in np.argwhere(should != row):
             op = format_cell(content.cell(worker, slot))
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"op {op} stands on worker {worker}, but stage {cells.stage[worker, slot]} of "
                 f"pipe {cells.pipe[worker, slot]} is placed on worker {should[worker, slot]}",
-                int(worker),
-                int(slot),
+                place=(worker, slot),
             )
         for worker, slot in np.argwhere(held & (pipe_of[cells.microbatch] != cells.pipe)):
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"microbatch {cells.microbatch[worker, slot]} is in two pipes",
-                int(worker),
-                int(slot),
+                place=(worker, slot),
             )
         here = (content.placement[:, cells.stage] == row).any(axis=0)
         for worker, slot in np.argwhere(np.isin(cells.phase, SHARDING) & ~here):
             op = format_cell(content.cell(worker, slot))
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"op {op} stands on worker {worker}, which does not hold that stage",
-                int(worker),
-                int(slot),
+                place=(worker, slot),
             )
 
 
@@ -58,7 +55,7 @@ def check_once(content: Content) -> None:
             else f"on worker {first} in slot {before} and on worker {worker} in slot {slot}"
         )
         op = Op(Phase(phase), stage, microbatch)
-        raise IllegalSchedule(f"op {op} stands twice {place_of}", worker, slot)
+        raise ScheduleError(f"op {op} stands twice {place_of}", place=(worker, slot))
 
 
 def check_complete(content: Content) -> None:
@@ -93,10 +90,9 @@ def check_complete(content: Content) -> None:
     for stage, microbatch in np.argwhere(has[Phase.B] & (has[Phase.I] | has[Phase.W])):
         worker, slot = content.place(where[Phase.B][stage, microbatch])
         op = Op(Phase.B, int(stage), int(microbatch))
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"op {op} on worker {worker} does the backward twice: it is also split into I and W",
-            worker,
-            slot,
+            place=(worker, slot),
         )
 
 
@@ -112,6 +108,6 @@ def _check_offloads(content: Content) -> None:
             raise _missing(content, Op(phase, int(stage), int(microbatch)), why)
 
 
-def _missing(content: Content, op: Op, why: str) -> IllegalSchedule:
+def _missing(content: Content, op: Op, why: str) -> ScheduleError:
     worker = int(content.placement[content.pipe_of_microbatch[op.microbatch], op.stage])
-    return IllegalSchedule(f"missing op {op} on worker {worker}: {why}", worker)
+    return ScheduleError(f"missing op {op} on worker {worker}: {why}", place=(worker, None))

@@ -9,7 +9,7 @@ from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.ops import COMMUNICATION, Op, Phase, format_cell
-from pipejax.schedules.legality.illegal import IllegalSchedule
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 
 def check_order(content: Content) -> None:
@@ -21,8 +21,9 @@ def check_order(content: Content) -> None:
         worker, slot = int(head_worker[k]), int(head_slot[k])
         first, then = (format_cell(content.cell(worker, int(s))) for s in (slot, tail_slot[k]))
         late = "is the same fused pair" if tail_slot[k] == slot else "stands after it in the row"
-        raise IllegalSchedule(
-            f"deadlock: {first} on worker {worker} waits for {then}, which {late}", worker, slot
+        raise ScheduleError(
+            f"deadlock: {first} on worker {worker} waits for {then}, which {late}",
+            place=(worker, slot),
         )
     if np.all(tail_slot < head_slot):
         return  # the columns are an order
@@ -36,8 +37,8 @@ def check_order(content: Content) -> None:
         places = [content.place(cell) for cell in error.cycle]
         names = [f"{format_cell(content.cell(w, t))} (worker {w})" for w, t in places]
         cycle = " -> ".join([*names, names[0]])
-        raise IllegalSchedule(
-            f"deadlock: no op of this cycle can start: {cycle}", *places[0]
+        raise ScheduleError(
+            f"deadlock: no op of this cycle can start: {cycle}", place=places[0]
         ) from None
 
 
@@ -64,10 +65,9 @@ def check_communication(content: Content) -> None:
     for worker, slot in np.argwhere(np.isin(content.cells.phase, COMMUNICATION)):
         (op,) = content.cell(worker, slot)
         if tuple(map(int, op)) not in expected:
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"op {op} on worker {worker} belongs to no message between workers",
-                int(worker),
-                int(slot),
+                place=(worker, slot),
             )
 
 
@@ -83,12 +83,12 @@ def _check_transfer(
     name = format_cell(content.cell(worker, slot))
     if cell == NOWHERE:
         why = "sends" if after else "waits for"
-        raise IllegalSchedule(
-            f"missing op {op} on worker {worker}: {name} {why} a message", worker, slot
+        raise ScheduleError(
+            f"missing op {op} on worker {worker}: {name} {why} a message", place=(worker, slot)
         )
     order = (
         f"before {name}, which makes its message"
         if after
         else f"after {name}, which waits for its message"
     )
-    raise IllegalSchedule(f"deadlock: {op} on worker {worker} stands {order}", worker, own)
+    raise ScheduleError(f"deadlock: {op} on worker {worker} stands {order}", place=(worker, own))

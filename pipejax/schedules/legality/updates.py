@@ -5,16 +5,16 @@ import numpy as np
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.cells.weight_rule import NEWEST
 from pipejax.schedules.cells.weight_versions import find_versions
-from pipejax.schedules.legality.illegal import IllegalSchedule
 
 
 def check_updates(content: Content) -> None:
     """U cells apply every gradient once, and forwards read versions that exist."""
     if not (content.cells.phase == Phase.U).any():
         if content.weights != NEWEST:
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"the table has a weight rule, {content.weights}, but no U cell updates weights"
             )
         return
@@ -23,33 +23,33 @@ def check_updates(content: Content) -> None:
     letter = np.where(where[Phase.B] == NOWHERE, Phase.W, Phase.B)
     for stage, microbatch in np.argwhere(versions.update_cell == NOWHERE):
         op = Op(Phase(int(letter[stage, microbatch])), int(stage), int(microbatch))
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"the gradient of {op} is never applied: no U of stage {stage}"
             + f", run {microbatch % content.weights.runs}," * (content.weights.runs > 1)
             + " stands after it",
-            *content.place(gradient[stage, microbatch]),
+            place=content.place(gradient[stage, microbatch]),
         )
     own = where[Phase.U]
     for stage, microbatch in np.argwhere((own != NOWHERE) & (own != versions.update_cell)):
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"op {Op(Phase.U, int(stage), int(microbatch))} does not apply the gradient that it "
             "is named after: an update before it has done so",
-            *content.place(own[stage, microbatch]),
+            place=content.place(own[stage, microbatch]),
         )
     for stage, microbatch in np.argwhere(versions.read > versions.newest):
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"op {Op(Phase.F, int(stage), int(microbatch))} reads weights with "
             f"{versions.read[stage, microbatch]} updates, but only "
             f"{versions.newest[stage, microbatch]} stand before it (behind="
             f"{content.weights.behind})",
-            *content.place(where[Phase.F][stage, microbatch]),
+            place=content.place(where[Phase.F][stage, microbatch]),
         )
     for stage, microbatch in np.argwhere(_reads_early(content, versions.newest)):
-        raise IllegalSchedule(
+        raise ScheduleError(
             f"op {Op(Phase.F, int(stage), int(microbatch))} begins a round before all runs have "
             f"ended the one before it: a round is {content.weights.runs} runs of "
             f"{content.weights.local_steps} updates, then an average",
-            *content.place(where[Phase.F][stage, microbatch]),
+            place=content.place(where[Phase.F][stage, microbatch]),
         )
 
 

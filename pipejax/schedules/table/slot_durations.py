@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from pipejax.base.checks import are_positive
-from pipejax.schedules.legality import IllegalSchedule
+from pipejax.schedules.cells.schedule_error import ScheduleError
 
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
 EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
@@ -13,7 +13,7 @@ EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 def check_shares(shares: Sequence[float], num_stages: int) -> None:
     """Check that every stage has a positive share of the layers."""
     if not are_positive(shares, num_stages):
-        raise IllegalSchedule(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
+        raise ScheduleError(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
 
 
 def check_slots(slots: Mapping[str, float]) -> None:
@@ -21,8 +21,8 @@ def check_slots(slots: Mapping[str, float]) -> None:
     for letter, duration in slots.items():
         if letter not in UNIT_SLOTS:
             known = ", ".join(UNIT_SLOTS)
-            raise IllegalSchedule(f"slots: unknown phase {letter!r}: known are {known}")
+            raise ScheduleError(f"slots: unknown phase {letter!r}: known are {known}")
         if not are_positive([duration], 1):
-            raise IllegalSchedule(
+            raise ScheduleError(
                 f"slots: {letter} must be a finite number above 0, got {duration!r}"
             )

@@ -24,25 +24,11 @@ from pipejax.schedules.cells.ops import (
     format_cell,
     parse_cell,
 )
+from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
-from pipejax.schedules.legality import IllegalSchedule, check
+from pipejax.schedules.legality import check
 from pipejax.schedules.table.grid_text import MAX_SLOTS, format_grid
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, check_shares, check_slots
-
-
-class ScheduleError(ValueError):
-    """A schedule that cannot run.
-
-    Attributes:
-      reason: one line that names the op.
-      grid: the table as text with the place marked, empty where there is no place to show.
-    """
-
-    def __init__(self, reason: str, grid: str = "") -> None:
-        """Join the reason and the grid to the message."""
-        super().__init__(f"{reason}\n{grid}" if grid else reason)
-        self.reason = reason
-        self.grid = grid
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,8 +82,8 @@ class ScheduleTable:
             check(self.content)
             check_shares(self.stage_shares, self.num_stages)
             check_slots(self.slots)
-        except IllegalSchedule as error:
-            raise self.error(str(error), error.worker, error.slot) from None
+        except ScheduleError as error:
+            raise self.error(error.reason, error.worker, error.slot) from None
         slots = {letter: _plain(duration) for letter, duration in self.slots.items()}
         object.__setattr__(self, "slots", MappingProxyType({**UNIT_SLOTS, **slots}))
         object.__setattr__(self, "stage_shares", tuple(map(float, self.stage_shares)))
@@ -135,7 +121,7 @@ class ScheduleTable:
         Example:
           >>> ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
           Traceback (most recent call last):
-          pipejax.schedules.table.table.ScheduleError: op 0B0 stands twice ...
+          pipejax.schedules.cells.schedule_error.ScheduleError: op 0B0 stands twice ...
         """
         cells = _parse_rows(rows)
         if placement is None and pipe_of_microbatch is not None:
@@ -143,10 +129,10 @@ class ScheduleTable:
         try:
             if placement is None:
                 placement, pipe_of_microbatch = placements.infer(cells)
-        except placements.PlacementError as error:
+        except ScheduleError as error:
             texts = [[format_cell(cell) for cell in row] for row in cells]
-            grid = format_grid(texts, (error.worker, error.slot), MAX_SLOTS)
-            raise ScheduleError(str(error), grid) from None
+            grid = format_grid(texts, (error.worker or 0, error.slot), MAX_SLOTS)
+            raise ScheduleError(error.reason, grid, place=(error.worker or 0, error.slot)) from None
         if pipe_of_microbatch is None:
             last = max((op.microbatch for row in cells for cell in row for op in cell), default=-1)
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
@@ -317,7 +303,8 @@ class ScheduleTable:
             ]
             for w in range(self.num_workers)
         ]
-        return ScheduleError(reason, format_grid(texts, (worker, slot), MAX_SLOTS))
+        grid = format_grid(texts, (worker, slot), MAX_SLOTS)
+        return ScheduleError(reason, grid, place=(worker, slot))
 
 
 def without(table: ScheduleTable, phases: Collection[Phase]) -> ScheduleTable:

@@ -16,8 +16,9 @@ import numpy as np
 
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
+from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.cells.weight_rule import WeightRule
-from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.table.table import ScheduleTable
 
 FORMAT = "pipejax-table"
 VERSION = 1

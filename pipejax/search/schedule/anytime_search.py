@@ -34,7 +34,7 @@ BETWEEN = 0.5  # seconds between news of the bound alone, at least
 _SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is left then
 
 
-class Run:
+class AnytimeSearch:
     """One optimisation: what is known so far, and the steps that find more."""
 
     def __init__(

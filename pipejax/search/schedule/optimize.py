@@ -82,12 +82,12 @@ def optimize(
     if store is not None and not isinstance(store, Store):
         store = Store(store)
     try:
-        from pipejax.search.schedule.anytime_search import Run  # OR-Tools is an extra
+        from pipejax.search.schedule.anytime_search import AnytimeSearch  # OR-Tools is an extra
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ortools":
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
-    return Run(problem, costs, link, time_limit, workers, store).solutions(table)
+    return AnytimeSearch(problem, costs, link, time_limit, workers, store).solutions(table)
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

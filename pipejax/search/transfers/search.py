@@ -17,7 +17,8 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
 from pipejax.engine.lowering.lower import lower
-from pipejax.schedules.table.table import ScheduleError, ScheduleTable
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.transfers.graph import TransferGraph, finish_of_orders, transfer_graph
 from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
 from pipejax.search.transfers.moves import by_start, moved, nearby, propose
