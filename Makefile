@@ -5,11 +5,15 @@ BIN := .venv/bin
 READY := .venv/ready
 RESULTS := results
 FIGURES := figures/out
-# processes of the tests: most of their time is compilation, on one core each
+# processes of the tests
 JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+TYPED := --jaxtyping-packages=pipejax,typecheck.check
+# what runs a second time, as users compile it and with the types in signatures executed
+SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py costs.py batch.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help paper pipedream optpipe sweeps figures test lint types tests bench format lock clean
+.PHONY: help paper pipedream optpipe sweeps figures quick test test-all lint types tests sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,7 +50,15 @@ sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, j
 figures: $(READY)  ## draw the figures of all datasets that are there
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
 
-test: lint types tests  ## everything that must hold: lint, types, tests, doctests
+quick: lint  ## lint, and the tests that compile nothing, solve nothing and start no process
+	$(PYTEST) --quick tests
+
+test: lint types tests sample  ## everything that must hold: lint, types, tests, doctests
+
+test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
+	$(PYTEST)
+	$(PYTEST) $(TYPED) tests
+	XLA_FLAGS= HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/test_recurrence.py tests/test_batch.py
 
 lint: $(READY)  ## ruff, format included
 	$(BIN)/ruff check .
@@ -56,7 +68,10 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 tests: $(READY)  ## tests and doctests
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	$(PYTEST) -m "not slow"
+
+sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
+	XLA_FLAGS= $(PYTEST) $(TYPED) $(SAMPLE)
 
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json

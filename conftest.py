@@ -1,22 +1,100 @@
-"""The tests run stricter than users do: float64, no silent rank promotion, fixed seeds."""
+"""The tests run stricter than users do: float64, no silent rank promotion, fixed seeds.
+
+Examples in docstrings and documents run as users run them, in JAX's own float32.
+"""
 
 import os
+import subprocess
+from pathlib import Path
 
-# most of the tests' time is compilation of programs that run once: here machine code is not
-# optimised, and fusions do not go through the slower of XLA's two emitters. XLA_FLAGS= in the
-# environment runs the tests with what users compile, or where XLA knows a flag no longer.
+# What the tests compile is kept, for the next run, the other workers and the processes that
+# tests start. These must be in the environment before JAX is imported.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "compiled")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+# Most of what the tests compile runs once: here machine code is not optimised, and fusions do
+# not go through the slower of XLA's two emitters. XLA_FLAGS= in the environment runs the tests
+# with what users compile, or where XLA knows a flag no longer.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 )
 
 import jax
+import pytest
 from hypothesis import HealthCheck, settings
+from jax._src import monitoring
 
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_numpy_rank_promotion", "raise")
+STRICT = {"jax_enable_x64": True, "jax_numpy_rank_promotion": "raise"}
+AS_USERS = {"jax_enable_x64": False, "jax_numpy_rank_promotion": "allow"}
+
+
+def configure(options):
+    for name, value in options.items():
+        jax.config.update(name, value)
+
+
+configure(STRICT)
 
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
 settings.register_profile("ci", max_examples=60, derandomize=True, **_quiet)
 settings.register_profile("nightly", max_examples=2000, **_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+LEFT_OUT = ("compiles", "solver", "process", "slow")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="only what starts no compiler or solver")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--quick"):
+        return
+
+    def is_quick(item):
+        marked = any(item.get_closest_marker(name) for name in LEFT_OUT)
+        return not marked and not isinstance(item, pytest.DoctestItem)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+    items[:] = filter(is_quick, items)
+
+
+@pytest.fixture(autouse=True)
+def quick_is_quick(request, monkeypatch):
+    """Under --quick fail a test that compiles, solves or starts a process without its mark."""
+    if not request.config.getoption("--quick"):
+        yield
+        return
+    from ortools.sat.python import cp_model
+
+    done = set()
+
+    def recording(mark, function):
+        return lambda *args, **kwargs: done.add(mark) or function(*args, **kwargs)
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            done.add("compiles")
+
+    monkeypatch.setattr(subprocess, "Popen", recording("process", subprocess.Popen))
+    monkeypatch.setattr(cp_model.CpSolver, "solve", recording("solver", cp_model.CpSolver.solve))
+    monitoring.register_event_duration_secs_listener(listen)
+    yield
+    monitoring.unregister_event_duration_listener(listen)
+    assert not done, f"without the mark that says so it {' and '.join(sorted(done))}"
+
+
+@pytest.fixture(autouse=True)
+def as_users(request):
+    """Run examples with JAX's defaults, which is what a reader who types them has."""
+    if not isinstance(request.node, pytest.DoctestItem):
+        yield
+        return
+    configure(AS_USERS)
+    yield
+    configure(STRICT)

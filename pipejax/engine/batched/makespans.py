@@ -90,8 +90,8 @@ def makespans(
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> delays = np.array([0.0, 0.1, 1.0])
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=delays)
-      >>> makespans(pj.lower(table), costs).round(2).tolist()
-      [33.0, 34.6, 49.0]
+      >>> [f"{time:.1f}" for time in makespans(pj.lower(table), costs)]
+      ['33.0', '34.6', '49.0']
     """
     plan, leaves, size = _prepare(program, costs, temperature)
     unroll = _unrolls(unroll, plan, size, temperature)

@@ -1,0 +1,41 @@
+"""With --jaxtyping-packages the types and shapes in signatures are executed; else they are not."""
+
+import inspect
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import pipejax as pj
+
+
+@pytest.fixture
+def asked(request):
+    return request.config.getoption("--jaxtyping-packages") is not None
+
+
+def checks(call):
+    """Whether an argument of the wrong type or shape is found by its annotation."""
+    try:
+        call()
+    except jaxtyping.TypeCheckError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def test_wrong_types_are_found_where_asked(asked):
+    assert checks(lambda: pj.lower("1f1b")) == asked
+
+
+def test_wrong_shapes_are_found_where_asked(asked):
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=2))
+    costs = pj.NodeCosts(jnp.zeros((3,)), jnp.zeros((4, 2)))  # of other numbers of nodes
+    assert checks(lambda: pj.finish_times(program, costs)) == asked
+
+
+def test_every_public_function_is_checked_where_asked(asked):
+    if asked:
+        functions = [f for f in map(vars(pj).get, pj.__all__) if inspect.isfunction(f)]
+        assert [f.__name__ for f in functions if not hasattr(f, "__wrapped__")] == []
