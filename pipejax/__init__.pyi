@@ -89,12 +89,6 @@ from pipejax.engine.batched.makespans import (
 from pipejax.engine.batched.makespans import (
     makespans_and_grad as makespans_and_grad,
 )
-from pipejax.engine.batched.makespans import (
-    makespans_of as makespans_of,
-)
-from pipejax.engine.batched.makespans import (
-    stream_makespans as stream_makespans,
-)
 from pipejax.engine.lowering.communication_cells import insert_transfers as insert_transfers
 from pipejax.engine.lowering.lower import lower as lower
 from pipejax.engine.lowering.program import (
@@ -104,10 +98,10 @@ from pipejax.engine.lowering.program import (
     pad as pad,
 )
 from pipejax.engine.periodic_makespan import (
-    makespans_at as makespans_at,
+    cycle_time as cycle_time,
 )
 from pipejax.engine.periodic_makespan import (
-    throughput as throughput,
+    extrapolated_makespans as extrapolated_makespans,
 )
 from pipejax.engine.pricing import (
     NodeCosts as NodeCosts,

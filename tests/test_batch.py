@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from jax._src import monitoring
 
 import pipejax as pj
-from pipejax.engine.batched import blocks
-from pipejax.engine.batched import interpreter as stepped
+from pipejax.engine.batched import interpreter
 from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
-from pipejax.engine.batched.interpreted_program import step_program, way_back
+from pipejax.engine.batched.interpreted_program import backward_program, forward_program
 from pipejax.engine.batched.single_xla_call import wide_vectors
 from pipejax.engine.pricing import cost_vector
 
@@ -71,7 +70,7 @@ def one_by_one(program, costs, size):
 
 @given(data=st.data(), link=LINKS, seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=12)
-def test_stepped_equals_one_by_one(data, link, seed):  # ties included: the same path is counted
+def test_interpreted_equals_one_by_one(data, link, seed):  # ties included: the same path is counted
     table, _ = data.draw(strategies.tables())
     program = pj.lower(table, link=link)
     padded = pj.pad(program, num_nodes=512, max_preds=8)
@@ -95,12 +94,14 @@ def test_stepped_equals_one_by_one(data, link, seed):  # ties included: the same
     ],
 )
 @pytest.mark.parametrize("dyadic", [False, True])
-def test_unrolled_equals_stepped(name, link, dyadic):
+def test_unrolled_equals_interpreted(name, link, dyadic):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
     costs = batch_of(table, 9, 3, dyadic=dyadic)
-    stepped, unrolled = (pj.makespans(program, costs, unroll=unroll) for unroll in (False, True))
-    np.testing.assert_allclose(unrolled, stepped, rtol=1e-12)
+    interpreted, unrolled = (
+        pj.makespans(program, costs, unroll=unroll) for unroll in (False, True)
+    )
+    np.testing.assert_allclose(unrolled, interpreted, rtol=1e-12)
     with pytest.raises(ValueError, match="unroll=True is for exact maxima, got temperature=1"):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
 
@@ -178,8 +179,8 @@ def test_a_large_batch_goes_through_in_parts(unroll):
     np.testing.assert_array_equal(counts.transmit, others.transmit)
     small = pj.makespans(program, costs, unroll=unroll, max_bytes=30_000)
     np.testing.assert_array_equal(whole, small)
-    chunks = (part(costs, slice(k, k + 250)) for k in range(0, 1000, 250))
-    np.testing.assert_array_equal(whole, np.concatenate(list(pj.stream_makespans(program, chunks))))
+    chunks = [pj.makespans(program, part(costs, slice(k, k + 250))) for k in range(0, 1000, 250)]
+    np.testing.assert_array_equal(whole, np.concatenate(chunks))
 
 
 @pytest.mark.parametrize("size", [1, 64, 65, 1025, 20_001])  # less and more than a row, a block
@@ -222,17 +223,17 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
     program, costs = pj.lower(table), batch_of(table, 1003, 4)
     expected = pj.makespans_and_grad(program, costs)
-    forget = (stepped._compiled.cache_clear, wide_vectors.cache_clear, jax.clear_caches)
+    forget = (interpreter._compiled.cache_clear, wide_vectors.cache_clear, jax.clear_caches)
     for clear in forget:
         clear()
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    sizes = []
+    sizes, in_blocks = [], interpreter._in_blocks
     monkeypatch.setattr(
-        stepped,
-        "in_blocks",
+        interpreter,
+        "_in_blocks",
         lambda solve, *, size, block: (
             sizes.append((size, block)),
-            blocks.in_blocks(solve, size=size, block=block),
+            in_blocks(solve, size=size, block=block),
         )[1],
     )
     values, counts = pj.makespans_and_grad(program, costs)
@@ -250,7 +251,7 @@ def test_a_cost_may_stand_on_the_path_more_often_than_a_byte_counts():
     assert values.tolist() == [2100.0, 2800.0]
     assert counts.forward.tolist() == counts.backward.tolist() == [700.0, 700.0]
     program = pj.lower(table)
-    back = way_back(binary_ops(program), cost_rows(program, costs))
+    back = backward_program(binary_ops(program), cost_rows(program, costs))
     runs = back.runs[: int(back.num_runs)]
     assert len(runs) == 8  # 700 uses of two costs, one each of A and U
     assert (runs[:, 2] - runs[:, 1]).max() == 255
@@ -270,16 +271,18 @@ def test_smooth_makespans_tend_to_exact_ones_from_above():
 def test_smooth_makespan_is_log_sum_exp_over_predecessors():
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     program = pj.lower(pj.ScheduleTable.from_rows(rows), step_end=False)
-    heat, values = 0.5, {0: 0.0}
+    temperature, values = 0.5, {0: 0.0}
     node = pj.price(program, pj.Costs(forward=1.0, backward=2.0, transmit=0.25))
     for v in range(1, program.num_nodes):
         edges = zip(program.preds[v].tolist(), node.lag[v].tolist(), strict=True)
         arrivals = [values[u] + lag for u, lag in edges if u or lag] or [0.0]
-        values[v] = node.duration[v] + heat * np.logaddexp.reduce(np.array(arrivals) / heat)
+        values[v] = node.duration[v] + temperature * np.logaddexp.reduce(
+            np.array(arrivals) / temperature
+        )
     sinks = set(range(1, program.num_nodes)) - set(program.preds.ravel().tolist())
-    expected = heat * np.logaddexp.reduce([values[v] / heat for v in sinks])
+    expected = temperature * np.logaddexp.reduce([values[v] / temperature for v in sinks])
     costs = pj.Costs(forward=np.ones(1), backward=2.0, transmit=0.25)
-    smooth = pj.makespans(program, costs, temperature=heat)
+    smooth = pj.makespans(program, costs, temperature=temperature)
     assert float(smooth[0]) == pytest.approx(expected, rel=1e-12)
 
 
@@ -325,7 +328,14 @@ def test_a_comparison_grid_compiles_a_handful_of_times():
             )
     jax.clear_caches()
     results = []
-    assert 1 <= compilations(lambda: results.extend(pj.makespans_of(programs, costs))) <= 8
+
+    def run():
+        results.extend(
+            pj.makespans(program, cost, unroll=False)
+            for program, cost in zip(programs, costs, strict=True)
+        )
+
+    assert 1 <= compilations(run) <= 8
     for k in (0, 31, 71):
         one = part(costs[k], 7)
         assert float(results[k][7]) == pytest.approx(
@@ -366,7 +376,7 @@ def test_programs_are_padded_to_buckets():
     lengths = set()
     for count in (4, 8, 16, 32, 128):
         program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=count))
-        lengths.add(len(step_program(binary_ops(program), cost_rows(program, pj.Costs())).code))
+        lengths.add(len(forward_program(binary_ops(program), cost_rows(program, pj.Costs())).code))
     assert lengths == {512, 4096}
 
 
@@ -398,12 +408,6 @@ def test_wrong_temperatures_are_refused(temperature):
     program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
     with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
         pj.makespans(program, pj.Costs(forward=1.0), temperature=temperature)
-
-
-def test_many_programs_need_many_costs():
-    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
-    with pytest.raises(ValueError, match="2 programs need as many costs, got 1"):
-        pj.makespans_of([program, program], [pj.Costs()])
 
 
 @given(case=strategies.cases(), link=LINKS)

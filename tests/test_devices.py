@@ -22,8 +22,8 @@ for size in (100, 20_001):
     rng = np.random.default_rng(size)
     forward, backward = rng.random((2, size, 4))
     costs = pj.Costs(forward=forward, backward=backward, transmit=rng.random(size), latency=0.1)
-    for heat in (None, 0.5):
-        values, counts = pj.makespans_and_grad(program, costs, temperature=heat)
+    for temperature in (None, 0.5):
+        values, counts = pj.makespans_and_grad(program, costs, temperature=temperature)
         print(repr([float(np.sum(values)), float(np.sum(counts.backward)),
                     float(np.sum(counts.transmit[-1])), float(values[-1])]))
         assert values.shape == (size,) and counts.latency.shape == (size,)

@@ -261,7 +261,7 @@ def test_long_schedules_have_periods_with_host_ops():
     for offload in (0.1, 0.7, 2.0):
         costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
         expected = pj.evaluate(offloading(96), costs).makespan
-        found = pj.makespans_at(pj.lower(offloading(16)), costs, num_microbatches=96)
+        found = pj.extrapolated_makespans(pj.lower(offloading(16)), costs, num_microbatches=96)
         assert float(found[0]) == pytest.approx(expected)
 
 

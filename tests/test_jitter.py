@@ -13,7 +13,7 @@ import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.cli.app import run as command
-from pipejax.engine.batched import interpreter as stepped
+from pipejax.engine.batched import interpreter
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
 
@@ -83,12 +83,12 @@ def test_spreads_and_distributions_do_not_recompile():
     module = sys.modules["pipejax.analysis.jitter"]
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     pj.jitter(table, costs, ALL, samples=100)
-    before = module._durations._cache_size(), stepped._compiled()._cache_size()
+    before = module._durations._cache_size(), interpreter._compiled()._cache_size()
     pj.jitter(table, costs, pj.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
     pj.jitter(
         build("gpipe"), pj.Costs(forward=2.0), pj.Jitter(op_straggler=S(0.1, 2.0)), samples=99
     )
-    assert (module._durations._cache_size(), stepped._compiled()._cache_size()) == before
+    assert (module._durations._cache_size(), interpreter._compiled()._cache_size()) == before
 
 
 def test_critical_shares():

@@ -42,7 +42,7 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
     for more, dyadic in ((1, True), (5, False)):
         count = microbatches + more * step
         costs = random_costs(program, 3, more, dyadic=dyadic)
-        grown = pj.makespans_at(program, costs, num_microbatches=count)
+        grown = pj.extrapolated_makespans(program, costs, num_microbatches=count)
         built = pj.makespans(lowered(name, workers, count, link), costs)
         np.testing.assert_allclose(grown, built, rtol=1e-13)
 
@@ -51,31 +51,33 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
 def test_1f1b_at_many_microbatches(microbatches):
     program = lowered("1f1b", 8, 32)
     costs = random_costs(program, 2, microbatches)
-    grown = pj.makespans_at(program, costs, num_microbatches=microbatches)
+    grown = pj.extrapolated_makespans(program, costs, num_microbatches=microbatches)
     built = pj.makespans(lowered("1f1b", 8, microbatches), costs)
     np.testing.assert_allclose(grown, built, rtol=1e-13)
 
 
 @pytest.mark.parametrize(("name", "workers", "microbatches", "step"), GROWING)
 @pytest.mark.parametrize("link", ["delay", "rendezvous"])
-def test_throughput_is_the_growth_of_the_makespan(name, workers, microbatches, step, link):
+def test_cycle_time_is_the_growth_of_the_makespan(name, workers, microbatches, step, link):
     program = lowered(name, workers, microbatches, link)
     costs = random_costs(program, 4, 7)
     few, many = (
-        np.asarray(pj.makespans_at(program, costs, num_microbatches=microbatches + step * k))
+        np.asarray(
+            pj.extrapolated_makespans(program, costs, num_microbatches=microbatches + step * k)
+        )
         for k in (2520 * 1000, 2520 * 2000)  # a multiple of the cycle's own period up to 10
     )
     slope = (many - few) / (2520 * 1000 * step)
-    np.testing.assert_allclose(pj.throughput(program, costs), slope, rtol=1e-9)
+    np.testing.assert_allclose(pj.cycle_time(program, costs), slope, rtol=1e-9)
 
 
-def test_throughput_without_messages_is_the_slowest_worker():
+def test_cycle_time_without_messages_is_the_slowest_worker():
     program = lowered("1f1b", 4, 16)
     forward, backward = np.array([[1.0, 2.0, 1.5, 1.0]]), np.array([[2.0, 2.0, 3.0, 2.0]])
     costs = pj.Costs(forward=forward, backward=backward)
-    assert pj.throughput(program, costs).tolist() == [4.5]
+    assert pj.cycle_time(program, costs).tolist() == [4.5]
     both = lowered("gpipe", 4, 16)  # the slowest forward and the slowest backward
-    assert pj.throughput(both, costs).tolist() == [5.0]
+    assert pj.cycle_time(both, costs).tolist() == [5.0]
 
 
 def test_gradients_sum_to_the_makespan():
@@ -85,7 +87,7 @@ def test_gradients_sum_to_the_makespan():
 
     def total(leaves):
         costs = pj.Costs(**{name: leaf[None] for name, leaf in leaves.items()})
-        return pj.makespans_at(program, costs, num_microbatches=1000)[0]
+        return pj.extrapolated_makespans(program, costs, num_microbatches=1000)[0]
 
     value, slopes = jax.value_and_grad(total)(leaves)
     found = sum(float((leaves[name] * slopes[name]).sum()) for name in FIELDS)
@@ -99,10 +101,10 @@ def test_scalars_and_single_precision():
     program = lowered("1f1b", 8, 32)
     exact = 3.0 * (10**6 + 7)
     costs = pj.Costs(forward=1.0, backward=2.0)
-    assert pj.makespans_at(program, costs, num_microbatches=10**6).tolist() == [exact]
+    assert pj.extrapolated_makespans(program, costs, num_microbatches=10**6).tolist() == [exact]
     with jax.enable_x64(False):
         single = pj.Costs(forward=np.ones(3, np.float32), backward=np.full(3, 2, np.float32))
-        values = pj.makespans_at(program, single, num_microbatches=10**6)
+        values = pj.extrapolated_makespans(program, single, num_microbatches=10**6)
     assert values.dtype == np.float32
     np.testing.assert_allclose(values, [exact] * 3, rtol=1e-6)
 
@@ -111,18 +113,18 @@ def test_wrong_numbers_of_microbatches_are_refused():
     program, costs = lowered("interleaved-1f1b", 4, 16), pj.Costs(forward=1.0, backward=2.0)
     for count in (12, 18):
         with pytest.raises(ValueError, match=f"num_microbatches={count}: a period is for 4 micro"):
-            pj.makespans_at(program, costs, num_microbatches=count)
+            pj.extrapolated_makespans(program, costs, num_microbatches=count)
     with pytest.raises(ValueError, match="backward must be finite"):
-        pj.makespans_at(program, pj.Costs(backward=-1.0), num_microbatches=20)
+        pj.extrapolated_makespans(program, pj.Costs(backward=-1.0), num_microbatches=20)
     with pytest.raises(ValueError, match="forward must be finite"):
-        pj.throughput(program, pj.Costs(forward=-1.0))
+        pj.cycle_time(program, pj.Costs(forward=-1.0))
 
 
 @pytest.mark.parametrize(("name", "microbatches"), [("1f1b", 2), ("gpipe", 1), ("hanayo", 4)])
 def test_a_short_schedule_has_no_period(name, microbatches):
     program = lowered(name, 4, microbatches)
     with pytest.raises(ValueError, match=r"hold no period: .* lower it with more microbatches"):
-        pj.throughput(program, pj.Costs(forward=1.0))
+        pj.cycle_time(program, pj.Costs(forward=1.0))
 
 
 def test_an_irregular_schedule_has_no_period():
@@ -136,4 +138,4 @@ def test_an_irregular_schedule_has_no_period():
             done[phase] += 1
     program = pj.lower(pj.ScheduleTable.from_rows([row]))
     with pytest.raises(ValueError, match="hold no period"):
-        pj.throughput(program, pj.Costs(forward=1.0))
+        pj.cycle_time(program, pj.Costs(forward=1.0))

@@ -14,8 +14,8 @@ from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
 from pipejax.costs.costs import Costs
-from pipejax.engine.batched.interpreter import lanes, stepped_makespans
-from pipejax.engine.batched.per_op_costs import OwnCosts, own_costs
+from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
+from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.pricing import NodeCosts, price
 from pipejax.schedules.table.host_links import HostLinks
@@ -147,7 +147,7 @@ def jitter(
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
     run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
-    own = own_costs(run.program, _price(run, costs))
+    own = per_op_costs(run.program, _price(run, costs))
     makespans, counts = np.empty(samples), np.zeros(0)
     with _settings():
         for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
@@ -175,7 +175,7 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
     count = len(run.makespans)
     if not 0 <= sample < count:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
-    own = own_costs(run.evaluation.program, _price(run.evaluation, costs))
+    own = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
     with _settings():
         durations = _durations(
             *_random(run.jitter, run.seed),
@@ -207,7 +207,7 @@ def _random(factors: Jitter, seed: int) -> tuple[Array, tuple[NumpyArray, ...], 
     return jax.random.key(seed, impl="threefry2x32"), spread, np.array(rare, np.float64)
 
 
-def _columns(own: OwnCosts) -> tuple[NumpyArray, NumpyArray, tuple[NumpyArray, ...]]:
+def _columns(own: PerOpCosts) -> tuple[NumpyArray, NumpyArray, tuple[NumpyArray, ...]]:
     return own.op_seconds, own.op_worker, own.message_seconds
 
 
@@ -217,7 +217,7 @@ def _num_columns(workers: int) -> int:
 
 
 def _parts(
-    own: OwnCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
+    own: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
     """Yield first sample, makespans, and how often each column is on the critical path."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
@@ -228,7 +228,7 @@ def _parts(
         pieces = _durations(
             *draws, np.uint32(first), *_columns(own), size=size, num_workers=_num_columns(workers)
         )
-        values, counts = stepped_makespans(own.steps, pieces, back=own.back)
+        values, counts = interpreted_makespans(own.forward, pieces, backward=own.backward)
         count = min(size, samples - first)
         on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
         yield first, np.asarray(values)[:count], on_path

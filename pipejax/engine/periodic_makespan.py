@@ -30,7 +30,7 @@ Vector = Float[Array, " frontier"]
 _known: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
 
 
-def makespans_at(
+def extrapolated_makespans(
     program: Program, costs: Costs, *, num_microbatches: int
 ) -> Float[Array, " batch"]:
     """Makespans of the same schedule with more microbatches than it was lowered with.
@@ -61,7 +61,7 @@ def makespans_at(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> makespans_at(pj.lower(table), costs, num_microbatches=10**6).tolist()
+      >>> extrapolated_makespans(pj.lower(table), costs, num_microbatches=10**6).tolist()
       [3000021.0]
 
     References:
@@ -84,7 +84,7 @@ def makespans_at(
     return jnp.broadcast_to(ends, (size,))
 
 
-def throughput(program: Program, costs: Costs) -> Float[Array, " batch"]:
+def cycle_time(program: Program, costs: Costs) -> Float[Array, " batch"]:
     """Cycle time: what every further microbatch adds to the makespan.
 
     Args:
@@ -102,7 +102,7 @@ def throughput(program: Program, costs: Costs) -> Float[Array, " batch"]:
       >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.0, 1.5]))
-      >>> throughput(pj.lower(table), costs).tolist()  # slow messages delay every microbatch
+      >>> cycle_time(pj.lower(table), costs).tolist()  # slow messages delay every microbatch
       [3.0, 5.25]
 
     References:

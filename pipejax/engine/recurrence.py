@@ -163,7 +163,7 @@ class CriticalPath(NamedTuple):
 
 
 def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
-    """Find finish times and a critical path in one pass forth and one back.
+    """Find finish times and a critical path in one forward and one backward pass.
 
     Args:
       preds: (nodes, max_preds) predecessors, as in `Program`.
@@ -180,11 +180,11 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
       >>> critical_path(program.preds, costs).nodes.tolist()
       [True, True, True, True, True]
     """
-    return _forth_and_back(jnp.asarray(preds), *map(jnp.asarray, costs))
+    return _forward_and_backward(jnp.asarray(preds), *map(jnp.asarray, costs))
 
 
 @jax.jit
-def _forth_and_back(
+def _forward_and_backward(
     preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]
 ) -> CriticalPath:
     finish, choice = _scan(preds, duration, lag)

@@ -1,4 +1,4 @@
-"""The way back: which ops are on the critical path, and how often each cost stands on it.
+"""The way backward: which ops are on the critical path, and how often each cost stands on it.
 
 Of exact maxima a path is a bit per configuration, eight to a byte; of smooth ones the path is
 spread, and a weight takes the place of the bit.
@@ -11,12 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array
-from pipejax.engine.batched.interpreted_program import ALWAYS, CHOICE, GROUP, StepProgram, WayBack
+from pipejax.engine.batched.interpreted_program import (
+    ALWAYS,
+    CHOICE,
+    GROUP,
+    BackwardProgram,
+    ForwardProgram,
+)
 from pipejax.engine.batched.single_xla_call import (
     Number,
     Unsigned,
+    as_single_xla_call,
     count_up,
-    one_function,
     put_row,
     take_row,
 )
@@ -25,7 +31,12 @@ BITS = 8
 
 
 def counts_on_path(
-    program: StepProgram, back: WayBack, choices: Array, *, num_columns: int, dtype: np.dtype[Any]
+    program: ForwardProgram,
+    backward: BackwardProgram,
+    choices: Array,
+    *,
+    num_columns: int,
+    dtype: np.dtype[Any],
 ) -> Array:
     """Count the costs on the critical path of each configuration.
 
@@ -33,12 +44,12 @@ def counts_on_path(
     """
     exact = choices.dtype == jnp.uint8
 
-    def loops(program: StepProgram, back: WayBack, choices: Array) -> Array:
-        weights = _bit_rows(choices, back.num_ops) if exact else choices
-        path = _path(back, weights)
-        return _counts(program, back, weights, path, num_columns, dtype)
+    def loops(program: ForwardProgram, backward: BackwardProgram, choices: Array) -> Array:
+        weights = _bit_rows(choices, backward.num_ops) if exact else choices
+        path = _path(backward, weights)
+        return _counts(program, backward, weights, path, num_columns, dtype)
 
-    return one_function(loops)(*jax.tree.map(jnp.asarray, (program, back)), choices)
+    return as_single_xla_call(loops)(*jax.tree.map(jnp.asarray, (program, backward)), choices)
 
 
 def _bit_rows(choices: Array, num_ops: Number) -> Array:
@@ -72,23 +83,23 @@ def _share(path: Array, weight: Array, says: Array) -> Array:
     return path * (start + slope * weight)
 
 
-def _path(back: WayBack, weights: Array) -> Array:
+def _path(backward: BackwardProgram, weights: Array) -> Array:
     """Hand "is on the critical path" from the last op back along the edges."""
     on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
 
     def step(e: Array, path: Array) -> Array:
-        reader, read, says = (back.edges[e, c] for c in range(3))
+        reader, read, says = (backward.edges[e, c] for c in range(3))
         share = _share(take_row(path, reader), take_row(weights, reader), says)
         return put_row(path, take_row(path, read) + share, read)  # paths are disjoint
 
     op = jax.lax.broadcasted_iota(Unsigned, weights.shape, 0)
-    start = jnp.where(op == back.num_ops - Unsigned(1), on, on * 0)
-    return count_up(0, back.num_edges, step, start)
+    start = jnp.where(op == backward.num_ops - Unsigned(1), on, on * 0)
+    return count_up(0, backward.num_edges, step, start)
 
 
 def _counts(
-    program: StepProgram,
-    back: WayBack,
+    program: ForwardProgram,
+    backward: BackwardProgram,
     weights: Array,
     path: Array,
     num_columns: int,
@@ -100,10 +111,10 @@ def _counts(
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
 
     def run(r: Array, counts: Array) -> Array:
-        row, first, end = (back.runs[r, c] for c in range(3))
+        row, first, end = (backward.runs[r, c] for c in range(3))
 
         def use(k: Array, total: Array) -> Array:
-            op, says = back.uses[k, 0], back.uses[k, 1]
+            op, says = backward.uses[k, 0], backward.uses[k, 1]
             share = _share(take_row(path, op), take_row(weights, op), says)
             return total + (jnp.minimum(share & bit, 1) if is_bits else share)
 
@@ -117,4 +128,4 @@ def _counts(
         return count_up(0, 2, term, counts)
 
     empty = jnp.zeros((num_columns, parts[0] * parts[1]), dtype)
-    return count_up(0, back.num_runs, run, empty)
+    return count_up(0, backward.num_runs, run, empty)

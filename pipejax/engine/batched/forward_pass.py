@@ -1,4 +1,4 @@
-"""The way forth: values of all ops of a program, and which operand each waited for."""
+"""The forward pass: values of all ops of a program, and which operand each waited for."""
 
 import functools
 from typing import NamedTuple
@@ -9,11 +9,11 @@ import numpy as np
 
 from pipejax.base.array_types import Array, NumpyArray
 from pipejax.engine.batched.binary_program import NEVER_SLOT
-from pipejax.engine.batched.interpreted_program import GROUP, StepProgram
+from pipejax.engine.batched.interpreted_program import GROUP, ForwardProgram
 from pipejax.engine.batched.single_xla_call import (
     Unsigned,
+    as_single_xla_call,
     count_up,
-    one_function,
     put_row,
     take_row,
 )
@@ -36,7 +36,12 @@ class Tiles(NamedTuple):
 
 
 def values_and_choices(
-    program: StepProgram, pieces: tuple[Array, ...], tiles: Tiles, heat: Array | None, *, keep: bool
+    program: ForwardProgram,
+    pieces: tuple[Array, ...],
+    tiles: Tiles,
+    temperature: Array | None,
+    *,
+    keep: bool,
 ) -> tuple[Array, Array]:
     """Run a program over tiles of configurations, one after the other.
 
@@ -44,21 +49,23 @@ def values_and_choices(
     lanes) bytes, whose bits say which of `GROUP` ops waited for their second operand; of smooth
     ones (ops, tiles, lanes) weights of the second operand.
     """
-    exact, dtype = heat is None, pieces[0].dtype
+    exact, dtype = temperature is None, pieces[0].dtype
     rows = len(program.code) // GROUP if exact else len(program.code)
     shape = (rows if keep else 1, tiles.num_tiles, tiles.lanes)
 
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
     def loops(
-        program: StepProgram, pieces: tuple[Array, ...], first: Array, heat: Array
+        program: ForwardProgram, pieces: tuple[Array, ...], first: Array, temperature: Array
     ) -> tuple[Array, Array]:
         def tile(t: Array, carry: Carry) -> Carry:
             values, choices, columns, cost, state = carry
             at = first + t * Unsigned(tiles.lanes)
             columns = _columns(columns, pieces, at)
             cost = _cost(cost, program, columns)
-            state, choices = _run(program, cost, state, choices, t, None if exact else heat, keep)
+            state, choices = _run(
+                program, cost, state, choices, t, None if exact else temperature, keep
+            )
             return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
         # what a tile needs is made once, and written over by the next one
@@ -74,9 +81,9 @@ def values_and_choices(
         values, choices, *_ = count_up(0, tiles.num_tiles, tile, start)
         return values, choices
 
-    heat = jnp.asarray(0 if heat is None else heat, dtype)
+    temperature = jnp.asarray(0 if temperature is None else temperature, dtype)
     first = jnp.asarray(tiles.first).astype(Unsigned)
-    return one_function(loops)(jax.tree.map(jnp.asarray, program), pieces, first, heat)
+    return as_single_xla_call(loops)(jax.tree.map(jnp.asarray, program), pieces, first, temperature)
 
 
 def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
@@ -97,7 +104,7 @@ def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
     return columns
 
 
-def _cost(cost: Array, program: StepProgram, columns: Array) -> Array:
+def _cost(cost: Array, program: ForwardProgram, columns: Array) -> Array:
     """Fill in the costs of a tile by rows."""
 
     def step(r: Array, cost: Array) -> Array:
@@ -108,16 +115,16 @@ def _cost(cost: Array, program: StepProgram, columns: Array) -> Array:
 
 
 def _run(
-    program: StepProgram,
+    program: ForwardProgram,
     cost: Array,
     state: Array,
     choices: Array,
     t: Array,
-    heat: Array | None,
+    temperature: Array | None,
     keep: bool,
 ) -> tuple[Array, Array]:
     """Values of a tile by slots, and the choices with its own entered."""
-    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if heat is None else cost.dtype)
+    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         state, choices, kept = carry
@@ -126,7 +133,7 @@ def _run(
             first, second, slot, lag, own = (program.code[k, c] for c in range(5))
             one = take_row(state, first)
             other = take_row(state, second) + take_row(cost, lag)
-            value, weight = _maximum(one, other, heat)
+            value, weight = _maximum(one, other, temperature)
             if keep:
                 # the last row stays zero; where it is added to an index, XLA writes the value
                 # after the choice has read the state, which it would copy otherwise
@@ -149,11 +156,11 @@ def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
     return jax.lax.dynamic_update_slice(choices, kept[:GROUP, None], place)
 
 
-def _maximum(one: Array, other: Array, heat: Array | None) -> tuple[Array, Array]:
+def _maximum(one: Array, other: Array, temperature: Array | None) -> tuple[Array, Array]:
     """Maximum of two operands, and the weight of the second; at a tie the first one wins."""
-    if heat is None:
+    if temperature is None:
         second_wins = other > one
         return jax.lax.select(second_wins, other, one), second_wins
     gap = other - one
-    smooth = jnp.maximum(one, other) + heat * jnp.log1p(jnp.exp(-jnp.abs(gap) / heat))
-    return smooth, jax.nn.sigmoid(gap / heat)
+    smooth = jnp.maximum(one, other) + temperature * jnp.log1p(jnp.exp(-jnp.abs(gap) / temperature))
+    return smooth, jax.nn.sigmoid(gap / temperature)

@@ -27,7 +27,7 @@ UIntArray = UInt[Array, "..."] | UInt[NumpyArray, "..."]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StepProgram:
+class ForwardProgram:
     """A program as data, padded to a bucket of sizes.
 
     Attributes:
@@ -48,7 +48,7 @@ class StepProgram:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WayBack:
+class BackwardProgram:
     """The same program for counting costs on the critical path, from the last op to the first.
 
     Attributes:
@@ -70,8 +70,8 @@ class WayBack:
     num_runs: UIntArray
 
 
-jax.tree_util.register_dataclass(StepProgram)
-jax.tree_util.register_dataclass(WayBack)
+jax.tree_util.register_dataclass(ForwardProgram)
+jax.tree_util.register_dataclass(BackwardProgram)
 
 
 def bucket(size: int, least: int) -> int:
@@ -86,7 +86,7 @@ def cost_columns(rows: CostRows) -> list[tuple[str, int]]:
     return [(name, entry) for name, entries in rows.fields for entry in range(entries)]
 
 
-def step_program(ops: BinaryOps, rows: CostRows) -> StepProgram:
+def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     """Lay a program out as data."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
@@ -94,7 +94,7 @@ def step_program(ops: BinaryOps, rows: CostRows) -> StepProgram:
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
     code[: ops.num_ops] = np.stack(columns, axis=1)
     terms = _terms(rows)
-    return StepProgram(
+    return ForwardProgram(
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
@@ -118,7 +118,7 @@ def num_columns(rows: CostRows) -> int:
     return bucket(1 + sum(entries for _, entries in rows.fields), LEAST_ROWS)
 
 
-def way_back(ops: BinaryOps, rows: CostRows) -> WayBack:
+def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     """Lay the edges and the uses of costs out as data."""
     number = np.arange(ops.num_ops)[::-1]
     edges = np.stack(
@@ -137,7 +137,7 @@ def way_back(ops: BinaryOps, rows: CostRows) -> WayBack:
     order = np.lexsort((used, uses[:, 0] // STRETCH))
     order = order[used[order] != ZERO_ROW]
     runs = _runs(used[order])
-    return WayBack(
+    return BackwardProgram(
         edges=_padded(edges, bucket(len(edges), LEAST_EDGES)),
         num_edges=np.array(len(edges), Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),

@@ -8,22 +8,23 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pipejax.base.array_types import Array, Float, Num, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
 from pipejax.engine.batched.backward_pass import BITS, counts_on_path
-from pipejax.engine.batched.blocks import in_blocks
 from pipejax.engine.batched.forward_pass import Tiles, values_and_choices
-from pipejax.engine.batched.interpreted_program import StepProgram, WayBack
+from pipejax.engine.batched.interpreted_program import BackwardProgram, ForwardProgram
 from pipejax.engine.batched.sharding import Spread
 from pipejax.engine.batched.single_xla_call import wide_vectors
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
+Solved = TypeVar("Solved")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
 ROW_BYTES = 512  # of a row of the state: rows of that size are added up fastest
@@ -38,11 +39,11 @@ def lanes(dtype: np.dtype) -> int:
     return ROW_BYTES // dtype.itemsize
 
 
-def stepped_makespans(
-    program: StepProgram,
+def interpreted_makespans(
+    program: ForwardProgram,
     pieces: Pieces,
     *,
-    back: WayBack | None = None,
+    backward: BackwardProgram | None = None,
     temperature: float | None = None,
     over: Spread | None = None,
 ) -> Result:
@@ -52,12 +53,12 @@ def stepped_makespans(
     None.
     """
     size = max(map(len, pieces))
-    heat = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
+    smoothing = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
     if over is not None:
         is_shared = tuple(len(piece) == 1 for piece in pieces)
-        return _compiled_over(over, is_shared)(program, back, heat, pieces)
+        return _compiled_over(over, is_shared)(program, backward, smoothing, pieces)
     threads = _num_threads(program, size, pieces[0].dtype)
-    run = functools.partial(_compiled(), program, back, heat)
+    run = functools.partial(_compiled(), program, backward, smoothing)
     if threads <= 1:
         return run(pieces)
     return _side_by_side(run, pieces, size, threads)
@@ -97,7 +98,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
 
 
-def _num_threads(program: StepProgram, size: int, dtype: np.dtype) -> int:
+def _num_threads(program: ForwardProgram, size: int, dtype: np.dtype) -> int:
     """Threads that share a batch; the same for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
@@ -127,34 +128,55 @@ def _compiled_over(over: Spread, is_shared: tuple[bool, ...]) -> Callable[..., R
 
 
 def _run(
-    program: StepProgram, back: WayBack | None, heat: Array | None, pieces: tuple[Array, ...]
+    program: ForwardProgram,
+    backward: BackwardProgram | None,
+    temperature: Array | None,
+    pieces: tuple[Array, ...],
 ) -> tuple[Array, Array | None]:
     size, dtype = max(map(len, pieces)), pieces[0].dtype
-    tiles, width = _block(program, size, dtype, back, heat)
+    tiles, width = _block(program, size, dtype, backward, temperature)
     block = tiles * width
     if block > size:
         pieces = tuple(_lengthened(p, block) if len(p) == size else p for p in pieces)
 
     def solve(at: Array) -> tuple[Array, Array | None]:
-        keep = back is not None
+        keep = backward is not None
         values, choices = values_and_choices(
-            program, pieces, Tiles(at, tiles, width), heat, keep=keep
+            program, pieces, Tiles(at, tiles, width), temperature, keep=keep
         )
-        if back is None:
+        if backward is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
-        small = heat is None and len(back.uses) < 1 << 16  # half the bytes for the same numbers
+        small = (
+            temperature is None and len(backward.uses) < 1 << 16
+        )  # half the bytes for the same numbers
         return values.reshape(-1), counts_on_path(
             program,
-            back,
+            backward,
             choices,
             num_columns=1 + sum(piece.shape[1] for piece in pieces),
             dtype=np.dtype(np.uint16) if small else dtype,
         )
 
-    found = in_blocks(solve, size=max(size, block), block=block)
+    found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
     return cut
+
+
+def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> Solved:
+    """Solve a batch block by block in one loop; the state of a block fits into cache."""
+    shapes = jax.eval_shape(solve, np.int32(0))
+    whole = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
+
+    def step(k: Int[Array, ""], done: Solved) -> Solved:
+        at = jnp.minimum(k * block, size - block)
+        return jax.tree.map(
+            lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, -1),
+            done,
+            solve(at),
+        )
+
+    return jax.lax.fori_loop(0, -(-size // block), step, whole)
 
 
 def _lengthened(piece: Array, size: int) -> Array:
@@ -165,20 +187,24 @@ def _lengthened(piece: Array, size: int) -> Array:
 
 
 def _block(
-    program: StepProgram, size: int, dtype: np.dtype, back: WayBack | None, heat: Array | None
+    program: ForwardProgram,
+    size: int,
+    dtype: np.dtype,
+    backward: BackwardProgram | None,
+    temperature: Array | None,
 ) -> tuple[int, int]:
     """Tiles of a block, and configurations of a tile.
 
     As many as the choices and paths of all ops leave room for, and blocks of one size. An
     accelerator takes one wide tile: its threads are what a CPU's vectors are.
     """
-    bits = 3 if heat is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
+    bits = 3 if temperature is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
     width = lanes(dtype)
     if jax.default_backend() != "cpu":
         room = ACCELERATOR_BYTES * 8 // (bits * len(program.code))
-        return 1, max(width, min(size, size if back is None else room) // BITS * BITS)
+        return 1, max(width, min(size, size if backward is None else room) // BITS * BITS)
     most = MAX_TILES
-    if back is not None:
+    if backward is not None:
         most = max(1, min(most, CHOICE_BYTES * 8 // (bits * len(program.code) * width)))
     blocks = -(-size // (most * width))
     return -(-size // (blocks * width)), width

@@ -1,14 +1,14 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
 Two forms of the recurrence do the work: `unrolled.py` for the values of large batches of small
-programs, `stepped.py` for everything else. Both follow the first-predecessor rule of
+programs, `interpreter.py` for everything else. Both follow the first-predecessor rule of
 `recurrence.py`, so a batch gives what `makespan` gives one by one.
 """
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -19,14 +19,14 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
 from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.engine.batched.interpreted_program import (
-    StepProgram,
-    WayBack,
+    BackwardProgram,
+    ForwardProgram,
+    backward_program,
     cost_columns,
+    forward_program,
     num_columns,
-    step_program,
-    way_back,
 )
-from pipejax.engine.batched.interpreter import Counts, Pieces, lanes, stepped_makespans
+from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makespans, lanes
 from pipejax.engine.batched.sharding import Spread, spread_of, spread_out
 from pipejax.engine.batched.unrolled import MAX_OPS, unrolled_makespans
 from pipejax.engine.lowering.program import Program
@@ -44,12 +44,12 @@ class _Plan:
 
     ops: BinaryOps
     rows: CostRows
-    steps: StepProgram
+    forward: ForwardProgram
 
     @functools.cached_property
-    def back(self) -> WayBack:
-        """The way back, which only gradients need."""
-        return way_back(self.ops, self.rows)
+    def backward(self) -> BackwardProgram:
+        """What the backward pass needs: only gradients pay for it."""
+        return backward_program(self.ops, self.rows)
 
 
 _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
@@ -82,7 +82,7 @@ def makespans(
         negative or not finite, or the temperature is not above 0.
 
     Cost:
-      State of a configuration is one number per live op. The stepped form compiles once per
+      State of a configuration is one number per live op. The interpreter compiles once per
       bucket of sizes, the unrolled one once per program.
 
     Example:
@@ -102,7 +102,9 @@ def makespans(
             values = unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=length)
         else:
             pieces = _pieces(plan.rows, cut, count, over)
-            values, _ = stepped_makespans(plan.steps, pieces, temperature=temperature, over=over)
+            values, _ = interpreted_makespans(
+                plan.forward, pieces, temperature=temperature, over=over
+            )
         parts.append(values[:count])
     return parts[0] if len(parts) == 1 else jax.numpy.concatenate(parts)
 
@@ -139,8 +141,8 @@ def makespans_and_grad(
     values, counts = [], []
     for cut, count, over in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
         pieces = _pieces(plan.rows, cut, count, over)
-        value, found = stepped_makespans(
-            plan.steps, pieces, back=plan.back, temperature=temperature, over=over
+        value, found = interpreted_makespans(
+            plan.forward, pieces, backward=plan.backward, temperature=temperature, over=over
         )
         values.append(value[:count])
         counts.append(_on_host(found)[:, :count])
@@ -148,34 +150,6 @@ def makespans_and_grad(
         plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1), leaves
     )
     return values[0] if len(values) == 1 else jax.numpy.concatenate(values), gradient
-
-
-def makespans_of(
-    programs: Sequence[Program], costs: Sequence[Costs], *, temperature: float | None = None
-) -> list[Float[Array, " batch"]]:
-    """Makespans of many schedules, each with its batch: a whole comparison in a few compilations.
-
-    Programs are padded to a few buckets of sizes; all in a bucket share one compilation.
-
-    Returns (batch) makespans of each program [s].
-    """
-    if len(programs) != len(costs):
-        raise ValueError(f"{len(programs)} programs need as many costs, got {len(costs)}")
-    return [
-        makespans(program, cost, temperature=temperature, unroll=False)
-        for program, cost in zip(programs, costs, strict=True)
-    ]
-
-
-def stream_makespans(
-    program: Program, batches: Iterable[Costs], *, temperature: float | None = None
-) -> Iterator[Float[NumpyArray, " batch"]]:
-    """Makespans of batches that come one after the other: any number of configurations.
-
-    Returns (batch) makespans [s] of each batch, on the host.
-    """
-    for costs in batches:
-        yield np.asarray(makespans(program, costs, temperature=temperature))
 
 
 def _prepare(
@@ -200,7 +174,7 @@ def _plan(program: Program, costs: Costs) -> _Plan:
         known = next(iter(plans.values()), None)
         ops = binary_ops(program) if known is None else known.ops
         rows = cost_rows(program, costs)
-        plans[shapes] = _Plan(ops, rows, step_program(ops, rows))
+        plans[shapes] = _Plan(ops, rows, forward_program(ops, rows))
     return plans[shapes]
 
 
@@ -247,7 +221,7 @@ def _on_host(counts: Counts | None) -> Counts:
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> Pieces:
-    """Lay the fields that a program reads out for the stepped form.
+    """Lay the fields that a program reads out for the interpreter.
 
     A large batch goes as it is, a compilation for every combination of shapes. A small one is
     copied into one matrix of a bucket of sizes; what it holds beyond is never read.

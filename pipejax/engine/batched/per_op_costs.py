@@ -13,7 +13,12 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import CostRows
-from pipejax.engine.batched.interpreted_program import StepProgram, WayBack, step_program, way_back
+from pipejax.engine.batched.interpreted_program import (
+    BackwardProgram,
+    ForwardProgram,
+    backward_program,
+    forward_program,
+)
 from pipejax.engine.lowering.cost_layout import ZERO
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import NodeCosts
@@ -24,15 +29,15 @@ LEAST_COLUMNS = 64
 Nodes = Int[NumpyArray, " some"]
 
 
-class OwnCosts(NamedTuple):
+class PerOpCosts(NamedTuple):
     """What the batched engine needs, and where its columns stand.
 
     Columns come in pieces of one width each: one of ops, and one for each time that a message
     takes (one, or transmit time and latency apart), which the messages' link model decides.
 
     Attributes:
-      steps: the program as data; its costs are the columns of all pieces in order.
-      back: the way back, for the critical path.
+      forward: the program as data; its costs are the columns of all pieces in order.
+      backward: the same for the backward pass, which counts costs on the critical path.
       duration_index: (nodes) column of what each node takes, from 1 on; 0 is no time.
       lag_index: (nodes, max_preds) column of the delay from each predecessor, from 1 on.
       ops: (ops) node of each column of the first piece.
@@ -42,8 +47,8 @@ class OwnCosts(NamedTuple):
       message_seconds: pieces of (width) what each message takes [s].
     """
 
-    steps: StepProgram
-    back: WayBack
+    forward: ForwardProgram
+    backward: BackwardProgram
     duration_index: Int[NumpyArray, " nodes"]
     lag_index: Int[NumpyArray, "nodes max_preds"]
     ops: Nodes
@@ -53,7 +58,7 @@ class OwnCosts(NamedTuple):
     message_seconds: tuple[Float[NumpyArray, " width"], ...]
 
 
-def own_costs(program: Program, costs: NodeCosts) -> OwnCosts:
+def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     """Give every op and every message of a program a column of its own."""
     sent = program.messages
     duration, delay = map(np.asarray, costs)
@@ -78,9 +83,9 @@ def own_costs(program: Program, costs: NodeCosts) -> OwnCosts:
         pieces.append(_filled(delay[*edge], message_width))
     numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
     binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
-    return OwnCosts(
-        steps=step_program(binary, rows),
-        back=way_back(binary, rows),
+    return PerOpCosts(
+        forward=forward_program(binary, rows),
+        backward=backward_program(binary, rows),
         duration_index=own,
         lag_index=lag,
         ops=ops,

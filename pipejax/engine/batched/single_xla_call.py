@@ -18,9 +18,9 @@ from pipejax.base.array_types import Array, NumpyArray
 
 # XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time
 WIDE = {"xla_cpu_prefer_vector_width": 512}
-ONE_FUNCTION = {"xla_cpu_small_call": "true", "inlineable": "false"}
+SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
 Unsigned = jax.numpy.uint32  # of an index
-NONE = dict.fromkeys(ONE_FUNCTION)
+NONE = dict.fromkeys(SINGLE_CALL)
 
 Number = Array | NumpyArray | int  # a row, or a bound of a loop
 
@@ -37,7 +37,7 @@ def wide_vectors() -> dict[str, int]:
     return WIDE
 
 
-def one_function(loops: Callable[..., Any]) -> Callable[..., Any]:
+def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
     """Make one function of what a callable traces, where the backend can."""
     if jax.default_backend() != "cpu":
         return loops
@@ -48,7 +48,7 @@ def one_function(loops: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
-        with set_xla_metadata(**ONE_FUNCTION):
+        with set_xla_metadata(**SINGLE_CALL):
             return jax.jit(plain)(*arrays)
 
     return call

@@ -2,7 +2,7 @@
 
 XLA fuses the whole program into a single pass over the batch, which it also splits over the
 cores. That is the fastest form there is, and the one whose compile time grows with the program;
-`stepped.py` takes over where it would be too long.
+`interpreter.py` takes over where it would be too long.
 """
 
 import functools
