@@ -13,6 +13,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import is_number
+from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 
@@ -33,6 +34,7 @@ CHANGES: Mapping[Phase, tuple[tuple[int, int, int], ...]] = {  # when, of what, 
 Sizes = float | Sequence[float] | Float[NumpyArray, " stages"] | Int[NumpyArray, " stages"]
 
 
+@short_repr
 class ActivationMemory(NamedTuple):
     """Activation memory by worker as steps; sizes are in the unit that they were given in.
 

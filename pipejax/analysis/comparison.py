@@ -7,6 +7,7 @@ import numpy as np
 from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.held_activations import peak_in_flight
@@ -17,6 +18,7 @@ from pipejax.schedules.table.table import ScheduleTable
 TOLERANCE = 1e-9
 
 
+@short_repr
 class Levels(NamedTuple):
     """One schedule at the three levels.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipejax.analysis.metrics import bubble_overhead, bubble_ratio, busy_times, spans
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE, Program, pad
@@ -20,6 +21,7 @@ from pipejax.schedules.table.table import ScheduleTable
 MIN_NODES = 64  # smallest compiled shape
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What one schedule does under one set of costs. Times are seconds, arrays are NumPy's.

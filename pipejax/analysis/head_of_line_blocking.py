@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import send_and_receive
 from pipejax.engine.lowering.link_models import QUEUES
@@ -59,6 +60,7 @@ class TransferWait(NamedTuple):
         return self.start - self.ready
 
 
+@short_repr
 class TransferWaits(NamedTuple):
     """What all transfers of a run waited for.
 

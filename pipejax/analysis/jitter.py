@@ -13,6 +13,7 @@ from pipejax.analysis.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
 from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
@@ -32,6 +33,7 @@ OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of rando
 Samples = Float[NumpyArray, " samples"]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Jittered:
     """What jitter does to the makespan of one schedule. Times are seconds, arrays are NumPy's.

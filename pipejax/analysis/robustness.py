@@ -8,8 +8,10 @@ import numpy as np
 from pipejax.analysis.jitter import Jittered
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import is_number
+from pipejax.base.short_repr import short_repr
 
 
+@short_repr
 class Robustness(NamedTuple):
     """One schedule among others under the same jitter.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
@@ -58,6 +59,7 @@ PARAMETERS = (
 )
 
 
+@short_repr
 class Elasticities(NamedTuple):
     """What the step time depends on, and how strongly.
 

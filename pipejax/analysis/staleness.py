@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held
@@ -25,6 +26,7 @@ SAME_MOMENT = 1e-9  # share of the makespan: sums of costs that differ by less a
 PART = 64  # microbatches whose delays are counted at once
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Staleness:
     """Weight versions and delays of a table. Where nothing updates within it, all delays are 0.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.seconds import Number
 from pipejax.engine.lowering.program import Program
@@ -15,6 +16,7 @@ from pipejax.schedules.cells.ops import TIMED
 Vector = Float[Array, " costs"] | Float[NumpyArray, " costs"]
 
 
+@short_repr
 class NodeCosts(NamedTuple):
     """The costs of one program.
 

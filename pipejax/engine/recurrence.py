@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price
@@ -142,6 +143,7 @@ def _critical_path(
     return on_path
 
 
+@short_repr
 class CriticalPath(NamedTuple):
     """One longest path, the one that the gradient of the makespan counts.
 

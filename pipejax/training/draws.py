@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Int, NumpyArray, UInt
 from pipejax.base.checks import whole_number
+from pipejax.base.short_repr import short_repr
 
 CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
@@ -20,6 +21,7 @@ Whole = Int[Array, ""] | UInt[Array, ""]
 Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
 
+@short_repr
 class Draw(NamedTuple):
     """What one update reads and writes.
 

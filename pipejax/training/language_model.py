@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 from pipejax.training.text import encode, read_text, windows
 
@@ -24,6 +25,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Parameters = Mapping[str, Array]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel(TrainingObjective):
     """Mean cross-entropy of the next character [nats].

@@ -9,12 +9,14 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import is_number, whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.training.linear import DataPartition, Linear, LinearBatch
 from pipejax.training.objective import Blocks, Leaf
 
 LARGEST_GRADIENT = 1e-8  # norm at the minimum; the value is then off by about its square / 2 l2
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Logistic(Linear):
     """Mean of log(1 + exp(-y x . w)) over the examples, plus l2 |w|^2 / 2.

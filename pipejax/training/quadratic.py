@@ -13,9 +13,11 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, is_number, whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.training.linear import DataPartition, Linear, LinearBatch
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quadratic(Linear):
     """Least squares of a linear model.

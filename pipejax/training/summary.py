@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.training.training_run import TrainingRun
 
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Summary:
     """Runs by step size, over their seeds.

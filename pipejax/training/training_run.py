@@ -5,10 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 
 DIVERGED = 1000.0  # times the gap at the start
 
 
+@short_repr
 class TrainingRun(NamedTuple):
     """One training run, or many with the same leading axes on every array but `update`.
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.schedules.cells.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, STEP_END, Phase
 
@@ -17,6 +18,7 @@ NO_WORKER = -1
 IntArray = Int[Array, "..."] | Int[NumpyArray, "..."]
 
 
+@short_repr
 class MessageTable(NamedTuple):
     """The messages of a program, for reports and drawings; the recurrence does not need them.
 
@@ -43,6 +45,7 @@ class MessageTable(NamedTuple):
     receiver: IntArray
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """What every node waits for, and where its costs stand; nodes are in topological order.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Index, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import (
     COMPUTE,
     NO_MICROBATCH,
@@ -23,6 +24,7 @@ from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
 NOWHERE = -1  # an op that the table does not hold
 
 
+@short_repr
 class Cells(NamedTuple):
     """The cells of a table as four dense arrays (workers, slots).
 

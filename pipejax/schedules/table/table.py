@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -274,6 +275,18 @@ class ScheduleTable:
             stage_shares=self.stage_shares,
             weights=self.weights if updates else NEWEST,
         )
+
+    def __repr__(self) -> str:
+        """Return name and size; `print` shows the grid."""
+        return (
+            f"ScheduleTable({self.name!r}: {self.num_workers} workers x {self.num_slots} slots, "
+            f"{self.num_stages} stages, {self.num_microbatches} microbatches)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the table is made from; what it has found out is found out again."""
+        given = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
+        return ScheduleTable, (*given, self.stage_shares, self.weights)
 
     def __str__(self) -> str:
         """Return the table as a grid."""

@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
+from pipejax.base.short_repr import short_repr
 from pipejax.schedules.table.table import ScheduleTable
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """The best schedule so far, and how far from the best it can be. Times are seconds.

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
 from pipejax.engine.lowering.lower import lower
@@ -35,6 +36,7 @@ Order = Int[NumpyArray, " transfers"]
 Progress = Callable[[int, float], None]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class TransferOrder:
     """The best order of transfers that a search found. Times are seconds.

@@ -1,0 +1,37 @@
+"""A result shows itself in a few lines: arrays by type and shape, never number by number."""
+
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+LONGEST = 60  # characters of one field
+
+Record = TypeVar("Record")
+
+
+def short_repr(record: type[Record]) -> type[Record]:
+    """Give a dataclass or a named tuple a `repr` of the form `Name(field=value, ...)`."""
+    record.__repr__ = _show  # type: ignore[method-assign]
+    return record
+
+
+def _show(record: Any) -> str:
+    names = record._fields if hasattr(record, "_fields") else record.__dataclass_fields__
+    fields = ", ".join(f"{name}={_short(getattr(record, name))}" for name in names)
+    return f"{type(record).__name__}({fields})"
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
+        return f"{value.dtype}{[*value.shape]}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = repr(value)
+    if len(text) <= LONGEST:
+        return text
+    if (
+        isinstance(value, Collection)
+        and not isinstance(value, str)
+        and not hasattr(value, "_fields")
+    ):
+        return f"{type(value).__name__} of {len(value)}"
+    return f"{text[:LONGEST]}..."

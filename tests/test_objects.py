@@ -1,0 +1,58 @@
+"""What users hold in their hands: it shows itself briefly, and survives pickle and deepcopy."""
+
+import copy
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+
+
+def objects():
+    table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0, transfer=0.5)
+    run = pj.evaluate(table, costs, link="rendezvous")
+    yield from (table, costs, run, run.program, pj.activation_memory(run), pj.transfer_waits(run))
+    yield pj.staleness(pj.schedules.build("pipedream", num_workers=4, num_microbatches=40))
+    yield from (pj.load_model("gpt3-175b"), pj.load_system("h100"))
+    yield pj.Workload(pj.load_model("gpt3-175b"), minibatch=8)
+    yield pj.jitter(table, costs, pj.Jitter(op=pj.Distribution("lognormal", 0.1)), samples=64)
+
+
+@pytest.fixture(scope="module")
+def held():
+    return list(objects())
+
+
+def test_a_repr_is_short(held):
+    for each in held:
+        assert repr(each).startswith(f"{type(each).__name__}("), each
+        assert len(repr(each)) < 1200, each
+
+
+def same(a, b):
+    leaves = zip(jax.tree.leaves(vars_of(a)), jax.tree.leaves(vars_of(b)), strict=True)
+    for one, other in leaves:
+        if isinstance(one, np.ndarray | jax.Array | float | int | str):
+            np.testing.assert_array_equal(one, other)
+
+
+def vars_of(each):
+    return each._asdict() if hasattr(each, "_asdict") else dict(vars(each))
+
+
+def test_pickle_and_deepcopy(held):
+    for each in held:
+        for other in (pickle.loads(pickle.dumps(each)), copy.deepcopy(each)):
+            assert type(other) is type(each)
+            assert repr(other) == repr(each)
+            same(each, other)
+
+
+def test_a_pickled_table_is_the_same_schedule(held):
+    table, costs, run, *_ = held
+    again = pickle.loads(pickle.dumps(table))
+    assert str(again) == str(table)
+    assert pj.evaluate(again, costs, link="rendezvous").makespan == run.makespan
