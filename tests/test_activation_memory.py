@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import pipejax as pj
 from pipejax.costs.workload import stage_bytes
+from pipejax.schedules.cells.memory_ledger import END, START, change_of
 from pipejax.schedules.table.held_activations import peak_activation_bytes
 
 THIRD = Fraction(1, 3)
@@ -119,6 +120,19 @@ def test_what_starts_starts_when_something_ends(case, link):
     run = pj.evaluate(case.table, costs, link=link)
     assert set(run.node_start.tolist()) <= {0.0, *run.node_finish.tolist()}
     assert set(run.message_start.tolist()) <= {0.0, *run.node_finish.tolist()}
+
+
+@pytest.mark.parametrize("life", ["FB", "FIW", "FOLB", "FOLIW"])
+def test_the_ledger_frees_what_it_takes(life):
+    changes = [
+        change_of(pj.Phase[letter], moment, whole=7, for_w=3)
+        for letter in life
+        for moment in (START, END)
+    ]
+    assert sum(changes) == 0
+    assert max(np.cumsum(changes)) == 7
+    assert change_of(pj.Phase.I, END, whole=7, for_w=3) == -4
+    assert change_of(pj.Phase.SEND_F, END, whole=7, for_w=3) == 0
 
 
 def memory_of(row, costs, **options):

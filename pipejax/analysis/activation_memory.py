@@ -1,35 +1,15 @@
-"""Activation memory of a run as a function of time: what each worker holds, and when most.
+"""Activation memory of a run as a function of time: what each worker holds, and when most."""
 
-Levels are not added up change by change. A worker holds so many activations of each size, whole
-numbers that are counted exactly, and a level is the sum of count times size: where all is released
-it is 0, and four activations are 4.0.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import is_number
 from pipejax.base.short_repr import short_repr
-from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
-
-START, END = 0, 1  # of the op
-# what a worker holds of a (stage, microbatch): all, what W needs, inputs for R, or what F left,
-# which is all or, where R comes later, the inputs
-WHOLE, FOR_W, FOR_R, LEFT_BY_F = 0, 1, 2, 3
-CHANGES: Mapping[Phase, tuple[tuple[int, int, int], ...]] = {  # when, of what, how many more
-    Phase.F: ((START, LEFT_BY_F, 1),),
-    Phase.R: ((START, FOR_R, -1), (START, WHOLE, 1)),
-    Phase.B: ((END, WHOLE, -1),),
-    Phase.I: ((END, WHOLE, -1), (END, FOR_W, 1)),
-    Phase.W: ((END, FOR_W, -1),),
-    Phase.O: ((END, LEFT_BY_F, -1),),
-    Phase.L: ((START, LEFT_BY_F, 1),),
-}
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 
 Sizes = float | Sequence[float] | Float[NumpyArray, " stages"] | Int[NumpyArray, " stages"]
 
@@ -122,50 +102,17 @@ def activation_memory(
     inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, stages)
     if not (is_number(weight_share) and weight_share <= 1):
         raise ValueError(f"weight_share must be a number from 0 to 1, got {weight_share!r}")
-    events = _events(evaluation)
-    size = np.stack([whole, weight_share * whole, inputs])[events.part, events.stage]
-    held = np.zeros(len(size))
-    for value in np.unique(size):  # counts of one size are whole numbers: they end at 0
-        held += value * np.cumsum(np.where(size == value, events.change, 0))
-    last = np.append(_differ(events.worker, events.time), True)  # of all changes at one moment
-    worker, time, held = events.worker[last], events.time[last], held[last]
+    ops = HeldOps.of(evaluation.table.content)
+    cell = ops.worker, ops.start
+    ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
+    parts = HeldParts.of(ops)
+    held = parts.levels(np.stack([whole, weight_share * whole, inputs]))
+    worker, time = parts.worker[parts.settled], parts.time[parts.settled]
     peak, peak_at = np.zeros((2, evaluation.workers))
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
     peak_at[worker[is_peak]] = time[is_peak]
     return ActivationMemory(worker, time, held, peak, peak_at, whole, float(weight_share))
-
-
-class _Events(NamedTuple):
-    """Changes of what workers hold, by worker, then time."""
-
-    worker: Int[NumpyArray, " changes"]
-    time: Float[NumpyArray, " changes"]
-    stage: Int[NumpyArray, " changes"]
-    part: Int[NumpyArray, " changes"]
-    change: Int[NumpyArray, " changes"]
-
-
-def _events(evaluation: Evaluation) -> _Events:
-    table = evaluation.table
-    recomputed = table.content.where[Phase.R] >= 0
-    moments = evaluation.start, evaluation.finish
-    found: list[tuple[NumpyArray, ...]] = []
-    for cells in (table.cells, table.partners):
-        for phase, changes in CHANGES.items():
-            place = np.nonzero(cells.phase == phase)
-            stage, microbatch = cells.stage[place], cells.microbatch[place]
-            left = np.where(recomputed[stage, microbatch], FOR_R, WHOLE)
-            for when, of, more in changes:
-                part = left if of == LEFT_BY_F else np.full_like(left, of)
-                found.append((place[0], moments[when][place], stage, part, 0 * left + more))
-    events = _Events(*map(np.concatenate, zip(*found, strict=True)))
-    order = np.lexsort((events.time, events.worker))
-    return _Events(*(field[order] for field in events))
-
-
-def _differ(worker: NumpyArray, time: NumpyArray) -> Bool[NumpyArray, " neighbours"]:
-    return (worker[1:] != worker[:-1]) | (time[1:] != time[:-1])
 
 
 def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:

@@ -11,7 +11,7 @@ from pipejax.analysis.evaluate import Evaluation
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.costs.measured import parse_seconds
 from pipejax.costs.workload import Workload, stage_bytes
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 
 
 class HeldMemory(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from pipejax.base.checks import number
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
 from pipejax.schedules.heuristics.plan_table import plan_table
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.heuristics.plan_table import plan_table
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
 from pipejax.schedules.table.table import ScheduleTable
 

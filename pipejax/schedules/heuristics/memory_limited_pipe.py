@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import is_number, whole_number
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 
 Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
 ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal

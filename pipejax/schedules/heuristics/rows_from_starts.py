@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import HOST, Cell, Op, Phase
 from pipejax.schedules.heuristics.memory_limited_pipe import ROUNDING
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 
 KNOWN = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
 

@@ -9,7 +9,6 @@ from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.weight_versions import versions_held
 from pipejax.schedules.table.table import ScheduleTable
 
-WEIGHT_SHARE = 1 / 3  # of an activation, which the weight gradient still needs after I
 Bytes = Float[NumpyArray, " stages"]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from pipejax.base.checks import whole_number
 from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.problem import WEIGHT_SHARE, PerEntry, pose
+from pipejax.search.schedule.problem import PerEntry, pose
 from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import Store
 

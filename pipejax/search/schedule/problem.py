@@ -10,13 +10,13 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, Phase
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.integer_grid import choose_grid, common_parts
 
 OBJECTIVES = ("makespan", "span")
 LINKS = ("delay", "queued")
-WEIGHT_SHARE = 1 / 3  # of an activation: what the weight gradient needs
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
 SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)

@@ -1,0 +1,145 @@
+"""The memory ledger: what each op does to the activation memory of its worker, and when.
+
+Everything that counts memory reads this one table: the run of a schedule in time, the counts of
+its rows that sweeps price, the optimizer and the heuristics. It counts parts of activations, which
+are whole numbers, and a level is the sum of count times size: where all is released it is 0.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Int, Num, NumpyArray
+from pipejax.schedules.cells.cells import Content
+from pipejax.schedules.cells.ops import Phase
+
+WEIGHT_SHARE = 1 / 3  # of an activation, that W needs after I, where no layer says how much
+
+START, END = 0, 1  # of an op
+# parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
+PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
+LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
+
+Size = TypeVar("Size", float, NumpyArray)
+
+
+class Entry(NamedTuple):
+    """One entry of the ledger.
+
+    Attributes:
+      moment: `START` or `END` of the op.
+      part: what is taken or freed.
+      change: how many more of it the worker holds from then on.
+    """
+
+    moment: int
+    part: int
+    change: int
+
+
+LEDGER: Mapping[Phase, tuple[Entry, ...]] = {
+    Phase.F: (Entry(START, LEFT_BY_F, 1),),
+    Phase.R: (Entry(START, CHECKPOINT, -1), Entry(START, WHOLE, 1)),
+    Phase.B: (Entry(END, WHOLE, -1),),
+    Phase.I: (Entry(END, WHOLE, -1), Entry(END, FOR_W, 1)),
+    Phase.W: (Entry(END, FOR_W, -1),),
+    Phase.O: (Entry(END, LEFT_BY_F, -1),),
+    Phase.L: (Entry(START, LEFT_BY_F, 1),),
+}
+
+
+def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
+    """How much more a worker holds from that moment on, where nothing is recomputed."""
+    size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
+    entries = (entry for entry in LEDGER.get(phase, ()) if entry.moment == moment)
+    return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
+
+
+class HeldOps(NamedTuple):
+    """Ops that take or free memory.
+
+    Attributes:
+      phase: (ops) phase code.
+      stage: (ops) stage.
+      worker: (ops) worker.
+      recomputed: (ops) whether R brings back what F does not leave.
+      start: (ops) start, in any unit of time; in row order the slot.
+      end: (ops) end.
+    """
+
+    phase: Int[NumpyArray, " ops"]
+    stage: Int[NumpyArray, " ops"]
+    worker: Int[NumpyArray, " ops"]
+    recomputed: Bool[NumpyArray, " ops"]
+    start: Num[NumpyArray, " ops"]
+    end: Num[NumpyArray, " ops"]
+
+    @classmethod
+    def of(cls, content: Content) -> "HeldOps":
+        """List the ops of a table, fused pairs included: each lasts one slot."""
+        recomputed = content.where[Phase.R] >= 0
+        found: list[tuple[NumpyArray, ...]] = []
+        for cells in (content.cells, content.partners):
+            worker, slot = place = np.nonzero(np.isin(cells.phase, [*LEDGER]))
+            phase, stage, microbatch = (field[place] for field in cells[:3])
+            found.append((phase, stage, worker, recomputed[stage, microbatch], slot, slot + 1))
+        return cls(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+class HeldParts(NamedTuple):
+    """Changes of what workers hold, by worker, then time.
+
+    Attributes:
+      worker: (changes) ascending.
+      time: (changes) ascending for each worker.
+      part: (changes) one of `PARTS`.
+      stage: (changes) stage of the activation.
+      change: (changes) how many more are held.
+      settled: (changes) whether no other change of the worker follows at that time: at one moment
+        releases come before takes, so nothing between them is ever held.
+    """
+
+    worker: Int[NumpyArray, " changes"]
+    time: Num[NumpyArray, " changes"]
+    part: Int[NumpyArray, " changes"]
+    stage: Int[NumpyArray, " changes"]
+    change: Int[NumpyArray, " changes"]
+    settled: Bool[NumpyArray, " changes"]
+
+    @classmethod
+    def of(cls, ops: HeldOps) -> "HeldParts":
+        """Follow ops through the ledger."""
+        found: list[tuple[NumpyArray, ...]] = []
+        for phase, entries in LEDGER.items():
+            own = HeldOps(*(field[ops.phase == phase] for field in ops))
+            left = np.where(own.recomputed, CHECKPOINT, WHOLE)
+            for entry in entries:
+                parts = left if entry.part == LEFT_BY_F else np.full_like(left, entry.part)
+                at = own.end if entry.moment == END else own.start
+                found.append((own.worker, at, parts, own.stage, np.full_like(left, entry.change)))
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.lexsort((columns[1], columns[0]))
+        worker, time, part, stage, change = (column[order] for column in columns)
+        goes_on = (worker[1:] == worker[:-1]) & (time[1:] == time[:-1])
+        settled = np.append(~goes_on, True)[: len(order)]
+        return cls(worker, time, part, stage, change, settled)
+
+    def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
+        """Return what the worker holds after each settled change.
+
+        Levels are not added up change by change: counts of one size are exact, and end at 0.
+        """
+        size = sizes[self.part, self.stage]
+        held = np.zeros(len(size), size.dtype)
+        for value in np.unique(size):
+            held += value * np.cumsum(np.where(size == value, self.change, 0))
+        return held[self.settled]
+
+    def peaks(
+        self, sizes: Num[NumpyArray, "parts stages"], num_workers: int
+    ) -> Num[NumpyArray, " workers"]:
+        """Return the most that each worker holds at once."""
+        peak = np.zeros(num_workers, sizes.dtype)
+        np.maximum.at(peak, self.worker[self.settled], self.levels(sizes))
+        return peak
