@@ -140,6 +140,7 @@ from pipejax.schedules.table.held_activations import (
 from pipejax.schedules.table.held_activations import (
     peak_in_flight as peak_in_flight,
 )
+from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import (
     ScheduleTable as ScheduleTable,
 )

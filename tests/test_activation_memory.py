@@ -69,7 +69,7 @@ def test_equals_a_sweep_over_dictionaries(case, data):
     share = data.draw(st.sampled_from([Fraction(0), Fraction(1), Fraction(1, 4), THIRD]))
     groups = data.draw(st.sampled_from([[], [list(range(case.table.num_workers))]]))
     try:
-        run = pj.evaluate(case.table, case.costs, host_links=groups)
+        run = pj.evaluate(case.table, case.costs, link=pj.Links(host_links=groups))
     except pj.ScheduleError:
         run = pj.evaluate(case.table, case.costs)
     memory = pj.activation_memory(

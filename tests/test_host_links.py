@@ -18,8 +18,8 @@ F, B, O, L = 1.0, 2.0, 4.0, 3.0  # noqa: E741
 COSTS = pj.Costs(forward=F, backward=B, offload=O, load=L)
 
 
-def run(rows, costs=COSTS, **machine):
-    return pj.evaluate(pj.ScheduleTable.from_rows(rows), costs, **machine)
+def run(rows, costs=COSTS, **links):
+    return pj.evaluate(pj.ScheduleTable.from_rows(rows), costs, link=pj.Links(**links))
 
 
 def times(result, text):
@@ -143,8 +143,8 @@ def test_a_deadlock_on_a_shared_link_names_the_cycle():
     assert pj.evaluate(table, COSTS).makespan > 0
     message = r"deadlock on a shared host link.*1O0 \(worker 1\) -> 0O1 \(worker 0\)"
     for act in (
-        lambda: pj.lower(table, host_links=[[0, 1]]),
-        lambda: slot_times(table, host_links=[[0, 1]]),
+        lambda: pj.lower(table, link=pj.Links(host_links=[[0, 1]])),
+        lambda: slot_times(table, link=pj.Links(host_links=[[0, 1]])),
     ):
         with pytest.raises(pj.ScheduleError, match=message) as caught:
             act()
@@ -155,7 +155,10 @@ def test_a_deadlock_on_a_shared_link_names_the_cycle():
 
 GROUPS = {
     "unknown worker": ([[0, 2]], "host_links names worker 2: workers are 0 to 1"),
-    "negative worker": ([[-1]], "host_links names worker -1"),
+    "negative worker": (
+        [[-1]],
+        "host_links: a worker must be a whole number of at least 0, got -1",
+    ),
     "in two groups": ([[0], [1, 0]], "host_links names worker 0 twice: each worker has one"),
     "twice in one": ([[1, 1]], "host_links names worker 1 twice"),
     "empty": ([[]], "host_links has an empty group"),
@@ -215,7 +218,9 @@ def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
     ]
     assert rows[0] == rows[1]
     everyone = [list(range(drawn.num_workers))]
-    assert pj.evaluate(drawn, case.costs, host_links=everyone).makespan >= 0  # no deadlock
+    assert (
+        pj.evaluate(drawn, case.costs, link=pj.Links(host_links=everyone)).makespan >= 0
+    )  # no deadlock
     start, finish = slot_times(drawn)
     on_host = np.isin(drawn.phase, HOST)
     assert np.array_equal(start[on_host], finish[on_host])
@@ -300,9 +305,10 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
 
 
 def test_other_commands_know_what_host_links_may_be(mistake):
-    tune = ["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8]
-    line = mistake(*tune, "--host-links", "0+1")
-    assert "--host-links does not go with tune" in line
+    for command in (["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8],):
+        assert "host_links names worker 9" in mistake(*command, "--host-links", "0+9")
+    order = ["order", "--schedule", "gpipe", "--workers", 2, "--microbatches", 2, *TIMES]
+    assert "no shared host links" in mistake(*order, "--host-links", "0+1")
     compare = ["compare", "--schedules", "gpipe", "--workers", 2, "--microbatches", 2, *TIMES]
     assert "host_links names worker 9" in mistake(*compare, "--host-links", "0+9")
 

@@ -25,8 +25,8 @@ from pipejax.schedules.cells.ops import format_cell
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
     table = build(name, m=4)
     costs = costs_of(table)
-    run = pj.jitter(table, costs, pj.Jitter(), samples=3, link=link, queues=queues)
-    expected = pj.evaluate(table, costs, link=link, queues=queues)
+    run = pj.jitter(table, costs, pj.Jitter(), samples=3, link=pj.Links(link, queues))
+    expected = pj.evaluate(table, costs, link=pj.Links(link, queues))
     assert run.makespans.tolist() == [expected.makespan] * 3
     assert (run.mean, run.slowdown(0.99)) == (expected.makespan, 1.0)
     assert run.node_share.tolist() == expected.critical.astype(float).tolist()

@@ -74,8 +74,7 @@ def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
         case.costs,
         ALL,
         samples=5,
-        link=link,
-        queues=queues,
+        link=pj.Links(link, queues),
         seed=data.draw(st.integers(0, 99)),
     )
     for sample in (0, 3):

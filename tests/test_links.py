@@ -12,7 +12,7 @@ GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
 
 
 def makespan(table, link, queues="worker"):
-    return pj.evaluate(table, COSTS, link=link, queues=queues).makespan
+    return pj.evaluate(table, COSTS, link=pj.Links(link, queues)).makespan
 
 
 def test_delay():  # a message occupies nobody: the second forward hides behind the first message
@@ -83,7 +83,7 @@ def test_deadlock_names_the_cycle(queues):
     table = pj.ScheduleTable.from_rows(CROSSED)  # legal rows: only their transfers cross
     message = r"deadlock under rendezvous with one queue per .*0SEND_F0/1RECV_F0.*0SEND_F1/1RECV_F1"
     with pytest.raises(pj.ScheduleError, match=message) as caught:
-        pj.lower(table, link="rendezvous", queues=queues)
+        pj.lower(table, link=pj.Links("rendezvous", queues))
     assert ">" in caught.value.grid
     pj.lower(table, link="queued")
     costs = reference.Costs({}, {}, {})
@@ -95,7 +95,7 @@ def test_unknown_models_are_named():
     with pytest.raises(ValueError, match="unknown link model 'x': known are delay, queued"):
         pj.lower(GPIPE, link="x")
     with pytest.raises(ValueError, match="unknown queue scope 'x': known are worker, pair"):
-        pj.lower(GPIPE, queues="x")
+        pj.lower(GPIPE, link=pj.Links(queues="x"))
 
 
 def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth

@@ -19,6 +19,7 @@ NAMES = [
     "Jitter",
     "Jittered",
     "Levels",
+    "Links",
     "Model",
     "NodeCosts",
     "Op",

@@ -55,7 +55,7 @@ def test_agrees_with_the_event_loop(name, link, queues, data):
     )
     rows = list(csv.reader(path.read_text().splitlines()))
     expected = reference.Run(rows, [0] * table.num_microbatches, theirs, link, queues)
-    result = pj.evaluate(table, costs, link=link, queues=queues)
+    result = pj.evaluate(table, costs, link=pj.Links(link, queues))
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
     assert result.peak_in_flight.tolist() == expected.peak_in_flight()

@@ -25,7 +25,7 @@ _path = jax.jit(critical_path)
 
 def lowered(table, costs, link="delay", queues="worker", host_links=()):
     """Program padded to the common shape, and its node costs."""
-    program = pj.lower(table, link=link, queues=queues, host_links=host_links)
+    program = pj.lower(table, link=pj.Links(link, queues, host_links))
     program = pj.pad(program, num_nodes=NODES, max_preds=PREDS)
     return program, pj.price(program, costs)
 
@@ -61,14 +61,14 @@ def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
         )
     except reference.DeadlockError:  # the order of columns cannot be that of a shared host link
         with pytest.raises(pj.ScheduleError, match="deadlock"):
-            pj.lower(case.table, link=link, queues=queues, host_links=groups)
+            pj.lower(case.table, link=pj.Links(link, queues, groups))
         return
     program, priced = lowered(case.table, case.costs, link, queues, groups)
     finish = np.asarray(_path(program.preds, priced).finish)
     assert finish.max() == pytest.approx(expected.makespan, rel=1e-12)
     graph = graph_of(program, priced)
     assert nx.dag_longest_path_length(graph) == pytest.approx(finish.max(), rel=1e-12)
-    result = pj.evaluate(case.table, case.costs, link=link, queues=queues, host_links=groups)
+    result = pj.evaluate(case.table, case.costs, link=pj.Links(link, queues, groups))
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
     assert result.peak_in_flight.tolist() == expected.peak_in_flight()
@@ -125,7 +125,7 @@ def test_euler(case, link):  # property 5: ties included
 
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_bounds(case, link):  # property 6
-    result = pj.evaluate(case.table, case.costs, link=link[0], queues=link[1])
+    result = pj.evaluate(case.table, case.costs, link=pj.Links(*link))
     _, priced = lowered(case.table, case.costs, *link)
     assert result.makespan >= result.busy.max() - 1e-9
     assert result.makespan <= float(priced.duration.sum() + priced.lag.sum()) + 1e-9
@@ -153,7 +153,7 @@ def test_bounds(case, link):  # property 6
 
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_padding_changes_nothing(case, link):  # property 7
-    program = pj.lower(case.table, link=link[0], queues=link[1])
+    program = pj.lower(case.table, link=pj.Links(*link))
     n, k = program.preds.shape
     some, more = (pj.pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
@@ -170,9 +170,7 @@ def test_padding_changes_nothing(case, link):  # property 7
     wider = pj.ScheduleTable.from_rows(
         idle, placement=case.table.placement, pipe_of_microbatch=case.table.pipe_of_microbatch
     )
-    result, wide = (
-        pj.evaluate(t, case.costs, link=link[0], queues=link[1]) for t in (case.table, wider)
-    )
+    result, wide = (pj.evaluate(t, case.costs, link=pj.Links(*link)) for t in (case.table, wider))
     assert wide.makespan == result.makespan
     assert wide.bubble_ratio == result.bubble_ratio
     assert wide.workers == result.workers
@@ -257,7 +255,7 @@ def test_jit_changes_nothing():  # property 11
 
 @given(case=strategies.cases(), link=st.sampled_from(LINKS))
 def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
-    result = pj.evaluate(case.table, case.costs, link=link[0], queues=link[1])
+    result = pj.evaluate(case.table, case.costs, link=pj.Links(*link))
     for worker in range(result.workers):
         executed = np.isin(case.table.phase[worker], EXECUTED)
         cells = (result.program.node_of_cell[worker] > 0) & executed

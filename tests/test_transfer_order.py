@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import pipejax as pj
 from pipejax.cli.app import run
 from pipejax.engine.lowering.communication_cells import order_of, producer_order, without_transfers
-from pipejax.engine.lowering.link_models import QUEUES
 from pipejax.schedules.cells.ops import COMMUNICATION
+from pipejax.schedules.table.links import QUEUES
 from pipejax.search.transfers import search as transfer_order
 from pipejax.search.transfers.graph import finish_of_orders, transfer_graph
 from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
@@ -119,7 +119,7 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
 @settings(max_examples=15)
 def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, seed):
     table = pj.insert_transfers(case.table) if communication else case.table
-    graph = transfer_graph(table, case.costs, queues)
+    graph = transfer_graph(table, case.costs, pj.Links("rendezvous", queues))
     order = producer_order(table)
     if len(order) == 0:
         return
@@ -134,7 +134,7 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, s
     for k in (0, -1):  # a critical move where there is one, and any
         ordered = pj.insert_transfers(table, orders[k])
         assert ops_of(ordered) == ops_of(table)
-        run = pj.evaluate(ordered, case.costs, link="rendezvous", queues=queues)
+        run = pj.evaluate(ordered, case.costs, link=pj.Links("rendezvous", queues))
         assert run.makespan == makespans[k]
 
 
@@ -144,15 +144,17 @@ def test_found_orders_hold_what_they_promise(case, queues, data):
     table = case.table
     if data.draw(st.booleans()):  # cells in an order that may deadlock
         table = pj.insert_transfers(table)
-    result = pj.search_transfer_order(table, case.costs, queues, iterations=3)
-    run = pj.evaluate(result.table, case.costs, link="rendezvous", queues=queues)
+    result = pj.search_transfer_order(
+        table, case.costs, link=pj.Links("rendezvous", queues), iterations=3
+    )
+    run = pj.evaluate(result.table, case.costs, link=pj.Links("rendezvous", queues))
     assert run.makespan == result.makespan
     assert by_reference(result.table, case.theirs, queues).makespan == result.makespan
     assert all(result.makespan <= value for value in result.baselines.values())
     assert result.free_bound == pj.evaluate(table, case.costs).makespan
     assert result.free_bound <= result.queue_bound <= result.makespan
     assert ops_of(result.table) == ops_of(table)
-    own = pj.evaluate(table, case.costs, link="rendezvous", queues=queues).makespan
+    own = pj.evaluate(table, case.costs, link=pj.Links("rendezvous", queues)).makespan
     assert result.baselines["own"] == own
     naive = by_reference(pj.insert_transfers(table), case.theirs, queues)
     assert result.baselines["by producer"] == naive.makespan
@@ -160,7 +162,7 @@ def test_found_orders_hold_what_they_promise(case, queues, data):
 
 @given(case=strategies.cases(), queues=SCOPES)
 def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
-    graph = transfer_graph(case.table, case.costs, queues)
+    graph = transfer_graph(case.table, case.costs, pj.Links("rendezvous", queues))
     need = needs(graph)
     length = graph.duration[graph.program.messages.carrier]
     largest = need.makespan
@@ -176,7 +178,9 @@ def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
 @given(case=strategies.cases(communication=True), queues=SCOPES)
 def test_waits_are_those_of_the_event_loop(case, queues):
     theirs = by_reference(case.table, case.theirs, queues)
-    waits = pj.transfer_waits(pj.evaluate(case.table, case.costs, link="rendezvous", queues=queues))
+    waits = pj.transfer_waits(
+        pj.evaluate(case.table, case.costs, link=pj.Links("rendezvous", queues))
+    )
     expected = {}
     for message in theirs.messages:
         sender, _, (_, stage, microbatch), (_, to_stage, _) = message
@@ -234,9 +238,9 @@ def test_a_deadlock_is_searched_out_of(queues):
     table = pj.ScheduleTable.from_rows(CROSSED)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
     assert pj.queue_makespans(table, costs)[queues] is None
-    result = pj.search_transfer_order(table, costs, queues)
+    result = pj.search_transfer_order(table, costs, link=pj.Links("rendezvous", queues))
     assert result.baselines["own"] is None
-    assert pj.evaluate(result.table, costs, link="rendezvous", queues=queues).makespan == (
+    assert pj.evaluate(result.table, costs, link=pj.Links("rendezvous", queues)).makespan == (
         result.makespan
     )
 
@@ -246,10 +250,12 @@ def test_a_deadlock_is_searched_out_of(queues):
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75)
-    result = pj.search_transfer_order(table, costs, queues, iterations=4)
+    result = pj.search_transfer_order(
+        table, costs, link=pj.Links("rendezvous", queues), iterations=4
+    )
     pj.write_table(result.table, tmp_path / "table.csv")
     read = pj.read_table(tmp_path / "table.csv")
-    run = pj.evaluate(read, costs, link="rendezvous", queues=queues)
+    run = pj.evaluate(read, costs, link=pj.Links("rendezvous", queues))
     assert run.makespan == result.makespan <= result.baselines["by producer"]
 
 
@@ -305,7 +311,7 @@ def test_a_search_that_is_stuck_is_shaken(monkeypatch):
 
 
 def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed sooner
-    graph = transfer_graph(TABLE, COSTS, "worker")
+    graph = transfer_graph(TABLE, COSTS, pj.Links("rendezvous"))
     need = needs(graph)
     free = finish_of_orders(graph, order_by_need(graph, need, 0.0)[None])[0].max()
     assert free <= 188
@@ -325,7 +331,8 @@ def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed s
             lambda: pj.transfer_waits(pj.evaluate(TABLE, COSTS)),
             "only under rendezvous, the run has link='delay'",
         ),
-        (lambda: pj.search_transfer_order(TABLE, COSTS, "two"), "unknown queue scope 'two'"),
+        (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
+        (lambda: pj.search_transfer_order(TABLE, COSTS, link="queued"), "be rendezvous, where"),
         (lambda: pj.search_transfer_order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
         (lambda: pj.search_transfer_order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
         (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),

@@ -64,7 +64,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
     events += _counters(evaluation)
     metadata = {
         "schedule": evaluation.schedule,
-        "link": evaluation.link,
+        "link": evaluation.links.model,
         "makespan_s": evaluation.makespan,
     }
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})

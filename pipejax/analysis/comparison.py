@@ -11,7 +11,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.held_activations import peak_in_flight
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -73,18 +73,14 @@ def levels(
     table: ScheduleTable,
     costs: Costs,
     *,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> Levels:
     """Put the three levels of one schedule together.
 
     Args:
       table: the schedule.
       costs: costs of the run [s].
-      link: link model of the run.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model of the run, or `Links`.
 
     Returns:
       The three levels and an explanation of where they disagree.
@@ -99,7 +95,7 @@ def levels(
       'run above table: messages take 8.3 % of the critical path'
     """
     form, shape = closed_form(table)
-    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+    run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
     held = (
         max(form.in_flight[1](shape, r) for r in range(table.num_workers))

@@ -15,7 +15,7 @@ from pipejax.engine.lowering.program import SOURCE, Program, pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import peak_in_flight
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 MIN_NODES = 64  # smallest compiled shape
@@ -31,8 +31,7 @@ class Evaluation:
       workers: P.
       stages: S.
       microbatches: M.
-      link: link model.
-      queues: scope of the communication queues, for the rendezvous model.
+      links: link model and what else was said about the links.
       makespan: last end over all ops.
       start: (workers, slots) start of each cell; 0 where it is idle.
       finish: (workers, slots) finish of each cell; 0 where it is idle.
@@ -65,8 +64,7 @@ class Evaluation:
     workers: int
     stages: int
     microbatches: int
-    link: str
-    queues: str
+    links: Links
     makespan: float
     start: Float[NumpyArray, "workers slots"]
     finish: Float[NumpyArray, "workers slots"]
@@ -98,14 +96,7 @@ class Evaluation:
         return self.makespan
 
 
-def evaluate(
-    table: ScheduleTable,
-    costs: Costs,
-    *,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
-) -> Evaluation:
+def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Evaluation:
     """Evaluate a schedule once, in float64.
 
     The all-reduce of gradients and the optimizer update take part where they cost anything.
@@ -113,17 +104,14 @@ def evaluate(
     Args:
       table: the schedule.
       costs: unbatched costs [s].
-      link: link model: "delay", "queued", "blocking" or "rendezvous".
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link; a worker in none has its own.
+      link: link model: "delay", "queued", "blocking" or "rendezvous", or `Links`.
 
     Returns:
       Times, ratios, memory counts and the critical path.
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        times overflow, link or queues is unknown, or host_links names a worker that does not
-        exist or one twice.
+        times overflow, the link model is unknown, or a worker of the links does not exist.
       ScheduleError: if the transfers of the table deadlock under rendezvous, or its offloads and
         loads on a shared host link.
 
@@ -136,9 +124,7 @@ def evaluate(
     """
     costs.check_values()
     with np.errstate(over="ignore"):  # an infinite makespan is refused below
-        program, vector = lower_and_price(
-            table, costs, link=link, queues=queues, host_links=host_links
-        )
+        program, vector = lower_and_price(table, costs, link)
     priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
     finish, critical, edges = _run(program, vector)
     total = float(finish.max())
@@ -157,8 +143,7 @@ def evaluate(
         workers=table.num_workers,
         stages=table.num_stages,
         microbatches=table.num_microbatches,
-        link=link,
-        queues=queues,
+        links=program.links,
         makespan=total,
         start=start[node],
         finish=finish[node],
@@ -183,14 +168,14 @@ def evaluate(
 
 
 def lower_and_price(
-    table: ScheduleTable, costs: Costs, *, link: str, queues: str, host_links: HostLinks = ()
+    table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
 
     Returns The program and its cost vector [s].
     """
     step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
-    program = lower(table, link=link, queues=queues, step_end=step_end, host_links=host_links)
+    program = lower(table, link=link, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
 

@@ -16,9 +16,9 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import send_and_receive
-from pipejax.engine.lowering.link_models import QUEUES
 from pipejax.schedules.cells.ops import Op
 from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -106,9 +106,10 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       >>> f"{worst.cell} waits {worst.wait} s behind {worst.front}, {worst.blocked} s blocked"
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
     """
-    if evaluation.link != "rendezvous":
+    if evaluation.links.model != "rendezvous":
         raise ValueError(
-            f"transfers wait in queues only under rendezvous, the run has link={evaluation.link!r}"
+            f"transfers wait in queues only under rendezvous, "
+            f"the run has link={evaluation.links.model!r}"
         )
     count = len(evaluation.program.messages.producer)
     transfer_of = {
@@ -156,12 +157,15 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
     )
 
 
-def queue_makespans(table: ScheduleTable, costs: Costs) -> dict[str, float | None]:
+def queue_makespans(
+    table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
+) -> dict[str, float | None]:
     """Evaluate one table with each scope of the queues, and with messages that occupy nobody.
 
     Args:
       table: the schedule, with or without communication cells.
       costs: unbatched costs [s].
+      link: `Links`, of which model and queues are varied and all else holds.
 
     Returns:
       Makespan [s] by name: "worker", "pair" and "direction" under rendezvous (None where the
@@ -177,13 +181,15 @@ def queue_makespans(table: ScheduleTable, costs: Costs) -> dict[str, float | Non
       {'worker': 16.0, 'pair': 16.0, 'direction': 16.0, 'delay': 15.0, 'no messages': 12.0}
     """
     found: dict[str, float | None] = {}
+    links = Links.of(link)
     for queues in QUEUES:
         try:
-            run = evaluate(table, costs, link="rendezvous", queues=queues)
-            found[queues] = run.makespan
+            under = dataclasses.replace(links, model="rendezvous", queues=queues)
+            found[queues] = evaluate(table, costs, link=under).makespan
         except ScheduleError:
             found[queues] = None
-    found["delay"] = evaluate(table, costs).makespan
+    delay = dataclasses.replace(links, model="delay")
+    found["delay"] = evaluate(table, costs, link=delay).makespan
     free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
-    found["no messages"] = evaluate(table, free).makespan
+    found["no messages"] = evaluate(table, free, link=delay).makespan
     return found

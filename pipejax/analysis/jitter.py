@@ -19,7 +19,7 @@ from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
 from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.pricing import NodeCosts, price
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 MAX_BYTES = 1 << 28  # of durations and choices at once
@@ -99,9 +99,7 @@ def jitter(
     *,
     samples: int = 10_000,
     seed: int = 0,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
     max_bytes: int = MAX_BYTES,
     on_part: Callable[[int], object] | None = None,
 ) -> Jittered:
@@ -117,9 +115,7 @@ def jitter(
       factors: distributions of the factors on them.
       samples: how many; the first ones are the same whatever the number.
       seed: of the random numbers, which do not depend on the machine.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model, or `Links`.
       max_bytes: durations at once, about; more samples go through in parts, which changes no
         result.
       on_part: called with the number of samples of each part that is done.
@@ -148,7 +144,7 @@ def jitter(
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")
-    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+    run = evaluate(table, costs, link=link)
     own = per_op_costs(run.program, _price(run, costs))
     makespans, counts = np.empty(samples), np.zeros(0)
     with _settings():

@@ -27,17 +27,15 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     first = every[0]
     links = {
         (
-            run.evaluation.link,
-            run.evaluation.queues,
+            run.evaluation.links,
             run.evaluation.workers,
             run.evaluation.microbatches,
         )
         for run in every
     }
     if len(links) != 1:
-        raise ValueError(
-            f"runs must have the same links, workers and microbatches, got {sorted(links)}"
-        )
+        found = sorted(map(str, links))
+        raise ValueError(f"runs must have the same links, workers and microbatches, got {found}")
     seconds = {"units": "s"}
     return xr.Dataset(
         {
@@ -55,8 +53,8 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
                 f.name: str(getattr(first.jitter, f.name)) for f in dataclasses.fields(first.jitter)
             },
             "seed": first.seed,
-            "link": first.evaluation.link,
-            "queues": first.evaluation.queues,
+            "link": first.evaluation.links.model,
+            "queues": first.evaluation.links.queues,
             "workers": first.evaluation.workers,
             "microbatches": first.evaluation.microbatches,
             **provenance(),

@@ -24,7 +24,7 @@ from pipejax.costs.system import FIELDS, Number, System
 from pipejax.costs.workload import StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 # the power in which the time that a resource takes depends on its parameter
@@ -92,9 +92,7 @@ def elasticities(
     workload: Workload,
     system: System,
     *,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> Elasticities:
     """Find the elasticity of the step time to every parameter of model and system.
 
@@ -105,16 +103,14 @@ def elasticities(
       table: the schedule.
       workload: model, minibatch and parallelism.
       system: the machine.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model, or `Links`.
 
     Returns:
       Elasticities by parameter, in float64, and shares of the critical path by resource.
 
     Raises:
-      ValueError: if the microbatches do not divide the minibatch, layers are too few, or link or
-        queues is unknown.
+      ValueError: if the microbatches do not divide the minibatch, layers are too few, or the link
+        model is unknown.
 
     Example:
       >>> import pipejax as pj
@@ -124,7 +120,7 @@ def elasticities(
       >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
       0.992, all 1.000
     """
-    program = lower(table, link=link, queues=queues, host_links=host_links)
+    program = lower(table, link=link)
     with jax.enable_x64(True):
         point = _point(table, workload, system)
         costs, slopes = _with_slopes(point, how=_without_numbers(workload), table=table)
@@ -145,9 +141,7 @@ def swings(
     system: System,
     *,
     factors: tuple[float, float] = (0.5, 2.0),
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> dict[str, tuple[float, float]]:
     """Evaluate the step time with one parameter at a time made smaller and larger.
 
@@ -158,7 +152,7 @@ def swings(
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
-    program = lower(table, link=link, queues=queues, host_links=host_links)
+    program = lower(table, link=link)
     with jax.enable_x64(True):
         logs = np.zeros((len(names), 2, len(PARAMETERS)))
         for k, name in enumerate(names):

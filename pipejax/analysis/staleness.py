@@ -18,7 +18,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -108,18 +108,14 @@ def staleness(
     table: ScheduleTable,
     costs: Costs | None = None,
     *,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> Staleness:
     """Find the weight versions and delays of a table.
 
     Args:
       table: the schedule.
       costs: unbatched costs [s]; every op takes one slot and messages nothing if None.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model, or `Links`.
 
     Returns:
       Weight versions and delays; where an update applies several gradients, each counts.
@@ -148,7 +144,7 @@ def staleness(
         lag = (found.applied - found.read)[:, steady]
         worker = table.placement[table.pipe_of_microbatch[steady]].T
         np.maximum.at(own_lag, worker, lag)
-        times = op_times(table, costs, link=link, queues=queues, host_links=host_links)
+        times = op_times(table, costs, link=link)
         applied, read = (
             np.where(lag.any(axis=0), numbers[:, steady], 0)
             for numbers in _block_updates(table, found, *times)
@@ -173,9 +169,7 @@ def op_times(
     table: ScheduleTable,
     costs: Costs | None = None,
     *,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Return start and finish of each cell.
 
@@ -183,8 +177,8 @@ def op_times(
     """
     if costs is None:
         slots = {phase.name: 1 for phase in COMPUTE}
-        return slot_times(table, slots, shares=False, host_links=host_links)
-    run = evaluate(table, costs, link=link, queues=queues, host_links=host_links)
+        return slot_times(table, slots, shares=False, link=link)
+    run = evaluate(table, costs, link=link)
     return run.start, run.finish
 
 

@@ -98,7 +98,7 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
     axes.set_xlabel(f"time [{unit}]")
     axes.set_title(
         f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
-        f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.link} links",
+        f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.links.model} links",
         loc="left",
         parse_math=False,  # the name is a file's, not a formula
     )

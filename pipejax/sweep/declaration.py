@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pipejax import schedules
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import System, load_system
-from pipejax.engine.lowering.link_models import LINKS, QUEUES
+from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
 from pipejax.sweep.axes import Axis, count, label, read_axis, read_system_axes
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
@@ -105,8 +105,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
         a list: schedules (a name, or `{name, stages_per_worker, waves}`), models, systems,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        data_parallel, recompute, link, queues. `system` holds axes over fields of the systems.
-        Further: title, outputs, dtype.
+        data_parallel, recompute, link, queues, host_links (as 0+1,2+3). `system` holds axes over
+        fields of the systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -215,6 +215,16 @@ def _flag(value: Any, where: str) -> bool:
     return value
 
 
+def _host_links(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be a text, as 0+1,2+3, got {value!r}")
+    try:
+        Links(host_links=parse_groups(value, "host_links") if value else ())
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return value
+
+
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
 _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "schedules": ("schedule", _schedule, None),
@@ -229,5 +239,6 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
+    "host_links": ("host_links", _host_links, ""),
     "systems": ("system", _loader(load_system), None),
 }

@@ -21,6 +21,7 @@ from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.blocks import Block
 from pipejax.sweep.declaration import Choice, Sweep
@@ -110,18 +111,23 @@ def _point(at: Values) -> _Point:
         at["data_parallel"],
         at["recompute"],
     )
-    table, program = _lowered(at["schedule"], at["workers"], counts, at["link"], at["queues"])
+    table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
     return _Point(program, workload, table)
+
+
+def _links(at: Values) -> Links:
+    groups = at["host_links"]
+    return Links(at["link"], at["queues"], parse_groups(groups, "host_links") if groups else ())
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def _lowered(
-    choice: Choice, workers: int, microbatches: int, link: str, queues: str
+    choice: Choice, workers: int, microbatches: int, links: Links
 ) -> tuple[ScheduleTable, Program]:
     table = schedules.build(
         choice.name, num_workers=workers, num_microbatches=microbatches, **dict(choice.options)
     )
-    return table, lower(table, link=link, queues=queues)
+    return table, lower(table, link=links)
 
 
 def _run(point: _Point, work: StageWork, systems: System, sweep: Sweep) -> Values:

@@ -16,7 +16,7 @@ from pipejax.analysis.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import are_positive, whole_number
 from pipejax.costs.costs import Costs
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training.draws import start_key
 from pipejax.training.objective import TrainingObjective, batch_gradient
@@ -35,9 +35,7 @@ def replay(
     step_size: float,
     seed: int,
     costs: Costs | None = None,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
@@ -50,9 +48,7 @@ def replay(
       step_size: gamma; an update applies the mean of the gradients that it collects.
       seed: of the start and of the order of batches.
       costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model, or `Links`.
       times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
         parts the time of the table is cut.
       each_run: whether the gap is the mean over the models of all runs, where there are several,
@@ -89,8 +85,6 @@ def replay(
         seeds=[seed],
         costs=costs,
         link=link,
-        queues=queues,
-        host_links=host_links,
         times=times,
         each_run=each_run,
         batches=batches,
@@ -108,9 +102,7 @@ def sweep_replay(
     step_sizes: Numbers,
     seeds: Seeds,
     costs: Costs | None = None,
-    link: str = "delay",
-    queues: str = "worker",
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
@@ -123,9 +115,7 @@ def sweep_replay(
       step_sizes: (step_sizes) gamma.
       seeds: (seeds) of start and order of batches.
       costs: as for `replay`.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
+      link: link model, or `Links`.
       times: as for `replay`.
       each_run: as for `replay`.
       batches: as for `replay`.
@@ -156,7 +146,7 @@ def sweep_replay(
             f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
         )
     chosen, checked = checked_runs(objective, step_sizes, seeds)
-    _, finish = op_times(table, costs, link=link, queues=queues, host_links=host_links)
+    _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
     taken = np.stack(
         [

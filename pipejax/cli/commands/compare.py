@@ -9,11 +9,12 @@ from rich.progress import track
 from rich.table import Table
 
 from pipejax.analysis.comparison import Levels, levels
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.costs.workload import memory_bytes
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.links import Links
 
 
 def compare(
@@ -34,7 +35,7 @@ def compare(
     if all("error" in row for row in rows):
         raise ValueError(rows[0]["error"])
     if json:
-        print_json({"workers": workers, "link": links.link, "rows": rows})
+        print_json({"workers": workers, "link": links.model, "rows": rows})
         return
     _print(rows, priced)
 
@@ -89,7 +90,7 @@ def _row(
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
-        point: Levels = levels(table, pricing.of(table), **links._asdict())
+        point: Levels = levels(table, pricing.of(table), link=links)
     except ValueError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
     row = point._asdict()

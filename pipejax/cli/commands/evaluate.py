@@ -10,13 +10,14 @@ from rich.table import Table
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.evaluate import evaluate as run
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.costs.costs import Costs
 from pipejax.costs.workload import memory_bytes
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import slack as node_slack
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
@@ -35,7 +36,7 @@ def evaluate(
     """Evaluate one schedule: step time, bubbles, memory, critical path."""
     priced = required(pricing)
     costs = priced.of(table)
-    evaluation = run(table, costs, **links._asdict())
+    evaluation = run(table, costs, link=links)
     held = activations.of(evaluation, priced.workload)
     result = summary(evaluation, priced) | {"activation_memory": held.as_json()}
     spare = _slack(evaluation, costs) if slack else []
@@ -79,15 +80,17 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
     Returns:
       Results by name; times in seconds.
     """
+    links = evaluation.links
     result = {
         name: getattr(evaluation, name)
+        for name in ("schedule", "workers", "stages", "microbatches")
+    }
+    result["link"] = links.model
+    if links.model == "rendezvous":
+        result["queues"] = links.queues
+    result |= {
+        name: getattr(evaluation, name)
         for name in (
-            "schedule",
-            "workers",
-            "stages",
-            "microbatches",
-            "link",
-            "queues",
             "makespan",
             "bubble_ratio",
             "bubble_overhead",
@@ -98,8 +101,6 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
             "bound_by",
         )
     }
-    if evaluation.link != "rendezvous":
-        del result["queues"]
     result["critical_path"] = dict(evaluation.path_share)
     if pricing.workload is not None:
         work = pricing.workload
@@ -117,8 +118,8 @@ def _slack(evaluation: Evaluation, costs: Costs) -> list[OpValue]:
 
 
 def _link(evaluation: Evaluation) -> str:
-    queues = f" (one queue per {evaluation.queues})" if evaluation.link == "rendezvous" else ""
-    return evaluation.link + queues
+    links = evaluation.links
+    return links.model + f" (one queue per {links.queues})" * (links.model == "rendezvous")
 
 
 def _workers(

@@ -9,17 +9,18 @@ import typer
 
 from pipejax.analysis.chrome_trace import chrome_trace
 from pipejax.analysis.evaluate import evaluate
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, or_slots
+from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable, without
 from pipejax.schedules.table.table_files import to_csv, to_json
 
 
 def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
-    return chrome_trace(evaluate(table, costs, **links._asdict()))
+    return chrome_trace(evaluate(table, costs, link=links))
 
 
 def _for_pytorch(table: ScheduleTable) -> ScheduleTable:

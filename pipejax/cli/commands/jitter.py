@@ -15,11 +15,12 @@ from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.analysis.robustness import Robustness, robustness
 from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.files import check_store
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
+from pipejax.schedules.table.links import Links
 
 KINDS = ", ".join(DISTRIBUTIONS)
 
@@ -85,7 +86,9 @@ def jitter(
             {
                 "workers": workers,
                 "microbatches": microbatches,
-                **links._asdict(),
+                "link": links.model,
+                "queues": links.queues,
+                "host_links": links.host_links,
                 "jitter": settings,
                 "samples": samples,
                 "seed": seed,
@@ -134,7 +137,7 @@ def _run(
                 samples=samples,
                 seed=seed,
                 on_part=lambda count: progress.advance(task, count),
-                **links._asdict(),
+                link=links,
             )
     return runs, missing
 

@@ -20,17 +20,18 @@ from pipejax.analysis.activation_memory import activation_memory
 from pipejax.analysis.evaluate import evaluate
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, TableChoice, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.output.files import check_table
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.costs.costs import Costs
 from pipejax.costs.measured import parse_seconds
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
 from pipejax.search.schedule.optimize import NO_SOLVER
 from pipejax.search.schedule.optimize import optimize as search_schedule
-from pipejax.search.schedule.problem import LINKS, OBJECTIVES, InfeasibleError
+from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
 from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import Store, StoreWarning
 
@@ -83,7 +84,10 @@ def optimize(
     within = parse_seconds(time_limit, "--time-limit")
     if within == 0:
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
-    for option, value, known in (("link", links.link, LINKS), ("objective", objective, OBJECTIVES)):
+    for option, value, known in (
+        ("link", links.model, LINKS_OF_SEARCH),
+        ("objective", objective, OBJECTIVES),
+    ):
         if value not in known:
             raise ValueError(f"--{option} must be one of {', '.join(known)} here, got {value!r}")
     check_table(out)
@@ -99,8 +103,7 @@ def optimize(
                 sizes=task.room.sizes.tolist(),
                 weight_share=activations.weight_share,
                 offload=task.may_offload,
-                link=links.link,
-                host_links=links.host_links,
+                link=links,
                 objective=objective,
                 time_limit=within,
                 threads=threads,
@@ -113,7 +116,7 @@ def optimize(
         raise InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
     if out is not None:
         write_table(best.table, out)
-    run = evaluate(best.table, task.costs, link=links.link, host_links=links.host_links)
+    run = evaluate(best.table, task.costs, link=links)
     held = activation_memory(run, sizes=task.room.sizes, weight_share=activations.weight_share)
     outcome = Outcome(
         task.table,

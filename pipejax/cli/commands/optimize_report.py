@@ -75,7 +75,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "workers": run.workers,
         "stages": run.stages,
         "microbatches": run.microbatches,
-        "link": run.link,
+        "link": run.links.model,
         "objective": outcome.objective,
         "status": best.status,
         "stopped": outcome.stopped,
@@ -113,7 +113,7 @@ def print_report(outcome: Outcome) -> None:
     out.print(
         f"[bold]{escape(outcome.given.name)}[/] optimised, {run.workers} workers, "
         f"{run.stages} stages, {run.microbatches} microbatches, "
-        f"{run.link} links"
+        f"{run.links.model} links"
     )
     totals = Table(show_header=False, box=None, padding=(0, 2))
     totals.add_row(

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from pipejax.analysis.evaluate import evaluate
 from pipejax.analysis.head_of_line_blocking import TransferWaits, queue_makespans, transfer_waits
-from pipejax.cli.options.groups import JsonFlag, Pricing, known_queues, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.files import check_table
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.costs.measured import parse_seconds
 from pipejax.engine.lowering.communication_cells import insert_transfers
-from pipejax.engine.lowering.link_models import QUEUES
+from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
 from pipejax.search.transfers import search as transfer_order
@@ -30,9 +30,7 @@ FOUND = "found"
 def order(
     table: ScheduleTable,
     pricing: Pricing | None,
-    queues: Annotated[
-        str, typer.Option(help=f"One communication queue per: {', '.join(QUEUES)}.")
-    ] = "worker",
+    rendezvous: Links,
     iterations: Annotated[int, typer.Option(help="Most batches of orders to try.", min=0)] = 1000,
     time_limit: Annotated[
         str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
@@ -52,7 +50,7 @@ def order(
         found = search_transfer_order(
             table,
             costs,
-            known_queues(queues),
+            link=rendezvous,
             iterations=iterations,
             seconds=limit,
             seed=seed,
@@ -61,10 +59,12 @@ def order(
     if out is not None:
         write_table(found.table, out)
     tables = {"own": table, "by producer": insert_transfers(table), FOUND: found.table}
-    makespans = {name: queue_makespans(each, costs) for name, each in tables.items()}
+    makespans = {
+        name: queue_makespans(each, costs, link=rendezvous) for name, each in tables.items()
+    }
     # where the table's own order deadlocks, nothing waits: the next best thing is looked at
     shown = "by producer" if found.baselines["own"] is None else "own"
-    waits = transfer_waits(evaluate(tables[shown], costs, link="rendezvous", queues=queues))
+    waits = transfer_waits(evaluate(tables[shown], costs, link=rendezvous))
     if json:
         print_json(_as_json(table, found, makespans, shown, waits, out))
     else:
@@ -98,7 +98,7 @@ def _as_json(
         "workers": table.num_workers,
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
-        "queues": found.queues,
+        "queues": found.links.queues,
         "makespan": found.makespan,
         "baselines": dict(found.baselines),
         "free_bound": found.free_bound,
@@ -146,7 +146,7 @@ def _print(
     to = console()
     to.print(
         f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
-        f"{found.queues}: {seconds(found.makespan)} in the order found"
+        f"{found.links.queues}: {seconds(found.makespan)} in the order found"
     )
     producer = found.baselines["by producer"] or 0.0
     to.print(

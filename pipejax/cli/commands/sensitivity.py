@@ -7,9 +7,10 @@ import typer
 from rich.table import Table
 
 from pipejax.analysis.sensitivity import Elasticities, elasticities, swings
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, required
+from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.files import check_drawing, drawing
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 BAR = 20  # columns of the longest bar
@@ -38,9 +39,8 @@ def sensitivity(
         raise ValueError(f"--factor must be above 1, got {factor:g}")
     check_drawing(out)
     factors = 1 / factor, factor
-    where = links._asdict()
-    found = elasticities(table, priced.workload, priced.system, **where)
-    ends = swings(table, priced.workload, priced.system, factors=factors, **where)
+    found = elasticities(table, priced.workload, priced.system, link=links)
+    ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
     if out is not None:
         _draw(out, table.name, found, ends, factors)
     if json:

@@ -12,9 +12,10 @@ from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, or_slots
+from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 FORMATS = (".png", ".pdf", ".svg", ".html")
@@ -57,7 +58,7 @@ def show(
     if out is not None and out.suffix not in FORMATS:
         raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
     costs = or_slots(pricing, table)
-    evaluation = evaluate(table, costs, **links._asdict())
+    evaluation = evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
     held = activations.of(evaluation, None if pricing is None else pricing.workload)
     shown = held if memory else None
@@ -126,7 +127,7 @@ def _print(
     total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
     out.print(
         f"[bold]{escape(evaluation.schedule)}[/] on {evaluation.workers} workers: {total}, idle "
-        f"{percent(evaluation.bubble_ratio)}, {evaluation.link} links"
+        f"{percent(evaluation.bubble_ratio)}, {evaluation.links.model} links"
     )
     drawn, sent = bars(evaluation), arrows(evaluation)
     for worker in range(evaluation.workers):

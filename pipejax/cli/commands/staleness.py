@@ -11,10 +11,11 @@ from rich.table import Table
 from pipejax.analysis.staleness import Staleness
 from pipejax.analysis.staleness import staleness as find
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing
+from pipejax.cli.options.groups import JsonFlag, Pricing
 from pipejax.cli.output.files import check_drawing, drawing
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json
 from pipejax.costs.workload import stage_bytes
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
@@ -32,7 +33,7 @@ def staleness(
     """Show weight versions and delays of an asynchronous table; in unit slots without times."""
     check_drawing(out)
     costs = None if pricing is None else pricing.of(table)
-    found = find(table, costs, **links._asdict())
+    found = find(table, costs, link=links)
     result: dict[str, Any] = {
         name: getattr(found, name)
         for name in (
@@ -47,7 +48,7 @@ def staleness(
         )
     }
     if pricing is not None:
-        result["link"] = links.link
+        result["link"] = links.model
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
         result["weight_bytes"] = found.versions @ version
@@ -61,7 +62,7 @@ def staleness(
     shown.print(
         f"[bold]{escape(table.name)}[/], {found.workers} workers, {found.stages} stages, "
         f"{found.microbatches} microbatches, "
-        + ("unit slots" if costs is None else f"{links.link} links")
+        + ("unit slots" if costs is None else f"{links.model} links")
     )
     shown.print(_workers(found, result.get("weight_bytes")))
     if not table.updates_within:

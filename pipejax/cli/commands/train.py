@@ -12,11 +12,12 @@ from rich.table import Table
 
 from pipejax.analysis.staleness import staleness
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing, TableChoice
+from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import check_drawing, check_store, drawing
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.costs.costs import Costs
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training import (
     Summary,
@@ -132,7 +133,7 @@ def _timeline(
             seeds=range(seeds),
             costs=costs,
             times=times,
-            **links._asdict(),
+            link=links,
         )
         found = summarise(runs)
     named = {
@@ -168,7 +169,7 @@ def _randomized(
                 "or --table"
             )
         table, costs = _asynchronous(choice, pricing)
-        delays = staleness(table, costs, **links._asdict()).delays
+        delays = staleness(table, costs, link=links).delays
         law, stages = {"delays": delays}, table.num_stages
         named = {**_table(table), "delta": None, **_timed(pricing, links)}
     else:
@@ -227,7 +228,7 @@ def _table(table: ScheduleTable) -> dict[str, Any]:
 
 
 def _timed(pricing: Pricing | None, links: Links) -> dict[str, Any]:
-    return {} if pricing is None else {"link": links.link}
+    return {} if pricing is None else {"link": links.model}
 
 
 def _objective(options: ObjectiveOptions, objective: TrainingObjective) -> dict[str, Any]:

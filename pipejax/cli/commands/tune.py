@@ -12,13 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag, Links, Pricing
+from pipejax.cli.options.groups import JsonFlag, Pricing
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
 from pipejax.costs.measured import parse_seconds
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.links import Links
 
 NUMBERS = ("microbatch_size", "microbatches", "step_time", "memory_bytes")
 
@@ -40,9 +41,7 @@ class Task(NamedTuple):
 
     def family(self) -> Any:
         """A family that has built nothing yet, so that no way finds what another has made."""
-        return self.tuning.ScheduleFamily(
-            self.schedule, self.workers, self.options, self.links.link, self.links.queues
-        )
+        return self.tuning.ScheduleFamily(self.schedule, self.workers, self.options, self.links)
 
     def problem(self) -> Any:
         """The pair, under such a family."""
@@ -90,8 +89,6 @@ def tune(
         raise ValueError(f"unknown schedule {schedule!r}: known are {', '.join(REGISTRY)}")
     if what not in WAYS:
         raise ValueError(f"--what must be one of {', '.join(WAYS)}, got {what!r}")
-    if links.host_links:
-        raise ValueError("--host-links does not go with tune: its tables have no O and L cells")
     strays = {
         "--microbatch-size": (microbatch_size, what != "microbatch"),
         "--prices": (prices, what == "system"),
@@ -118,7 +115,7 @@ def tune(
         "what": what,
         "schedule": schedule,
         "workers": workers,
-        "link": links.link,
+        "link": links.model,
         "minibatch": workload.minibatch,
     }
     if json:

@@ -18,20 +18,12 @@ from pipejax.costs.model import RECOMPUTE, load_model
 from pipejax.costs.roofline import stage_costs
 from pipejax.costs.system import System, load_system
 from pipejax.costs.workload import Workload
-from pipejax.engine.lowering.link_models import LINKS, QUEUES
+from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
 
 Text = str | None
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-
-class Links(NamedTuple):
-    """Link model, scope of its queues, workers that share a host link: named as in `evaluate`."""
-
-    link: str
-    queues: str
-    host_links: tuple[tuple[int, ...], ...] = ()
 
 
 class Pricing(NamedTuple):
@@ -223,40 +215,32 @@ def _price_model(model: str, system: Text, minibatch: int | None, **others: Any)
     return Pricing(lambda table: stage_costs(workload, machine, table), workload, machine)
 
 
+Queues = Annotated[
+    str, typer.Option(help=f"Queues under rendezvous, else unused: {', '.join(QUEUES)}.")
+]
+HostLinks = Annotated[
+    Text, typer.Option(help="Workers that share a host link for O and L, as 0+1,2+3.")
+]
+
+
 def choose_links(
     *,
     link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
-    queues: Annotated[
-        str, typer.Option(help=f"Queues under rendezvous, else unused: {', '.join(QUEUES)}.")
-    ] = "worker",
-    host_links: Annotated[
-        Text, typer.Option(help="Workers that share a host link for O and L, as 0+1,2+3.")
-    ] = None,
+    queues: Queues = "worker",
+    host_links: HostLinks = None,
 ) -> Links:
     """Read the link model and what is shared."""
-    if link not in LINKS:
-        raise ValueError(f"--link must be one of {', '.join(LINKS)}, got {link!r}")
-    return Links(link, known_queues(queues), _parse_groups(host_links))
+    for option, value, known in (("link", link, LINKS), ("queues", queues, QUEUES)):
+        if value not in known:
+            raise ValueError(f"--{option} must be one of {', '.join(known)}, got {value!r}")
+    return Links(
+        link, queues, () if host_links is None else parse_groups(host_links, "--host-links")
+    )
 
 
-def _parse_groups(text: Text) -> tuple[tuple[int, ...], ...]:
-    if text is None:
-        return ()
-    groups = [[worker.strip() for worker in group.split("+")] for group in text.split(",")]
-    if not all(worker.isdecimal() for group in groups for worker in group):
-        raise ValueError(f"--host-links: expected workers in groups, as 0+1,2+3, got {text!r}")
-    return tuple(tuple(map(int, group)) for group in groups)
-
-
-def known_queues(queues: str) -> str:
-    """Return the scope of the queues, if there is such a one.
-
-    Raises:
-      ValueError: if there is none.
-    """
-    if queues not in QUEUES:
-        raise ValueError(f"--queues must be one of {', '.join(QUEUES)}, got {queues!r}")
-    return queues
+def choose_rendezvous(*, queues: Queues = "worker", host_links: HostLinks = None) -> Links:
+    """Read what is shared, for commands that know no other link model."""
+    return choose_links(link="rendezvous", queues=queues, host_links=host_links)
 
 
 _GROUPS: dict[str, Callable[..., Any]] = {
@@ -266,6 +250,7 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "objectives": choose_objective,
     "pricing": choose_costs,
     "links": choose_links,
+    "rendezvous": choose_rendezvous,
     "activations": choose_activations,
 }
 _TABLES = ("table", "choice")  # groups of which `table` is an option

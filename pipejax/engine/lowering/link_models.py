@@ -14,24 +14,10 @@ from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.engine.lowering.program_builder import Draft
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.host_links import HostLinks
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
-
-QUEUES = ("worker", "pair", "direction")
-
-
-class Machine(NamedTuple):
-    """What workers share, as far as the order of transfers depends on it.
-
-    Attributes:
-      queues: scope of the communication queues under rendezvous.
-      host_links: groups of workers that share a host link.
-    """
-
-    queues: str
-    host_links: HostLinks
 
 
 class Messages(NamedTuple):
@@ -91,20 +77,20 @@ def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyA
 
 
 def _delay(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
 ) -> Carried:
     """The consumer starts latency + transmit later; the message occupies nobody."""
-    del table, machine
+    del table, links
     lag = layout.message(messages.direction, messages.pipe, messages.boundary)
     draft.add_edges(messages.producer, messages.consumer, lag)
     return Carried(np.full_like(messages.producer, SOURCE), lag)
 
 
 def _queued(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
 ) -> Carried:
     """A directed pair of workers transmits one message at a time."""
-    del machine
+    del links
     where = messages.direction, messages.pipe, messages.boundary
     nodes = _add_nodes(draft, messages, layout.transmit(*where))
     draft.add_edges(messages.producer, nodes, ZERO)
@@ -114,10 +100,10 @@ def _queued(
 
 
 def _blocking(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
 ) -> Carried:
     """As queued, and the sender's next op waits until its messages are transmitted."""
-    carried = _queued(draft, messages, layout, table, machine)
+    carried = _queued(draft, messages, layout, table, links)
     next_op = draft.next_in_row(messages.producer)
     followed = next_op >= 0
     draft.add_edges(carried.node[followed], next_op[followed], ZERO)
@@ -125,7 +111,7 @@ def _blocking(
 
 
 def _rendezvous(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, machine: Machine
+    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
 ) -> Carried:
     """A SEND and its RECV are one transfer, in order in the queues of both workers."""
     where = messages.direction, messages.pipe, messages.boundary
@@ -134,9 +120,9 @@ def _rendezvous(
     send_rank, receive_rank = (
         _ranks_by_cells(messages, table)
         if table.has_communication
-        else _ranks_by_end(messages, table, machine.host_links)
+        else _ranks_by_end(messages, table, links)
     )
-    key = queue_keys(machine.queues, messages.sender, messages.receiver, messages.direction).ravel()
+    key = queue_keys(links.queues, messages.sender, messages.receiver, messages.direction).ravel()
     order = np.argsort(np.concatenate([send_rank, receive_rank]), kind="stable")
     draft.add_chains(np.tile(nodes, 2)[order], key[order])
     draft.add_edges(nodes, messages.consumer, ZERO)
@@ -173,10 +159,10 @@ def _ranks_by_cells(messages: Messages, table: ScheduleTable) -> tuple[NumpyArra
 
 
 def _ranks_by_end(
-    messages: Messages, table: ScheduleTable, host_links: HostLinks
+    messages: Messages, table: ScheduleTable, links: Links
 ) -> tuple[NumpyArray, NumpyArray]:
     """Order in which producers end in the message-free run with unit slots."""
-    _, finish = slot_times(table, UNIT_SLOTS, shares=False, host_links=host_links)
+    _, finish = slot_times(table, UNIT_SLOTS, shares=False, link=links)
     end = finish.ravel()[messages.producer_cell]
     order = np.lexsort((messages.microbatch, messages.stage, messages.sender, end))
     rank = np.empty_like(order)
@@ -184,7 +170,9 @@ def _ranks_by_end(
     return rank, rank
 
 
-LINKS: Mapping[str, Callable[[Draft, Messages, CostLayout, ScheduleTable, Machine], Carried]] = {
+LINK_MODELS: Mapping[
+    str, Callable[[Draft, Messages, CostLayout, ScheduleTable, Links], Carried]
+] = {
     "delay": _delay,
     "queued": _queued,
     "blocking": _blocking,

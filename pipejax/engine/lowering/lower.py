@@ -10,45 +10,35 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.link_models import LINKS, QUEUES, Machine, Messages
+from pipejax.engine.lowering.link_models import LINK_MODELS, Messages
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import Draft
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import EXECUTED, HOST, Phase
 from pipejax.schedules.cells.weight_versions import find_versions
-from pipejax.schedules.table.host_links import HostLinks, check_host_links, host_edges
+from pipejax.schedules.table.host_links import check_host_links, host_edges
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, dependencies_of, row_order
 
 
-def lower(
-    table: ScheduleTable,
-    *,
-    link: str = "delay",
-    queues: str = "worker",
-    step_end: bool = True,
-    host_links: HostLinks = (),
-) -> Program:
+def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool = True) -> Program:
     """Lower a table to a program.
 
     Args:
       table: the schedule.
-      link: link model: "delay", "queued", "blocking" or "rendezvous"
-        (docs/semantics.md).
-      queues: scope of the communication queues under rendezvous: "worker", "pair", "direction".
+      link: link model: "delay", "queued", "blocking" or "rendezvous" (docs/semantics.md), or
+        `Links` with all that is to be said about them.
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
         optimizer update of every stage copy (on its worker, after the all-reduce). Where both
         cost nothing they change no makespan; without them their costs play no part. Where cells
         of the table update, only an all-reduce before each of them is added.
-      host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
-        has its own.
 
     Returns:
       The program; it holds no costs.
 
     Raises:
-      ValueError: if link or queues is unknown, or host_links names a worker that does not exist
-        or one twice.
+      ValueError: if the link model is unknown, or a worker of the links does not exist.
       ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous), or the
         order of columns on a shared host link is a deadlock.
 
@@ -61,23 +51,20 @@ def lower(
       >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
       (13, 2)
     """
-    if link not in LINKS:
-        raise ValueError(f"unknown link model {link!r}: known are {', '.join(LINKS)}")
-    if queues not in QUEUES:
-        raise ValueError(f"unknown queue scope {queues!r}: known are {', '.join(QUEUES)}")
-    check_host_links(table, host_links)
+    links = Links.of(link)
+    check_host_links(table, links)
     pairs, pair_of_cell = _distinct_pairs(table)
     layout = CostLayout(table.num_stages, table.num_pipes, len(pairs))
     draft = Draft(table)
     found = dependencies_of(table)
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
     if table.offloads:
-        _add_host_ops(draft, table, layout, node_of_cell, found, host_links)
+        _add_host_ops(draft, table, layout, node_of_cell, found, links)
     if step_end:
         add = _add_reductions if table.updates_within else _add_step_end
         add(draft, table, layout, node_of_cell)
     messages = _messages(table, node_of_cell, found.messages())
-    carried = LINKS[link](draft, messages, layout, table, Machine(queues, host_links))
+    carried = LINK_MODELS[links.model](draft, messages, layout, table, links)
     pair_index = np.stack(
         [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
     )
@@ -97,8 +84,7 @@ def lower(
         pair_index=pair_index.astype(np.int32),
         pair_stage=pairs[:, 0].astype(np.int32),
         layout=layout,
-        link=link,
-        queues=queues,
+        links=links,
     )
 
 
@@ -146,7 +132,7 @@ def _add_host_ops(
     layout: CostLayout,
     node_of_cell: NumpyArray,
     found: Dependencies,
-    host_links: HostLinks,
+    links: Links,
 ) -> None:
     """Add a node per offload and load, beside compute, and enter it in the nodes of the cells."""
     cells = row_order(table, HOST)
@@ -155,7 +141,7 @@ def _add_host_ops(
     nodes[cells] = draft.add_nodes(
         duration=layout.op(phase, stage), phase=phase, stage=stage, microbatch=microbatch, pipe=pipe
     )
-    tail, head = host_edges(table, host_links)
+    tail, head = host_edges(table, links)
     draft.add_edges(nodes[tail], nodes[head], ZERO)
     waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
     draft.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)

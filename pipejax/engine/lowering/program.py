@@ -11,6 +11,7 @@ from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.schedules.cells.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, STEP_END, Phase
+from pipejax.schedules.table.links import Links
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
 NO_WORKER = -1
@@ -73,8 +74,7 @@ class Program:
       layout: positions in the cost vector.
       num_microbatches: M.
       name: schedule name.
-      link: link model.
-      queues: scope of the communication queues, for the rendezvous model.
+      links: what it was lowered under.
 
     Example:
       >>> import pipejax as pj
@@ -102,8 +102,7 @@ class Program:
     layout: CostLayout = dataclasses.field(metadata={"static": True})
     num_microbatches: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(metadata={"static": True})
-    link: str = dataclasses.field(metadata={"static": True})
-    queues: str = dataclasses.field(metadata={"static": True})
+    links: Links = dataclasses.field(metadata={"static": True})
 
     @property
     def num_nodes(self) -> int:

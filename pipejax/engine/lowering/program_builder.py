@@ -8,6 +8,7 @@ from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
 from pipejax.schedules.cells.ops import HOST, SHARDING, Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
@@ -80,8 +81,7 @@ class Draft:
         pair_index: Int[NumpyArray, "pairs 2"],
         pair_stage: Int[NumpyArray, " pairs"],
         layout: CostLayout,
-        link: str,
-        queues: str,
+        links: Links,
     ) -> Program:
         """Sort the nodes topologically and lay the edges out as a table of predecessors."""
         tail, head, lag = np.concatenate(self._edges, axis=1)
@@ -93,7 +93,7 @@ class Draft:
         try:
             order = np.array(topological_order(self._num_nodes, tail, head))
         except CycleError as error:
-            raise self._deadlock(error.cycle, link, queues) from None
+            raise self._deadlock(error.cycle, links) from None
         number = np.empty_like(order)
         number[order] = np.arange(self._num_nodes)
         by_head = np.argsort(number[head], kind="stable")
@@ -130,11 +130,10 @@ class Draft:
             layout=layout,
             num_microbatches=self._table.num_microbatches,
             name=self._table.name,
-            link=link,
-            queues=queues,
+            links=links,
         )
 
-    def _deadlock(self, cycle: list[int], link: str, queues: str) -> ScheduleError:
+    def _deadlock(self, cycle: list[int], links: Links) -> ScheduleError:
         """Name the cycle, op by op and transfer by transfer."""
         nodes = {name: np.concatenate([c[name] for c in self._nodes]) for name in _FIELDS}
 
@@ -159,12 +158,12 @@ class Draft:
                 f"(worker {sender} to {receiver})"
             )
 
-        scope = f" with one queue per {queues}" if link == "rendezvous" else ""
+        scope = f" with one queue per {links.queues}" if links.model == "rendezvous" else ""
         names = [name(node) for node in cycle]
         first = max(int(nodes["sender"][cycle[0]]), worker_of(cycle[0]))
         slot = self._slot_of(nodes, cycle[0])
         return self._table.error(
-            f"deadlock under {link}{scope}: nothing in this cycle can start: "
+            f"deadlock under {links.model}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
             first,
             slot,

@@ -5,53 +5,42 @@ one switch do. Groups belong to the machine, not to the table. A link carries on
 the order of the columns of the table, ties by worker; an op is issued where it stands in its row.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.schedules.cells.ops import EXECUTED, HOST, format_cell
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, dependencies_of, row_order
 
-HostLinks = Sequence[Sequence[int]]  # groups of workers that share a host link
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
-def link_of_worker(host_links: HostLinks, num_workers: int) -> Int[NumpyArray, " workers"]:
+def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
     """Name the host link of each worker by the first worker of its group.
 
     Returns (workers) first worker of the group.
     """
-    links = np.arange(num_workers)
-    named: set[int] = set()
-    for group in host_links:
-        if len(group) == 0:
-            raise ValueError("host_links has an empty group: a group is the workers of one link")
-        for worker in group:
-            if worker not in range(num_workers):
-                raise ValueError(
-                    f"host_links names worker {worker}: workers are 0 to {num_workers - 1}"
-                )
-            if worker in named:
-                raise ValueError(
-                    f"host_links names worker {worker} twice: each worker has one host link"
-                )
-            named.add(worker)
-        links[list(group)] = group[0]
-    return links
+    first = np.arange(num_workers)
+    for group in links.host_links:
+        if max(group) >= num_workers:
+            raise ValueError(
+                f"host_links names worker {max(group)}: workers are 0 to {num_workers - 1}"
+            )
+        first[list(group)] = group[0]
+    return first
 
 
-def host_edges(table: ScheduleTable, host_links: HostLinks = ()) -> tuple[Cells, Cells]:
+def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return which cells offloads and loads wait for: where they are issued, and for their link."""
-    links = link_of_worker(host_links, table.num_workers)
+    link = link_of_worker(links, table.num_workers)
     cells, executed = row_order(table, HOST), row_order(table, EXECUTED)
     place = np.searchsorted(executed, cells) - 1
     before = executed[place] if len(executed) else place
     issued = (place >= 0) & (before // table.num_slots == cells // table.num_slots)
     worker, slot = np.divmod(cells, table.num_slots)
-    order = np.lexsort((worker, slot, links[worker]))
-    same = links[worker[order[1:]]] == links[worker[order[:-1]]]
+    order = np.lexsort((worker, slot, link[worker]))
+    same = link[worker[order[1:]]] == link[worker[order[:-1]]]
     queue = cells[order]
     return (
         np.concatenate([before[issued], queue[:-1][same]]),
@@ -59,24 +48,24 @@ def host_edges(table: ScheduleTable, host_links: HostLinks = ()) -> tuple[Cells,
     )
 
 
-def waiting_cells(table: ScheduleTable, host_links: HostLinks = ()) -> tuple[Cells, Cells]:
+def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return all that cells wait for where messages take no time."""
     cells, edges = row_order(table, EXECUTED), dependencies_of(table)
     same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
-    tail, head = host_edges(table, host_links)
+    tail, head = host_edges(table, links)
     return (
         np.concatenate([cells[:-1][same_row], edges.producer, tail]),
         np.concatenate([cells[1:][same_row], edges.consumer, head]),
     )
 
 
-def check_host_links(table: ScheduleTable, host_links: HostLinks) -> None:
+def check_host_links(table: ScheduleTable, links: Links) -> None:
     """Check that groups of workers can share host links under a table."""
-    links = link_of_worker(host_links, table.num_workers)
-    if len(set(links.tolist())) == table.num_workers or not table.offloads:
+    link = link_of_worker(links, table.num_workers)
+    if len(set(link.tolist())) == table.num_workers or not table.offloads:
         return  # rows alone cannot disagree with themselves
     try:
-        topological_order(table.phase.size, *waiting_cells(table, host_links))
+        topological_order(table.phase.size, *waiting_cells(table, links))
     except CycleError as error:
         places = [table.content.place(cell) for cell in error.cycle]
         names = [f"{format_cell(table.cell(w, t))} (worker {w})" for w, t in places]

@@ -15,7 +15,8 @@ from pipejax.schedules.cells.cells import Cells
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.cells.weight_rule import WeightRule
-from pipejax.schedules.table.host_links import HostLinks, check_host_links, waiting_cells
+from pipejax.schedules.table.host_links import check_host_links, waiting_cells
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 WIDE = 16  # workers from which a run column by column is faster than one op by op
@@ -27,15 +28,16 @@ def slot_times(
     slots: Mapping[str, float] | None = None,
     *,
     shares: bool = True,
-    host_links: HostLinks = (),
+    link: str | Links = "delay",
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Run a table without messages, each op as early as it can.
+    """Run a table without messages, each op as early as it can; only host links matter.
 
     Returns (workers, slots) start and finish of each cell [slots]; 0 where a cell is idle.
     """
     duration = _durations(table, table.slots if slots is None else slots, shares)
-    check_host_links(table, host_links)
-    tail, head = waiting_cells(table, host_links)
+    links = Links.of(link)
+    check_host_links(table, links)
+    tail, head = waiting_cells(table, links)
     if table.num_workers >= WIDE and np.all(tail % table.num_slots < head % table.num_slots):
         return _by_columns(duration, tail, head)
     waits_for: dict[int, list[int]] = {}

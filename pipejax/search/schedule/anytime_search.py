@@ -7,6 +7,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import lower_and_price
 from pipejax.costs.costs import Costs
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
@@ -41,13 +42,13 @@ class AnytimeSearch:
         self,
         problem: Problem,
         costs: Costs,
-        link: str,
+        links: Links,
         time_limit: float,
         threads: int,
         store: Store | None,
     ) -> None:
         """Begin: the time runs."""
-        self.problem, self.costs, self.link, self.threads = problem, costs, link, threads
+        self.problem, self.costs, self.links, self.threads = problem, costs, links, threads
         self.store = store
         self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
@@ -295,9 +296,7 @@ class AnytimeSearch:
 
     def _measure(self, table: ScheduleTable) -> float:
         """The objective at the real costs [s]."""
-        program, vector = lower_and_price(
-            table, self.costs, link=self.link, queues="worker", host_links=self.problem.host_links
-        )
+        program, vector = lower_and_price(table, self.costs, self.links)
         finish = host_finish(program, vector)
         if self.problem.objective == "makespan":
             return float(finish.max())

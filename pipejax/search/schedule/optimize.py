@@ -1,13 +1,14 @@
 """`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 from pipejax.base.checks import whole_number
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import PerEntry, pose
 from pipejax.search.schedule.solution import Solution
@@ -22,8 +23,7 @@ def optimize(
     sizes: PerEntry = 1.0,
     weight_share: float = WEIGHT_SHARE,
     offload: bool = False,
-    link: str = "delay",
-    host_links: Sequence[Sequence[int]] = (),
+    link: str | Links = "delay",
     objective: str = "makespan",
     time_limit: float = 60.0,
     threads: int | None = None,
@@ -39,8 +39,7 @@ def optimize(
       sizes: what an activation takes, or one entry per stage; 1 counts activations.
       weight_share: share of it that stays after I for W.
       offload: whether activations may go to the host and back, at the costs of O and L.
-      link: "delay" or "queued".
-      host_links: groups of workers that share a host link.
+      link: link model "delay" or "queued", or `Links` with one of them.
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
       time_limit: seconds.
@@ -65,7 +64,8 @@ def optimize(
       >>> best.makespan, best.status
       (310.0, 'optimal')
     """
-    link_of_worker(host_links, table.num_workers)
+    links = Links.of(link)
+    link_of_worker(links, table.num_workers)
     problem = pose(
         table,
         costs,
@@ -73,8 +73,7 @@ def optimize(
         sizes=sizes,
         weight_share=weight_share,
         offload=offload,
-        link=link,
-        host_links=host_links,
+        link=links,
         objective=objective,
     )
     if not time_limit > 0:
@@ -88,7 +87,7 @@ def optimize(
         if (error.name or "").partition(".")[0] != "ortools":
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
-    return AnytimeSearch(problem, costs, link, time_limit, workers, store).solutions(table)
+    return AnytimeSearch(problem, costs, links, time_limit, workers, store).solutions(table)
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

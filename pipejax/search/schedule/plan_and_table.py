@@ -9,6 +9,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import NEVER, Plan, gradient_end, input_grad_end
 from pipejax.search.schedule.problem import Problem
@@ -57,12 +58,8 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table at the times of a problem, every op as early as it can."""
-    program = lower(
-        table,
-        link="queued" if problem.queues else "delay",
-        step_end=False,
-        host_links=problem.host_links,
-    )
+    links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
+    program = lower(table, link=links, step_end=False)
     none = np.zeros(problem.num_stages)
     vector = np.asarray(
         cost_vector(

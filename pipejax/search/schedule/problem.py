@@ -12,11 +12,12 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.integer_grid import choose_grid, common_parts
 
 OBJECTIVES = ("makespan", "span")
-LINKS = ("delay", "queued")
+LINKS_OF_SEARCH = ("delay", "queued")
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
 SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
@@ -172,14 +173,15 @@ def pose(
     sizes: PerEntry = 1.0,
     weight_share: float = WEIGHT_SHARE,
     offload: bool = False,
-    link: str = "delay",
-    host_links: Sequence[Sequence[int]] = (),
+    link: str | Links = "delay",
     objective: str = "makespan",
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
     costs.check_values()
     costs.check_shapes(table.num_stages, table.num_pipes)
-    for value, known, name in ((objective, OBJECTIVES, "objective"), (link, LINKS, "link")):
+    links = Links.of(link)
+    given = ((objective, OBJECTIVES, "objective"), (links.model, LINKS_OF_SEARCH, "link"))
+    for value, known, name in given:
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     found = {Phase(code) for code in np.unique([table.phase, table.partners.phase]).tolist()}
@@ -196,14 +198,14 @@ def pose(
     whole = np.array(common_parts([*size, *size * weight_share, *limits[:-1], limits[-1]]))
     stages = table.num_stages
     times = _times(table, costs, offload)
-    links = {
+    times_of_links = {
         name: np.broadcast_to(
             np.asarray(getattr(costs, name), float), (2, table.num_pipes, stages - 1)
         )
         for name in ("latency", "transmit")
     }
-    lag = links["latency"] + (links["transmit"] if link == "delay" else 0)
-    transmit = links["transmit"] if link == "queued" else np.zeros_like(lag)
+    lag = times_of_links["latency"] + (times_of_links["transmit"] if links.model == "delay" else 0)
+    transmit = times_of_links["transmit"] if links.model == "queued" else np.zeros_like(lag)
     crosses = table.placement[:, :-1] != table.placement[:, 1:]  # within a worker nothing is sent
     lag, transmit = lag * crosses, transmit * crosses
     grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
@@ -213,7 +215,7 @@ def pose(
         pipe_of=np.array(table.pipe_of_microbatch, np.int64),
         lag=grid.down(lag),
         transmit=grid.down(transmit),
-        host_links=tuple(tuple(int(w) for w in group) for group in host_links),
+        host_links=tuple(map(tuple, links.host_links)),
         sizes=whole[:stages],
         kept=whole[stages : 2 * stages],
         limits=whole[2 * stages :],

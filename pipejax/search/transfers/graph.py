@@ -22,6 +22,7 @@ from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import NodeCosts
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 Orders = Int[NumpyArray, "orders transfers"]
@@ -62,11 +63,9 @@ class TransferGraph:
         return len(self.program.messages.producer)
 
 
-def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferGraph:
+def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
     """Build the graph of a table."""
-    program, vector = lower_and_price(
-        without_transfers(table), costs, link="rendezvous", queues=queues
-    )
+    program, vector = lower_and_price(without_transfers(table), costs, links)
     sent = program.messages
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[sent.carrier] = SOURCE
@@ -94,7 +93,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
-        queues=_queues(program, queues),
+        queues=_queues(program),
         received=received,
         sent=sends,
         latest=latest,
@@ -103,12 +102,12 @@ def transfer_graph(table: ScheduleTable, costs: Costs, queues: str) -> TransferG
     )
 
 
-def _queues(program: Program, queues: str) -> Int[NumpyArray, "2 transfers"]:
+def _queues(program: Program) -> Int[NumpyArray, "2 transfers"]:
     """Number the queues that each transfer occupies."""
     sender, receiver, phase = (
         np.asarray(getattr(program.messages, name)) for name in ("sender", "receiver", "phase")
     )
-    key = queue_keys(queues, sender, receiver, (phase == Phase.SEND_B).astype(int))
+    key = queue_keys(program.links.queues, sender, receiver, (phase == Phase.SEND_B).astype(int))
     return np.unique(key, return_inverse=True)[1].reshape(key.shape)
 
 

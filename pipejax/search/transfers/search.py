@@ -19,6 +19,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.transfers.graph import TransferGraph, finish_of_orders, transfer_graph
 from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
@@ -45,7 +46,7 @@ class TransferOrder:
       makespan: makespan of `table` under rendezvous.
       table: the schedule with SEND and RECV cells in that order.
       order: (transfers) messages in order, as `Program.messages` numbers them.
-      queues: scope of the communication queues.
+      links: rendezvous, and what else was said about the links.
       baselines: makespan of known orders: "own" (the cells of the table, or the order that
         rendezvous assumes without cells), "by producer" (as PyTorch lowers a schedule) and
         "by need" (the best greedy order); None where the order deadlocks.
@@ -66,7 +67,7 @@ class TransferOrder:
     makespan: float
     table: ScheduleTable
     order: Order
-    queues: str
+    links: Links
     baselines: Mapping[str, float | None]
     free_bound: float
     queue_bound: float
@@ -98,8 +99,8 @@ class _Found(NamedTuple):
 def search_transfer_order(
     table: ScheduleTable,
     costs: Costs,
-    queues: str = "worker",
     *,
+    link: str | Links = "rendezvous",
     iterations: int = 1000,
     seconds: float | None = None,
     seed: int = 0,
@@ -114,7 +115,7 @@ def search_transfer_order(
     Args:
       table: the schedule; its ops stay in their order, its communication cells give way.
       costs: unbatched costs [s].
-      queues: scope of the communication queues: "worker", "pair", "direction".
+      link: "rendezvous", or `Links` with that model.
       iterations: most batches of moves to try.
       seconds: time after which no further batch starts; no limit if None.
       seed: of all random choices.
@@ -124,8 +125,8 @@ def search_transfer_order(
       The best order, as a table, beside baselines and bounds.
 
     Raises:
-      ValueError: if a cost is negative or not finite or has the wrong number of entries, queues
-        is unknown, or iterations or seconds is negative.
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, the
+        link model is not rendezvous, or iterations or seconds is negative.
 
     Cost:
       Each iteration runs up to 64 orders in one vmapped scan; programs of similar size share its
@@ -139,13 +140,14 @@ def search_transfer_order(
       >>> found.baselines["by producer"], found.makespan, found.free_bound
       (32.0, 31.0, 31.0)
     """
-    _check(costs, iterations, seconds)
+    links = Links.of(link)
+    _check(costs, links, iterations, seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
-    graph = transfer_graph(table, costs, queues)
+    graph = transfer_graph(table, costs, links)
     if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
     need = needs(graph)
-    known = {"own": _own_order(table, queues), "by producer": producer_order(table)}
+    known = {"own": _own_order(table, links), "by producer": producer_order(table)}
     by_need = [order_by_need(graph, need, urgency) for urgency in URGENCIES]
     starts = [order for order in known.values() if order is not None] + by_need
     search = _Search(graph, queue_bound(graph, need), seed)
@@ -155,10 +157,10 @@ def search_transfer_order(
     stopped = search.run(iterations, deadline, progress)
     found = insert_transfers(table, search.best.order)
     return TransferOrder(
-        makespan=evaluate(found, costs, link="rendezvous", queues=queues).makespan,
+        makespan=evaluate(found, costs, link=links).makespan,
         table=found,
         order=search.best.order,
-        queues=queues,
+        links=links,
         baselines={**baselines, "by need": min(makespans[-len(by_need) :])},
         free_bound=need.makespan,
         queue_bound=search.bound,
@@ -167,18 +169,22 @@ def search_transfer_order(
     )
 
 
-def _check(costs: Costs, iterations: int, seconds: float | None) -> None:
+def _check(costs: Costs, links: Links, iterations: int, seconds: float | None) -> None:
     costs.check_values()
+    if links.model != "rendezvous":
+        raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
+    if links.host_links:
+        raise ValueError("a search for orders of transfers knows no shared host links")
     if iterations < 0:
         raise ValueError(f"iterations must be at least 0, got {iterations}")
     if seconds is not None and not seconds >= 0:
         raise ValueError(f"seconds must be at least 0, or None for no limit, got {seconds}")
 
 
-def _own_order(table: ScheduleTable, queues: str) -> Order | None:
+def _own_order(table: ScheduleTable, links: Links) -> Order | None:
     """The order of the table's cells, or the one that stands for them; None for a deadlock."""
     try:
-        return order_of(lower(table, link="rendezvous", queues=queues))
+        return order_of(lower(table, link=links))
     except ScheduleError:
         return None
 

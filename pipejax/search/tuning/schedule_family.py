@@ -8,6 +8,7 @@ from pipejax import schedules
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -19,15 +20,13 @@ class ScheduleFamily:
       schedule: name of the schedule.
       num_workers: P.
       options: what the schedule takes besides, as for `schedules.build`.
-      link: link model.
-      queues: scope of the communication queues under rendezvous.
+      link: link model, or `Links`.
     """
 
     schedule: str
     num_workers: int
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    link: str = "delay"
-    queues: str = "worker"
+    link: str | Links = "delay"
     _made: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def table(self, num_microbatches: int) -> ScheduleTable:
@@ -46,9 +45,7 @@ class ScheduleFamily:
         """Return the program for M microbatches, with all-reduce and update."""
         return self.once(
             ("program", num_microbatches),
-            lambda: lower(
-                self.table(num_microbatches), link=self.link, queues=self.queues, step_end=True
-            ),
+            lambda: lower(self.table(num_microbatches), link=self.link, step_end=True),
         )
 
     def held(self, num_microbatches: int) -> HeldCounts:
