@@ -22,6 +22,7 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives
+from pipejax.base.files import write_file
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 from pipejax.engine.batched.single_xla_call import wide_vectors
@@ -69,7 +70,7 @@ def main():
         "rows": rows,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
+    write_file(arguments.out, json.dumps(result, indent=1))
     show(result)
 
 

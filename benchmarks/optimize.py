@@ -22,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.base.files import write_file
 from pipejax.search.schedule import cp_search as searching
 from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel
 from pipejax.search.schedule.initial_plans import greedy_starts, pipe_plans
@@ -100,7 +101,7 @@ def main():
         "rows": [row(runs, case.label, name) for case in cases for name in VARIANTS],
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
+    write_file(arguments.out, json.dumps(result, indent=1))
     show(result)
 
 

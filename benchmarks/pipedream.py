@@ -24,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax.training as pt
+from pipejax.base.files import write_file
 
 STAGES, DIMENSION, BATCHES = 8, 88, 60
 STEP_SIZES = tuple(0.0025 * 2.0**k for k in range(7))
@@ -47,7 +48,7 @@ def main():
     loop, difference = timed_loop(objective, runs, arguments.updates, arguments.sample)
     result = summary(runs, arguments, first, float(np.median(again)), loop, difference)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
+    write_file(arguments.out, json.dumps(result, indent=1))
     show(result)
 
 

@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 import pipejax as pj
 from benchmarks.alternatives import python_loop, recurrence
+from pipejax.base.files import write_file
 from pipejax.costs.roofline import stage_work
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
@@ -63,7 +64,7 @@ def main():
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
+    write_file(arguments.out, json.dumps(result, indent=1))
     Console().print(
         f"{sweep.num_points:,} points in {seconds:.1f} s, compilation and writing included: "
         f"{rate:,.0f} points/s, {result['peak_memory_GB']:.2f} GB\n"
@@ -78,7 +79,7 @@ def timed_sweep(sweep, store):
     began = time.perf_counter()
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("sweep", total=sweep.num_points)
-        run_sweep(sweep, store, report=lambda p: bar.update(task, completed=p.points)).close()
+        run_sweep(sweep, store, on_progress=lambda p: bar.update(task, completed=p.points)).close()
     return time.perf_counter() - began
 
 

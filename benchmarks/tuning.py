@@ -20,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.base.files import write_file
 from pipejax.costs.model import Model
 from pipejax.costs.system import Efficiency, Link, System
 from pipejax.search.tuning import (
@@ -58,7 +59,7 @@ def main():
         "rows": rows,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1))
+    write_file(arguments.out, json.dumps(result, indent=1))
     show(result)
 
 

@@ -37,6 +37,7 @@ from figures import (
     timelines,
     tornado,
 )
+from pipejax.base.files import drafted
 from pipejax.plots import style
 
 
@@ -146,7 +147,8 @@ def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
                 loaded[name] = store.load().assign_attrs(store=Path(name).stem)
         for label, figure in script.draw(loaded[name]).items():
             for suffix, metadata in SUFFIXES.items():
-                figure.savefig(out / f"{label}.{suffix}", metadata=dict(metadata))
+                with drafted(out / f"{label}.{suffix}") as draft:
+                    figure.savefig(draft, metadata=dict(metadata))
             plt.close(figure)
             drawn.append(label)
     return drawn

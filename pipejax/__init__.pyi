@@ -160,7 +160,7 @@ from pipejax.search.schedule.solution import (
     Solution as Solution,
 )
 from pipejax.search.schedule.store import (
-    Store as Store,
+    SolvedProblems as SolvedProblems,
 )
 from pipejax.search.schedule.store import (
     StoreWarning as StoreWarning,

@@ -14,6 +14,8 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
+from pipejax.base.files import write_file
+
 
 class Verdict(NamedTuple):
     """What came out.
@@ -81,7 +83,7 @@ def show(rows: Sequence[dict[str, str]], out: Path) -> None:
       rows: as from `judge`.
       out: file to write.
     """
-    out.write_text(json.dumps(rows, indent=1) + "\n")
+    write_file(out, json.dumps(rows, indent=1) + "\n")
     grid = Table("", "claim", "published", "ours", "verdict", "reason", "figure", show_lines=True)
     for row in rows:
         colour = "green" if row["verdict"] == "reproduced" else "yellow"

@@ -7,6 +7,8 @@ from pathlib import Path
 import xarray as xr
 from rich.console import Console
 
+from pipejax.base.files import drafted
+
 
 def write(
     description: str, sweep: Callable[[], xr.Dataset], count: Callable[[xr.Dataset], str]
@@ -22,6 +24,12 @@ def write(
     parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
     out: Path = parser.parse_args().out
     dataset = sweep()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    dataset.to_zarr(out, mode="w", zarr_format=2)
+    save(dataset, out)
     Console().print(f"{count(dataset)} in {out}")
+
+
+def save(dataset: xr.Dataset, out: Path) -> None:
+    """Write a Zarr store; one that is there is replaced as a whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(out) as draft:
+        dataset.to_zarr(draft, zarr_format=2)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipejax.base.files import write_file
+
 Record = dict[str, Any]
 
 
@@ -41,7 +43,7 @@ class Journal:
         text = path.read_text()
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            path.write_text(whole)
+            write_file(path, whole)
         for line in whole.splitlines():
             entry = json.loads(line)
             self.records[entry["key"]] = entry["record"]

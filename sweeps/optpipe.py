@@ -6,7 +6,6 @@ while training runs on them; three timelines.
 """
 
 import argparse
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from pipejax.base.provenance import provenance
 from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_timelines
+from sweeps.command import save
 from sweeps.journal import Journal
 
 SECONDS = 6.0  # of a solve: all parts together take about half an hour on two cores
@@ -50,11 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         context = f"{options.seconds:g} s, code {origin['code']}"
         journal = Journal(path.with_suffix(".jsonl"), context)
         data = PARTS[name](journal, options.seconds, options.small)
-        unfinished = path.with_suffix(".unfinished")
         attributes = {"seconds of a solve": options.seconds, **origin}
-        data.assign_attrs(attributes).to_zarr(unfinished, mode="w", zarr_format=2)
-        shutil.rmtree(path, ignore_errors=True)
-        unfinished.rename(path)
+        save(data.assign_attrs(attributes), path)
         journal.path.unlink(missing_ok=True)
         shown.print(f"wrote {path}", soft_wrap=True)
 

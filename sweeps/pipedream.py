@@ -27,6 +27,7 @@ from pipejax.training import (
     random_quadratic,
     sweep_replay,
 )
+from sweeps.command import save
 from sweeps.pipedream_schemes import (
     SAMPLES,
     Scheme,
@@ -300,18 +301,8 @@ def main() -> None:
             continue
         with jax.enable_x64(True):
             data = EXPERIMENTS[name]()
-        unfinished = path.with_suffix(".unfinished")
-        data.assign_attrs(provenance()).to_zarr(unfinished, mode="w", zarr_format=2)
-        _replace(unfinished, path)
+        save(data.assign_attrs(provenance()), path)
         shown.print(f"wrote {path}", soft_wrap=True)
-
-
-def _replace(source: Path, target: Path) -> None:
-    """Put a store where another may be; what is interrupted leaves no half of one."""
-    import shutil
-
-    shutil.rmtree(target, ignore_errors=True)
-    source.rename(target)
 
 
 if __name__ == "__main__":

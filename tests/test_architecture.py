@@ -32,6 +32,8 @@ HEAVY = {
     "xarray": {"analysis", "sweep", "training", "cli"},
     "zarr": {"sweep"},
     "distributed": {"sweep"},
+    "filelock": {"base"},
+    "platformdirs": {"search"},
     "optax": {"search"},
     "ortools": {"search"},
     "networkx": set(),

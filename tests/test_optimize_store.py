@@ -13,10 +13,11 @@ import warnings
 import pytest
 
 import pipejax as pj
+from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
 from pipejax.search.schedule.similarity import bound_from, stretch
-from pipejax.search.schedule.store import DRAFT, default_folder
+from pipejax.search.schedule.store import default_folder
 from pipejax.search.schedule.store_entry import _checksum, prover
 
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
@@ -31,7 +32,7 @@ WRITE = (
     BEGIN
     + """
 from pipejax.search.schedule.problem import pose
-problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), pj.Store(sys.argv[1])
+problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), pj.SolvedProblems(sys.argv[1])
 for bound in range(1, 10000):
     store.put(problem, table, bound, seconds=1.0, source="1f1b")
 """
@@ -74,13 +75,13 @@ def few_baselines(monkeypatch):
 
 @pytest.fixture
 def store(tmp_path):
-    return pj.Store(tmp_path / "store")
+    return pj.SolvedProblems(tmp_path / "store")
 
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory):
     """A store that holds one solved problem, and its file."""
-    store = pj.Store(tmp_path_factory.mktemp("solved"))
+    store = pj.SolvedProblems(tmp_path_factory.mktemp("solved"))
     put_table(store, small(), "zero-bubble", bound=31, memory_limit=3)
     (path,) = store.path.glob("*.json")
     return path
@@ -103,7 +104,7 @@ def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPEJAX_CACHE", str(tmp_path / "cache"))
     best(small(), None, 0.001)
     assert not (tmp_path / "cache").exists()
-    best(small(), pj.Store(), 0.001)
+    best(small(), pj.SolvedProblems(), 0.001)
     assert len(list((tmp_path / "cache").glob("*.json"))) == 1
 
 
@@ -358,7 +359,7 @@ def test_two_processes_that_write_and_one_that_is_killed(store):
     table = pj.schedules.build("1f1b", num_workers=6, num_microbatches=16)
     store.put(problem, table, bounds[-1] + 1000, seconds=1.0, source="1f1b")  # no lock is left
     assert store.get(problem).proven_bound == bounds[-1] + 1000
-    assert not list(store.path.glob(f"{DRAFT}*"))
+    assert not list(store.path.glob(f"*{DRAFT}*"))
 
 
 def test_threads_that_write_at_once_lose_nothing(store):

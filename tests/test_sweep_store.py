@@ -15,9 +15,11 @@ import pytest
 import xarray as xr
 from sweep_cases import GRID, declare, refused, write_grid
 
+from pipejax.base.locks import locked
 from pipejax.cli.app import run
-from pipejax.sweep import num_blocks, read_sweep, run_sweep
-from pipejax.sweep.store import Store, create_store, locked
+from pipejax.sweep import read_sweep, run_sweep
+from pipejax.sweep.blocks import get_block, num_blocks
+from pipejax.sweep.store import opened
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +63,7 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         shutil.copytree(whole, path)
         damage(path / chunk)
         told = []
-        run_sweep(GRID, path, resume=True, report=told.append)
+        run_sweep(GRID, path, resume=True, on_progress=told.append)
         assert files_of(path) == expected
         assert len(told) == 2, "one block is evaluated, the others stay"
     shutil.rmtree(path / "schedule")
@@ -189,40 +191,12 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tm
     assert files_of(out) == files_of(whole)
 
 
-def test_two_jax_processes_give_the_same_bytes(whole, grid_file, tmp_path):
-    out, port = tmp_path / "both.zarr", free_port()
-    both = [
-        subprocess.Popen(
-            command(
-                "sweep",
-                grid_file,
-                "--out",
-                out,
-                "--coordinator",
-                f"127.0.0.1:{port}",
-                "--processes",
-                2,
-                "--process",
-                number,
-                "--json",
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    printed = [process.communicate(timeout=180) for process in both]
-    assert [process.returncode for process in both] == [0, 0], printed
-    assert files_of(out) == files_of(whole)
-    shares = [json.loads(text)["evaluated_now"] for text, _ in printed]
-    assert sum(shares) == read_sweep(GRID).num_points
-    assert min(shares) > 0
-
-
 def test_one_process_writes_at_a_time(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "out.zarr")
-    with locked(tmp_path / "out.zarr"), pytest.raises(BlockingIOError, match="another process"):
+    with (
+        locked(tmp_path / "out.zarr", wait=False),
+        pytest.raises(BlockingIOError, match="another process"),
+    ):
         run_sweep(GRID, tmp_path / "out.zarr", resume=True)
 
 
@@ -252,7 +226,8 @@ def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
 
 def test_other_code_is_refused(tmp_path):
     sweep, path = read_sweep(GRID), tmp_path / "old.zarr"
-    create_store(sweep, path)
+    with opened(sweep, path, resume=False):
+        pass
     attributes = json.loads((path / ".zattrs").read_text())
     (path / ".zattrs").write_text(json.dumps(attributes | {"code": "older"}))
     metadata = json.loads((path / ".zmetadata").read_text())
@@ -272,9 +247,9 @@ def test_report_for_people(whole, grid_file, capsys):
 
 def test_a_store_forgets_nothing(tmp_path):
     sweep = read_sweep(GRID)
-    create_store(sweep, tmp_path / "empty.zarr")
-    store = Store(sweep, tmp_path / "empty.zarr")
-    assert not any(store.is_whole(number) for number in range(num_blocks(sweep)))
+    with opened(sweep, tmp_path / "empty.zarr", resume=False) as store:
+        blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
+        assert not any(map(store.is_whole, blocks))
     data = xr.open_zarr(tmp_path / "empty.zarr").load()
     assert (data.status == 0).all()
     assert data.step_time.isnull().all()

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.timeline import Bar, arrows, bars
+from pipejax.base.files import drafted, write_file
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import style
 from pipejax.plots.memory import Curves, draw_memory
@@ -83,10 +84,11 @@ def draw_timeline(
     if path.suffix == ".html":
         picture = io.StringIO()
         figure.savefig(picture, format="svg")
-        path.write_text(_page(evaluation, picture.getvalue()))
+        write_file(path, _page(evaluation, picture.getvalue()))
     else:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
-        figure.savefig(path, metadata=metadata)
+        with drafted(path) as draft:
+            figure.savefig(draft, metadata=metadata)
     plt.close(figure)
 
 

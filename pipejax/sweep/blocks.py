@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from pipejax.sweep.declaration import Sweep
 
 POINTS = 1 << 17  # of a block at most: a second of work or so, and files of a megabyte
@@ -14,18 +16,16 @@ class Block(NamedTuple):
 
     Attributes:
       number: counted from 0, the last axis fastest.
-      low: (axes) first value of each axis.
-      high: (axes) one past its last value.
+      cuts: (axes) values of each axis that it has.
     """
 
     number: int
-    low: tuple[int, ...]
-    high: tuple[int, ...]
+    cuts: tuple[slice, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(axes) values of each axis."""
-        return tuple(high - low for low, high in zip(self.low, self.high, strict=True))
+        return tuple(cut.stop - cut.start for cut in self.cuts)
 
     @property
     def num_points(self) -> int:
@@ -58,15 +58,13 @@ def num_blocks(sweep: Sweep) -> int:
 
 def get_block(sweep: Sweep, number: int) -> Block:
     """Return a block by its number."""
-    low: list[int] = []
-    high: list[int] = []
-    rest = number
-    size, sizes = block_shape(sweep), [len(axis.values) for axis in sweep.axes]
-    for place, count in reversed(list(enumerate(_blocks_by_axis(sweep)))):
-        rest, at = divmod(rest, count)
-        low.insert(0, at * size[place])
-        high.insert(0, min(sizes[place], (at + 1) * size[place]))
-    return Block(number, tuple(low), tuple(high))
+    places = np.unravel_index(number, _blocks_by_axis(sweep))
+    starts = [int(at) * size for at, size in zip(places, block_shape(sweep), strict=True)]
+    cuts = [
+        slice(start, min(len(axis.values), start + size))
+        for axis, start, size in zip(sweep.axes, starts, block_shape(sweep), strict=True)
+    ]
+    return Block(number, tuple(cuts))
 
 
 def _blocks_by_axis(sweep: Sweep) -> list[int]:

@@ -14,25 +14,20 @@ from pipejax.base.provenance import provenance
 from pipejax.sweep.blocks import get_block
 from pipejax.sweep.declaration import Sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
-from pipejax.sweep.run import Results
 
 AHEAD = 2  # blocks at work or waiting for each thread of the cluster
 PATIENCE = 10.0  # seconds to wait for the scheduler to answer
 
 
-def evaluated_on(address: str) -> Results:
-    """Evaluate blocks on the workers of a scheduler."""
-
-    def results(sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-        try:
-            client = Client(address, timeout=PATIENCE)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise OSError(f"no scheduler answers at {address!r}: {reason}") from None
-        with client:
-            yield from _in_any_order(client, sweep, numbers)
-
-    return results
+def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+    """Evaluate blocks on the workers of a scheduler, in any order."""
+    try:
+        client = Client(address, timeout=PATIENCE)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"no scheduler answers at {address!r}: {reason}") from None
+    with client:
+        yield from _in_any_order(client, sweep, numbers)
 
 
 def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:

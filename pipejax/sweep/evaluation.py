@@ -37,8 +37,8 @@ Values = dict[str, Any]  # array by variable
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
     """Evaluate all points of a block."""
     axes = [
-        axis._replace(values=axis.values[low:high])
-        for axis, low, high in zip(sweep.axes, block.low, block.high, strict=True)
+        axis._replace(values=axis.values[cut])
+        for axis, cut in zip(sweep.axes, block.cuts, strict=True)
     ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
     batch = stack_systems(tuple(system_axes))
@@ -48,13 +48,11 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
             _at_point(sweep, dict(zip(names, point, strict=True)), batch)
             for point in itertools.product(*(axis.values for axis in shape_axes))
         ]
-    listed = [len(axis.values) for axis in axes if axis.is_listed]
-    listed_shapes = [len(axis.values) for axis in shape_axes if axis.is_listed]
     values = {}
     for name, variable in variables_of(sweep).items():
-        leading = listed if variable.per_system else listed_shapes
+        shape = [block.shape[place] for place in variable.places(sweep)]
         stacked = np.stack([each[name] for each in found])
-        values[name] = stacked.reshape((*leading, *variable.extra_shape))
+        values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
 
 

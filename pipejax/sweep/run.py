@@ -1,7 +1,6 @@
 """Run a sweep: every block that is not whole yet is evaluated, here or elsewhere, and written."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +9,7 @@ import xarray as xr
 from pipejax.sweep.blocks import get_block, num_blocks
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
-from pipejax.sweep.store import Store, check_same, create_store, locked, restore
-
-Results = Callable[[Sweep, list[int]], Iterable[tuple[int, Values]]]
+from pipejax.sweep.store import opened
 
 
 class Progress(NamedTuple):
@@ -34,8 +31,8 @@ def run_sweep(
     out: str | Path,
     *,
     resume: bool = False,
-    results: Results | None = None,
-    report: Callable[[Progress], None] | None = None,
+    scheduler: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> xr.Dataset:
     """Evaluate a grid into a Zarr store.
 
@@ -43,8 +40,8 @@ def run_sweep(
       given: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
       out: path of the store.
       resume: whether to go on with a store that is there; blocks that are whole stay.
-      results: evaluates blocks in any order, each once; in this process if None.
-      report: called after every block.
+      scheduler: address of a Dask scheduler whose workers evaluate; this process if None.
+      on_progress: called after every block.
 
     Returns:
       The dataset, opened from the store: values are read when they are used.
@@ -53,7 +50,7 @@ def run_sweep(
       ValueError: if the declaration is wrong, or the store holds another grid or was begun by
         other code.
       FileExistsError: if there is a store and resume is not given.
-      OSError: if it cannot be written, or another process writes to it.
+      OSError: if it cannot be written, another process writes to it, or no scheduler answers.
 
     Example:
       >>> import tempfile
@@ -67,49 +64,27 @@ def run_sweep(
     """
     sweep = given if isinstance(given, Sweep) else read_sweep(given)
     path = Path(out)
+    tell = on_progress or (lambda progress: None)
     with opened(sweep, path, resume=resume) as store:
-        complete(sweep, store, range(num_blocks(sweep)), results or evaluated_here, report)
+        blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
+        missing = [block.number for block in blocks if not store.is_whole(block)]
+        done = sweep.num_points - sum(blocks[number].num_points for number in missing)
+        tell(Progress(done, sweep.num_points, False))
+        for number, values in _evaluated(sweep, missing, scheduler):
+            store.write(blocks[number], values)
+            done += blocks[number].num_points
+            tell(Progress(done, sweep.num_points, True))
     return xr.open_zarr(path, chunks=None)
 
 
-@contextlib.contextmanager
-def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
-    """Create a store, or go on with one, and hold it."""
-    was_there = path.exists()
-    if was_there:
-        if not resume:
-            raise FileExistsError(
-                17, "it exists: go on with it by --resume, or give another --out", str(path)
-            )
-        check_same(sweep, path)
-    else:
-        create_store(sweep, path)
-    with locked(path):
-        if was_there:
-            restore(sweep, path)
-        yield Store(sweep, path)
+def _evaluated(
+    sweep: Sweep, numbers: list[int], scheduler: str | None
+) -> Iterator[tuple[int, Values]]:
+    """Evaluate blocks in this process, one after the other, or on a cluster in any order."""
+    if scheduler is not None:
+        from pipejax.sweep.cluster import evaluated_on  # Dask is an extra
 
-
-def complete(
-    sweep: Sweep,
-    store: Store,
-    numbers: Iterable[int],
-    results: Results,
-    report: Callable[[Progress], None] | None,
-) -> None:
-    """Evaluate and write those blocks that are not whole."""
-    points = {number: get_block(sweep, number).num_points for number in numbers}
-    missing = [number for number in points if not store.is_whole(number)]
-    done, total = sum(points.values()) - sum(points[n] for n in missing), sum(points.values())
-    tell = report or (lambda progress: None)
-    tell(Progress(done, total, False))
-    for number, values in results(sweep, missing):
-        store.write(get_block(sweep, number), values)
-        done += points[number]
-        tell(Progress(done, total, True))
-
-
-def evaluated_here(sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Evaluate blocks in this process, one after the other."""
+        yield from evaluated_on(scheduler, sweep, numbers)
+        return
     for number in numbers:
         yield number, evaluate_block(sweep, get_block(sweep, number))

@@ -6,10 +6,8 @@ the store depends on when or in how many pieces it was written.
 """
 
 import contextlib
-import fcntl
+import json
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,86 +18,62 @@ import xarray as xr
 import zarr
 
 from pipejax.base.array_types import NumpyArray
+from pipejax.base.files import DRAFT, draft_folder
+from pipejax.base.locks import LOCK, locked
 from pipejax.base.provenance import provenance
 from pipejax.sweep.axes import label
-from pipejax.sweep.blocks import Block, block_shape, get_block, num_blocks
+from pipejax.sweep.blocks import Block, block_shape, num_blocks
 from pipejax.sweep.declaration import Sweep
 from pipejax.sweep.variables import Variable, variables_of
 
 CHECKSUM = "block_checksum"
 SAME = ("grid", "pipejax", "jax", "numpy", "code")  # what blocks of one dataset have in common
 FORMAT: Any = 2  # of Zarr: it has a specified form of text
+ATTRIBUTES = ".zattrs"
 TEXT = "str"
+PARTIAL = "*.partial"  # what Zarr was writing when the process was killed
 
 
-class Store:
-    """A store that is being written.
-
-    Example:
-      >>> from pathlib import Path
-      >>> from pipejax.sweep import evaluate_block, get_block, read_sweep
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": 4, "minibatch": 8,
-      ...     "microbatch_size": [1, 2], "models": "gpt-22b", "systems": "h100"})
-      >>> path = Path(tempfile.mkdtemp()) / "out.zarr"
-      >>> create_store(sweep, path)
-      >>> store = Store(sweep, path)
-      >>> store.is_whole(0)
-      False
-      >>> store.write(get_block(sweep, 0), evaluate_block(sweep, get_block(sweep, 0)))
-      >>> store.is_whole(0)
-      True
-    """
+class BlockStore:
+    """A store that is being written; only `opened` makes one, for it holds the folder."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
-        """Open a store that `create_store` made."""
+        """Open a store whose labels and metadata are there."""
         self.sweep = sweep
         group: Any = zarr.open_group(str(path), mode="r+")
         self._arrays: dict[str, Any] = dict(group.arrays())
 
     def write(self, block: Block, values: dict[str, Any]) -> None:
-        """Write a block, its checksum last.
-
-        Args:
-          block: which part of the grid.
-          values: array by variable.
-        """
-        for name, region in self._regions(block):
+        """Write a block, array by variable, and its checksum last."""
+        regions = self._regions(block)
+        for name, region in regions.items():
             self._arrays[name][region] = values[name]
-        parts = [values[name] for name, _ in self._regions(block)]
-        self._arrays[CHECKSUM][block.number : block.number + 1] = np.array([_checksum(parts)])
+        total = _checksum([values[name] for name in regions])
+        self._arrays[CHECKSUM][block.number : block.number + 1] = np.array([total])
 
-    def is_whole(self, number: int) -> bool:
-        """Return whether a block is there with all its values.
-
-        Args:
-          number: of the block.
-
-        Returns:
-          Whether its checksum is there and what is stored agrees with it.
-        """
-        block = get_block(self.sweep, number)
+    def is_whole(self, block: Block) -> bool:
+        """Return whether a block's checksum is there and what is stored agrees with it."""
         try:
-            kept = int(self._arrays[CHECKSUM][number])
+            kept = int(self._arrays[CHECKSUM][block.number])
             if kept == 0:
                 return False
-            parts = [self._arrays[name][region] for name, region in self._regions(block)]
+            regions = self._regions(block)
+            parts = [self._arrays[name][region] for name, region in regions.items()]
         except (OSError, ValueError, RuntimeError, TypeError):  # a file that was cut short
             return False
         return kept == _checksum(parts)
 
-    def _regions(self, block: Block) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Variables of a block, and where they lie in their arrays.
+    def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
+        """Where each variable of a block lies in its array.
 
         What does not depend on the system is written with the first block of systems.
         """
-        axes = list(zip(self.sweep.axes, block.low, block.high, strict=True))
-        shapes = len(self.sweep.shape_axes)
-        is_first = not any(low for _, low, _ in axes[shapes:])
-        for name, variable in variables_of(self.sweep).items():
-            if variable.per_system or is_first:
-                used = axes if variable.per_system else axes[:shapes]
-                box = [slice(low, high) for axis, low, high in used if axis.is_listed]
-                yield name, (*box, *(slice(None) for _ in variable.extra))
+        is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
+        return {
+            name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
+            for name, variable in variables_of(self.sweep).items()
+            if variable.per_system or is_first
+        }
 
 
 def _checksum(parts: list[NumpyArray]) -> int:
@@ -112,62 +86,84 @@ def _checksum(parts: list[NumpyArray]) -> int:
     return total + 1
 
 
-def create_store(sweep: Sweep, path: Path) -> None:
-    """Make a store without values: axes, units, provenance; all of it is there or nothing."""
-    with _draft(sweep, path) as draft:
-        draft.chmod(0o777 & ~_umask())
-        os.rename(draft, path)
-
-
-def restore(sweep: Sweep, path: Path) -> None:
-    """Put back axes, units and metadata that were damaged; a run without a break has the same."""
-    with _draft(sweep, path) as draft:
-        for made in draft.rglob("*"):
-            there = path / made.relative_to(draft)
-            if made.is_file() and not (there.is_file() and _same_file(made, there)):
-                there.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(made, there)
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes()
-
-
 @contextlib.contextmanager
-def _draft(sweep: Sweep, path: Path) -> Iterator[Path]:
-    """Make a store without values beside its place; what is left of it goes at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}.new-"
-    for left in path.parent.glob(f"{prefix}*"):  # by a process that was killed
-        with contextlib.suppress(OSError), locked(left):
-            shutil.rmtree(left)
-    draft = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-    try:
-        with locked(draft):
-            _fill(sweep, draft)
-            yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[BlockStore]:
+    """Make a store, or go on with one, and hold it."""
+    _check(sweep, path, resume=resume)  # before the lock: nothing is put into others' folders
+    with locked(path, wait=False):
+        _check(sweep, path, resume=resume)  # another process may have been here before the lock
+        _restore(sweep, path)
+        yield BlockStore(sweep, path)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _check(sweep: Sweep, path: Path, *, resume: bool) -> None:
+    """Check that there is no store, or that of this sweep, begun by this code."""
+    if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
+        return
+    if not resume:
+        how = "it exists: go on with it by --resume, or give another --out"
+        raise FileExistsError(17, how, str(path))
+    found = _attributes_of(path)
+    if "grid" not in found:
+        raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
+    if found["grid"] != sweep.to_json():
+        raise ValueError(
+            f"{path} holds another grid: give another --out, or the file it was begun with"
+        )
+    for key, value in provenance().items():
+        if key in SAME and found.get(key) != value:
+            raise ValueError(
+                f"{path} was begun with {key} {found.get(key)}, this is {value}: its blocks would "
+                "not match"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is what a process leaves that was killed before the store was made."""
+    return path.name == LOCK or DRAFT in path.name
+
+
+def _attributes_of(path: Path) -> dict[str, Any]:
+    """Attributes of a store, wherever they are intact; none of what is no store."""
+    for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            found = json.loads((path / name).read_bytes())
+            for key in inside:
+                found = found[key]
+            return dict(found)
+    return {}
+
+
+def _restore(sweep: Sweep, path: Path) -> None:
+    """Put axes, units and metadata where they are missing or damaged, each file in one step.
+
+    The attributes come first: with them the folder is known as a store, and what else is missing
+    comes with the next run.
+    """
+    for left in path.rglob(PARTIAL):
+        left.unlink()
+    with draft_folder(path / "metadata", is_locked=True) as draft:
+        _fill(sweep, draft)
+        made = [file for file in draft.rglob("*") if file.is_file()]
+        for file in sorted(made, key=lambda file: file != draft / ATTRIBUTES):
+            there = path / file.relative_to(draft)
+            if not (there.is_file() and file.read_bytes() == there.read_bytes()):
+                there.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, there)
 
 
 def _fill(sweep: Sweep, path: Path) -> None:
-    template = _coordinates(sweep)
-    template.to_zarr(path, zarr_format=FORMAT, consolidated=False)
+    """Write a store without values."""
+    _coordinates(sweep).to_zarr(path, zarr_format=FORMAT, consolidated=False)
     group: Any = zarr.open_group(str(path), mode="r+")
-    size = dict(zip([axis.name for axis in sweep.axes], block_shape(sweep), strict=True))
+    size = block_shape(sweep)
     for name, variable in variables_of(sweep).items():
-        used = sweep.axes if variable.per_system else sweep.shape_axes
-        dims = [axis.name for axis in used if axis.is_listed]
+        places = variable.places(sweep)
+        dims = [sweep.axes[place].name for place in places]
         group.create_array(
             name,
             shape=(*(sweep.sizes[dim] for dim in dims), *variable.extra_shape),
-            chunks=(*(size[dim] for dim in dims), *variable.extra_shape),
+            chunks=(*(size[place] for place in places), *variable.extra_shape),
             dtype=variable.dtype,
             # a fill value is read as "missing": only numbers that can be missing have one
             fill_value=variable.fill if variable.dtype.startswith("float") else None,
@@ -211,38 +207,3 @@ def _coordinates(sweep: Sweep) -> xr.Dataset:
         labels |= {name: (name, list(entries)) for name, entries in variable.extra}
     attributes = {"title": sweep.title, "grid": sweep.to_json(), "dtype": sweep.dtype}
     return xr.Dataset(coords=labels, attrs=attributes | provenance())
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a folder for this process, which the system lets go when the process ends."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(0, "another process writes to it", str(path)) from None
-        yield
-    finally:
-        os.close(handle)
-
-
-def check_same(sweep: Sweep, path: Path) -> None:
-    """Check that a store holds this sweep and was begun by this code."""
-    try:
-        found = dict(zarr.open_group(str(path), mode="r").attrs)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # whatever it is
-        found = {}
-    if "grid" not in found:
-        raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
-    wanted = {"grid": sweep.to_json(), **provenance()}
-    for key in SAME:
-        if found.get(key) != wanted[key]:
-            if key == "grid":
-                raise ValueError(
-                    f"{path} holds another grid: give another --out, or the file it was begun with"
-                )
-            raise ValueError(
-                f"{path} was begun with {key} {found.get(key)}, this is "
-                f"{wanted[key]}: its blocks would not match"
-            )

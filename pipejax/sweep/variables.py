@@ -35,6 +35,11 @@ class Variable(NamedTuple):
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
     flags: tuple[str, ...] = ()
 
+    def places(self, sweep: Sweep) -> list[int]:
+        """Places of the axes that are its dimensions: those given as a list."""
+        used = sweep.axes if self.per_system else sweep.shape_axes
+        return [place for place, axis in enumerate(used) if axis.is_listed]
+
     def empty(self, num_systems: int) -> NumpyArray:
         """Return an array for one schedule and workload, filled: (systems, ...) or one value."""
         shape = ((num_systems,) if self.per_system else ()) + self.extra_shape

@@ -9,6 +9,7 @@ import typer
 
 from pipejax.analysis.chrome_trace import chrome_trace
 from pipejax.analysis.evaluate import evaluate
+from pipejax.base.files import write_file
 from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.costs.costs import Costs
@@ -56,7 +57,7 @@ def export(
     if format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
     text = FORMATS[format](table, or_slots(pricing, table), links)
-    out.write_bytes(text.encode())
+    write_file(out, text)
     result = {"format": format, "out": str(out), "bytes": len(text.encode())}
     if json:
         print_json(result)

@@ -17,7 +17,7 @@ from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.schedule import TableOptions
-from pipejax.cli.output.files import check_store
+from pipejax.cli.output.files import DATASET, check_out, write_dataset
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.schedules.table.links import Links
@@ -67,7 +67,7 @@ def jitter(
     )
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
-    check_store(out, "--out")
+    check_out(out, DATASET)
     names = schedule_names(schedules)
     check_options(options, names)
     if len(set(names)) < len(names):
@@ -77,7 +77,7 @@ def jitter(
     )
     ranked = robustness(list(runs.values()), quantile=quantile)
     if out is not None:
-        jitter_dataset(runs).to_zarr(out, mode="w", zarr_format=2)
+        write_dataset(jitter_dataset(runs), out)
     if json:
         settings = {name: str(value) for name, value in vars(factors).items()}
         rows = [_row(r, rank, ops) for r, rank in zip(runs.values(), ranked, strict=True)]

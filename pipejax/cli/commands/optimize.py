@@ -22,7 +22,7 @@ from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
-from pipejax.cli.output.files import check_table
+from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.costs.costs import Costs
 from pipejax.costs.measured import parse_seconds
@@ -33,7 +33,7 @@ from pipejax.search.schedule.optimize import NO_SOLVER
 from pipejax.search.schedule.optimize import optimize as search_schedule
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
 from pipejax.search.schedule.solution import Solution
-from pipejax.search.schedule.store import Store, StoreWarning
+from pipejax.search.schedule.store import SolvedProblems, StoreWarning
 
 Text = str | None
 
@@ -90,7 +90,7 @@ def optimize(
     ):
         if value not in known:
             raise ValueError(f"--{option} must be one of {', '.join(known)} here, got {value!r}")
-    check_table(out)
+    check_out(out, TABLE)
     _check_solver()
     kept = _open_store(store, no_store)
     try:
@@ -197,19 +197,20 @@ def _check_solver() -> None:
         raise ValueError(NO_SOLVER) from None
 
 
-def _open_store(folder: Path | None, no_store: bool) -> Store | None:
+def _open_store(folder: Path | None, no_store: bool) -> SolvedProblems | None:
     """Choose the store; a folder that was named has to be one that can be written."""
     if no_store:
         if folder is not None:
             raise ValueError(f"--store {folder} and --no-store: choose one")
         return None
+    check_modules("--store needs", ("filelock", "platformdirs"), "optimize")
     if folder is not None:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--store {folder} is no folder")
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise ValueError(f"--store {folder} cannot be written")
-    return Store(folder)
+    return SolvedProblems(folder)
 
 
 def _follow(

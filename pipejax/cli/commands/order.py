@@ -14,7 +14,7 @@ from rich.table import Table
 from pipejax.analysis.evaluate import evaluate
 from pipejax.analysis.head_of_line_blocking import TransferWaits, queue_makespans, transfer_waits
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
-from pipejax.cli.output.files import check_table
+from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.costs.measured import parse_seconds
 from pipejax.engine.lowering.communication_cells import insert_transfers
@@ -44,7 +44,7 @@ def order(
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them."""
     limit = parse_seconds(time_limit, "--time-limit")
-    check_table(out)
+    check_out(out, TABLE)
     costs = required(pricing).of(table)
     with _progress(iterations) as progress:
         found = search_transfer_order(

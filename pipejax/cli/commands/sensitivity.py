@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pipejax.analysis.sensitivity import Elasticities, elasticities, swings
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
-from pipejax.cli.output.files import check_drawing, drawing
+from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -37,7 +37,7 @@ def sensitivity(
         )
     if not 1 < factor < float("inf"):
         raise ValueError(f"--factor must be above 1, got {factor:g}")
-    check_drawing(out)
+    check_out(out, DRAWING)
     factors = 1 / factor, factor
     found = elasticities(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)

@@ -13,12 +13,12 @@ from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
+from pipejax.cli.output.files import TIMELINE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-FORMATS = (".png", ".pdf", ".svg", ".html")
 TERMINAL = {
     Phase.F: "black on bright_blue",
     Phase.B: "black on bright_green",
@@ -55,22 +55,17 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show the timeline of a schedule; without times, in the table's own slots."""
-    if out is not None and out.suffix not in FORMATS:
-        raise ValueError(f"--out must end in one of {', '.join(FORMATS)}, got {str(out)!r}")
+    check_out(out, TIMELINE)
     costs = or_slots(pricing, table)
     evaluation = evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
     held = activations.of(evaluation, None if pricing is None else pricing.workload)
     shown = held if memory else None
     if out is not None:
-        try:
-            # matplotlib is an extra, slow to import
-            from pipejax.plots.memory import Curves
-            from pipejax.plots.timeline import draw_timeline
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"--out {out}: drawing needs {error.name}: pip install 'pipejax[figures]'"
-            ) from None
+        # matplotlib is an extra, slow to import
+        from pipejax.plots.memory import Curves
+        from pipejax.plots.timeline import draw_timeline
+
         curves = None if shown is None else Curves(shown.memory, NAMES[shown.unit], shown.text)
         draw_timeline(evaluation, out, messages=messages, unit=unit, memory=curves)
     if json:

@@ -12,7 +12,7 @@ from pipejax.analysis.staleness import Staleness
 from pipejax.analysis.staleness import staleness as find
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.groups import JsonFlag, Pricing
-from pipejax.cli.output.files import check_drawing, drawing
+from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json
 from pipejax.costs.workload import stage_bytes
 from pipejax.schedules.table.links import Links
@@ -31,7 +31,7 @@ def staleness(
     json: JsonFlag = False,
 ) -> None:
     """Show weight versions and delays of an asynchronous table; in unit slots without times."""
-    check_drawing(out)
+    check_out(out, DRAWING)
     costs = None if pricing is None else pricing.of(table)
     found = find(table, costs, link=links)
     result: dict[str, Any] = {

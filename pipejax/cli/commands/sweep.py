@@ -1,7 +1,5 @@
 """`pipejax sweep`: a declared grid into a labelled dataset."""
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipejax.cli.options.groups import JsonFlag
+from pipejax.cli.output.files import SWEEPS, check_modules
 from pipejax.cli.output.numbers import console, print_json
 
 
@@ -38,97 +37,36 @@ def sweep(
     scheduler: Annotated[
         str | None, typer.Option(help="Dask scheduler whose workers evaluate, as tcp://host:8786.")
     ] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(help="First of several JAX processes, as host:port.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="How many JAX processes there are.", min=1)
-    ] = None,
-    process: Annotated[
-        int | None, typer.Option(help="Which of them this one is, from 0.", min=0)
-    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate a grid of schedules, workloads and systems into a Zarr store, block by block.
 
     Killed at any moment and resumed, it ends with the same bytes as without a break.
     """
-    run = _runner(scheduler, coordinator, processes, process)
-    try:
-        from pipejax.sweep import read_sweep  # xarray and zarr are an extra
-    except ModuleNotFoundError as error:
-        raise ValueError(f"sweeps need {error.name}: pip install 'pipejax[sweeps]'") from None
+    check_modules("sweeps need", SWEEPS, "sweeps")
+    if scheduler is not None:
+        check_modules(f"--scheduler {scheduler}: it needs", ("distributed",), "cluster")
+    from pipejax.sweep import read_sweep, run_sweep
+
     grid = read_sweep(file)
-    told: dict[str, Any] = {"from_before": 0, "new": 0}
+    told = {"from_before": 0, "new": 0}
     began = time.perf_counter()
     try:
         with _bar(grid.num_points) as move:
 
-            def report(progress: Any) -> None:
+            def on_progress(progress: Any) -> None:
                 key = "new" if progress.is_new else "from_before"
                 told[key] = progress.points - (told["from_before"] if progress.is_new else 0)
-                move(progress.points, progress.num_points)
+                move(progress.points)
 
-            run(grid, out, resume, report)
+            run_sweep(
+                grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress
+            ).close()
     except KeyboardInterrupt:
         raise ValueError(
             f"interrupted after {told['new']} points: {out} keeps them, go on with --resume"
         ) from None
     _print(grid, out, told, time.perf_counter() - began, json)
-
-
-def _runner(
-    scheduler: str | None, coordinator: str | None, processes: int | None, process: int | None
-) -> Callable[[Any, Path, bool, Any], None]:
-    """Choose who evaluates: this process, a cluster, or several processes."""
-    together = (coordinator, processes, process)
-    if scheduler is not None and together != (None, None, None):
-        raise ValueError("--scheduler does not go with --coordinator, --processes and --process")
-    if any(given is None for given in together) and together != (None, None, None):
-        raise ValueError("--coordinator, --processes and --process go together: give all three")
-    if process is not None and processes is not None and process >= processes:
-        raise ValueError(f"--process must be below --processes {processes}, got {process}")
-
-    def here(grid: Any, out: Path, resume: bool, report: Any) -> None:
-        from pipejax.sweep import run_sweep
-
-        run_sweep(grid, out, resume=resume, report=report, results=_on_cluster(scheduler)).close()
-
-    def one_of_many(grid: Any, out: Path, resume: bool, report: Any) -> None:
-        import jax
-
-        from pipejax.sweep.processes import run_share
-
-        with _nothing_on_stdout():  # the processes' connections announce themselves there
-            jax.distributed.initialize(coordinator, processes, process)
-            run_share(grid, out, resume=resume, report=report)
-
-    return here if coordinator is None else one_of_many
-
-
-@contextmanager
-def _nothing_on_stdout() -> Iterator[None]:
-    """Send to stderr what libraries print to stdout."""
-    sys.stdout.flush()
-    kept = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
-        yield
-    finally:
-        os.dup2(kept, sys.stdout.fileno())
-        os.close(kept)
-
-
-def _on_cluster(scheduler: str | None) -> Any:
-    if scheduler is None:
-        return None
-    try:
-        from pipejax.sweep.cluster import evaluated_on  # Dask is an extra
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--scheduler {scheduler}: it needs {error.name}: pip install 'pipejax[cluster]'"
-        ) from None
-    return evaluated_on(scheduler)
 
 
 class _Rate(ProgressColumn):
@@ -140,7 +78,7 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def _bar(num_points: int) -> Iterator[Callable[[int, int], None]]:
+def _bar(num_points: int) -> Iterator[Callable[[int], None]]:
     """Show progress with rate and time left on stderr, where a person sees it."""
     columns = (
         TextColumn("sweep"),
@@ -155,10 +93,7 @@ def _bar(num_points: int) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
         task = progress.add_task("sweep", total=num_points)
 
-        def move(points: int, total: int) -> None:
-            progress.update(task, completed=points, total=total)
-
-        yield move
+        yield lambda points: progress.update(task, completed=points)
 
 
 def _print(grid: Any, out: Path, told: dict[str, int], seconds: float, json: bool) -> None:

@@ -14,7 +14,7 @@ from pipejax.analysis.staleness import staleness
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
-from pipejax.cli.output.files import check_drawing, check_store, drawing
+from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
@@ -89,8 +89,8 @@ def train(
     The schedule is pipedream, pipedream-2bw, local-sgd or a table with U cells; in slots without
     times. Every step size is run with every seed.
     """
-    check_drawing(out)
-    check_store(save, "--save")
+    check_out(out, DRAWING)
+    check_out(save, DATASET, "--save")
     if rpd:
         trained = _randomized(
             choice, objectives, pricing, links, updates, delta, step_sizes, seeds, times
@@ -335,7 +335,7 @@ def _save(save: Path, trained: Trained) -> None:
         unit=trained.unit,
         attributes=attributes,
     )
-    data.to_zarr(save, mode="w", zarr_format=2)
+    write_dataset(data, save)
 
 
 def _draw(out: Path, trained: Trained) -> None:

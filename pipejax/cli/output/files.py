@@ -4,47 +4,74 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipejax.base.files import drafted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWINGS = (".png", ".pdf", ".svg")
-TABLES = (".csv", ".json")
+SWEEPS = ("xarray", "zarr", "filelock")
 
 
-def check_drawing(out: Path | None) -> None:
-    """Check the drawing of `--out`, where one is given.
+class OutputKind(NamedTuple):
+    """A kind of file that an option asks for.
 
-    Raises:
-      ValueError: if it is no drawing, its folder is missing, or nothing here can draw.
+    Attributes:
+      suffixes: of its name.
+      modules: that write it.
+      needs: begins the sentence that names a module that is missing.
+      extra: of the package, which brings the modules.
     """
-    check_file(out, DRAWINGS)
-    if out is not None:
-        _check_modules(out, "--out", ("matplotlib",), "drawing", "figures")
+
+    suffixes: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    needs: str = ""
+    extra: str = ""
 
 
-def check_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Check the file of `--out`, where one is given.
+DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
+TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"))
+TABLE = OutputKind((".csv", ".json"))
+DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps")
+
+
+def check_out(out: Path | None, kind: OutputKind, option: str = "--out") -> None:
+    """Check the file of an option, where one is given.
 
     Raises:
-      ValueError: if it has another suffix, is a folder, or its folder is missing.
+      ValueError: if it has another suffix, is a folder, or a dataset that is there, if its folder
+        is missing, or if nothing here can write it.
     """
     if out is None:
         return
-    if out.suffix not in suffixes:
-        raise ValueError(f"--out must end in one of {', '.join(suffixes)}, got {str(out)!r}")
+    if out.suffix not in kind.suffixes:
+        known = f"one of {', '.join(kind.suffixes)}" if kind.suffixes[1:] else kind.suffixes[0]
+        raise ValueError(f"{option} must end in {known}, got {str(out)!r}")
+    if kind is DATASET and out.exists():
+        raise ValueError(f"{option} {out} exists: give another, nothing is written over")
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder")
-    _check_folder(out, "--out")
+        raise ValueError(f"{option} {out} is a folder")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{option} {out}: there is no folder {out.parent}")
+    check_modules(f"{option} {out}: {kind.needs}", kind.modules, kind.extra)
+
+
+def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
+    """Check that modules of an extra are installed."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            raise ValueError(f"{needs} {name}: pip install 'pipejax[{extra}]'") from None
 
 
 @contextmanager
 def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
     """Give a figure to draw on, as a share of the page's width by inches, and write it to a file.
 
-    Only where `check_drawing` has passed.
+    Only where `check_out` has passed.
     """
     import matplotlib.pyplot as plt  # an extra, slow to import
 
@@ -53,46 +80,12 @@ def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, A
     style.use()
     figure, axes = plt.subplots(figsize=(width * style.PAGE, height))
     yield figure, axes
-    figure.savefig(out)
+    with drafted(out) as draft:
+        figure.savefig(draft)
     plt.close(figure)
 
 
-def check_table(out: Path | None) -> None:
-    """Check the table of `--out`, where one is given.
-
-    Raises:
-      ValueError: as `check_file`.
-    """
-    check_file(out, TABLES)
-
-
-def check_store(out: Path | None, option: str) -> None:
-    """Check the store of an option, where one is given.
-
-    Raises:
-      ValueError: if it is no Zarr store, exists, its folder is missing, or nothing can write it.
-    """
-    if out is None:
-        return
-    if out.suffix != ".zarr":
-        raise ValueError(f"{option} must end in .zarr, got {str(out)!r}")
-    if out.exists():
-        raise ValueError(f"{option} {out} exists: give another, nothing is written over")
-    _check_folder(out, option)
-    _check_modules(out, option, ("xarray", "zarr"), "datasets", "sweeps")
-
-
-def _check_folder(out: Path, option: str) -> None:
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"{option} {out}: there is no folder {out.parent}")
-
-
-def _check_modules(out: Path, option: str, modules: tuple[str, ...], what: str, extra: str) -> None:
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            need = "needs" if what == "drawing" else "need"
-            raise ValueError(
-                f"{option} {out}: {what} {need} {name}: pip install 'pipejax[{extra}]'"
-            ) from None
+def write_dataset(data: Any, out: Path) -> None:
+    """Write an xarray dataset as a Zarr store that is there as a whole or not at all."""
+    with drafted(out) as draft:
+        data.to_zarr(draft, zarr_format=2)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.base.files import write_file
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.schedule_error import ScheduleError
@@ -94,7 +95,7 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
     """
     path = Path(path)
     text = to_json(table) if path.suffix == ".json" else to_csv(table)
-    path.write_bytes(text.encode())
+    write_file(path, text)
 
 
 def to_csv(table: ScheduleTable) -> str:

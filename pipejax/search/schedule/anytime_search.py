@@ -23,7 +23,7 @@ from pipejax.search.schedule.problem import InfeasibleError, Problem
 from pipejax.search.schedule.ring import Ring, cut, shortest_ring
 from pipejax.search.schedule.similarity import rows_keep_limits
 from pipejax.search.schedule.solution import Solution
-from pipejax.search.schedule.store import Store
+from pipejax.search.schedule.store import SolvedProblems
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
@@ -45,7 +45,7 @@ class AnytimeSearch:
         links: Links,
         time_limit: float,
         threads: int,
-        store: Store | None,
+        store: SolvedProblems | None,
     ) -> None:
         """Begin: the time runs."""
         self.problem, self.costs, self.links, self.threads = problem, costs, links, threads

@@ -12,7 +12,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import PerEntry, pose
 from pipejax.search.schedule.solution import Solution
-from pipejax.search.schedule.store import Store
+from pipejax.search.schedule.store import SolvedProblems
 
 
 def optimize(
@@ -27,7 +27,7 @@ def optimize(
     objective: str = "makespan",
     time_limit: float = 60.0,
     threads: int | None = None,
-    store: Store | str | Path | None = None,
+    store: SolvedProblems | str | Path | None = None,
 ) -> Generator[Solution, None, None]:
     """Optimise a schedule under a memory limit; every solution is better than the one before.
 
@@ -79,8 +79,8 @@ def optimize(
     if not time_limit > 0:
         raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
     workers = os.cpu_count() or 1 if threads is None else whole_number(threads, "threads")
-    if store is not None and not isinstance(store, Store):
-        store = Store(store)
+    if store is not None and not isinstance(store, SolvedProblems):
+        store = SolvedProblems(store)
     try:
         from pipejax.search.schedule.anytime_search import AnytimeSearch  # OR-Tools is an extra
     except ModuleNotFoundError as error:

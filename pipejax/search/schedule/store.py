@@ -1,20 +1,16 @@
-"""The store of solved problems: a folder with a JSON file for each.
+"""The store of solved problems: a folder with a JSON file for each, whole at any moment.
 
-A file is written beside its place and then moved there, so that it is whole at any moment. What
-is better than a new entry stays: between reading it and writing the new one, a process holds the
-folder's lock, which the system lets go of when the process ends, however it ends.
+What is better than a new entry stays: between reading it and writing the new one, a process holds
+the folder's lock.
 """
 
-import contextlib
 import dataclasses
 import os
-import sys
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pipejax.base.files import write_file
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import Problem
@@ -28,13 +24,8 @@ from pipejax.search.schedule.store_entry import (
     to_text,
 )
 
-if sys.platform != "win32":
-    import fcntl
-
 MOST_READ = 500  # problems of one shape that are looked at, the newest first
 MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
-LOCK = ".lock"
-DRAFT = ".draft-"
 
 
 class StoreWarning(UserWarning):
@@ -53,12 +44,13 @@ class Neighbours(NamedTuple):
     bound: int
 
 
-class Store:
+class SolvedProblems:
     """A folder of solved problems.
 
     Example:
+      >>> import tempfile
       >>> import pipejax as pj
-      >>> store = Store(tempfile.mkdtemp())
+      >>> store = pj.SolvedProblems(tempfile.mkdtemp())
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
       >>> for time in range(2):
@@ -110,9 +102,10 @@ class Store:
             raise ValueError(f"bound {bound} is above the objective, {objective}")
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         new = Entry(problem, table, objective, bound, prover(), seconds, source)
+        from pipejax.base.locks import locked  # filelock is an extra
+
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            with locked(self.path, wait=True):
                 old = self._read(self._file(problem))
                 if old is None:
                     self._write(new)
@@ -187,28 +180,7 @@ class Store:
         self._told.add(path)
 
     def _write(self, entry: Entry) -> None:
-        for left in self.path.glob(f"{DRAFT}*"):  # by a process that was killed: we hold the lock
-            with contextlib.suppress(OSError):
-                left.unlink()
-        handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=self.path)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(to_text(entry))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._file(entry.problem))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
-            raise
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the folder; where the system has no such lock, the last of two writers wins."""
-        with (self.path / LOCK).open("a") as file:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        write_file(self._file(entry.problem), to_text(entry), is_locked=True)
 
 
 def _better(new: Entry, old: Entry) -> Entry:
@@ -236,5 +208,6 @@ def default_folder() -> Path:
     own = os.environ.get("PIPEJAX_CACHE")
     if own:
         return Path(own)
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "pipejax" / "optimize"
+    from platformdirs import user_cache_path  # an extra
+
+    return user_cache_path("pipejax", appauthor=False) / "optimize"

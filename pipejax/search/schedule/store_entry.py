@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import is_number, whole_number
+from pipejax.base.files import checksum
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.table import ScheduleTable
@@ -94,7 +95,7 @@ def _starts(plan: Plan) -> dict[str, Any]:
 
 def _checksum(data: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in data.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return checksum(json.dumps(rest, sort_keys=True))
 
 
 _KEYS = {

@@ -1,0 +1,70 @@
+"""Files and folders that are whole or not there: drafted beside their place, then moved to it."""
+
+import contextlib
+import glob
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+DRAFT = ".draft-"
+
+
+@contextlib.contextmanager
+def drafted(path: str | Path, *, is_locked: bool = False) -> Iterator[Path]:
+    """Give a place to write a file or a folder at; it moves to `path` at the end of the block.
+
+    Whatever ends the block early leaves `path` as it was. The place bears the same name, for
+    writers that look at the suffix. With `is_locked` the caller holds the folder's lock: drafts
+    of the same name are left by processes that were killed, and go.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path  # a pipe or a terminal cannot be replaced
+        return
+    path = Path(os.path.realpath(path))  # a link goes on to point where it points
+    with draft_folder(path, is_locked=is_locked) as folder:
+        draft = folder / path.name
+        yield draft
+        if draft.is_file():
+            _sync(draft)
+            if path.is_file():
+                shutil.copymode(path, draft)
+        elif path.is_dir():  # only an empty folder can be replaced in one step
+            os.rename(path, folder / "replaced")
+        os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
+    """Make a folder beside a place for drafts of it; it goes with all that is left in it."""
+    prefix = f".{path.name}{DRAFT}"
+    for left in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+    except OSError as error:  # say which file cannot be written, not which draft
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = False) -> None:
+    """Write a whole file, on the disk before it is seen; text as UTF-8 with its own line ends."""
+    with drafted(path, is_locked=is_locked) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def checksum(content: bytes | str) -> str:
+    """SHA-256 of a content, as text."""
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
