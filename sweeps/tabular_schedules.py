@@ -25,9 +25,14 @@ from pipejax.costs.model import load_model
 from pipejax.costs.roofline import stage_work, work_costs
 from pipejax.costs.system import System, load_system
 from pipejax.costs.workload import Workload, stage_bytes
-from pipejax.engine.pricing import cost_vector
+from pipejax.engine.lowering.program import pad
+from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
-from pipejax.schedules.table.held_activations import peak_activation_bytes, persistent_bytes
+from pipejax.schedules.table.held_activations import (
+    peak_activation_bytes,
+    peak_in_flight,
+    persistent_bytes,
+)
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 from sweeps.cases import CASES, build
@@ -62,7 +67,7 @@ def run(
     """
     program = pj.lower(table)
     size = 1 << (program.num_nodes - 1).bit_length()
-    padded = pj.pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
+    padded = pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
     group = np.array(
         [SHARES.index(g) if g in SHARES else len(SHARES) for g in program.layout.groups]
     )
@@ -105,7 +110,7 @@ def _run(
     """Makespan, and seconds on the critical path by kind of cost."""
 
     def one(vector: Float[Array, " costs"]) -> tuple[Float[Array, ""], Float[Array, " shares"]]:
-        costs = pj.NodeCosts(vector[duration_index], vector[lag_index])
+        costs = NodeCosts(vector[duration_index], vector[lag_index])
         path = critical_path(preds, costs)
         seconds = jnp.zeros(len(SHARES) + 1, vector.dtype)
         seconds = seconds.at[duration_group].add(jnp.where(path.nodes, costs.duration, 0))
@@ -169,7 +174,7 @@ def sweep(
                     idle = (total - (finish - start).sum()) / total
                     ours["table_bubble_ratio"][c, w, m, d, k] = idle
             memory = stage_bytes(workload, table)
-            ours["peak_in_flight"][c, w, m, :p] = pj.peak_in_flight(table)
+            ours["peak_in_flight"][c, w, m, :p] = peak_in_flight(table)
             ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(
                 table, np.asarray(memory.activations)
             )

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.costs.workload import stage_bytes

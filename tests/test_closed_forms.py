@@ -7,6 +7,7 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.closed_forms import closed_form
 from pipejax.costs.measured import worker_times
+from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]
 
@@ -31,8 +32,8 @@ def test_gpipe_and_1f1b(name, p, m, backward):
 def test_in_flight(p, m):
     one, _ = run("1f1b", p, m)
     all_of_them, _ = run("gpipe", p, m)
-    assert pj.peak_in_flight(one).tolist() == [min(p - r, m) for r in range(p)]
-    assert pj.peak_in_flight(all_of_them).tolist() == [m] * p
+    assert peak_in_flight(one).tolist() == [min(p - r, m) for r in range(p)]
+    assert peak_in_flight(all_of_them).tolist() == [m] * p
 
 
 @pytest.mark.parametrize("v", [2, 3, 4])
@@ -53,7 +54,7 @@ def test_chimera_square(p):
     table, result = run("chimera", p, p)
     assert result.makespan == 2 * p + p - 2
     assert result.bubble_ratio == pytest.approx((p - 2) / (3 * p - 2))
-    assert pj.peak_in_flight(table).tolist() == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
+    assert peak_in_flight(table).tolist() == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 16), (8, 16), (8, 64), (16, 32)])
@@ -118,7 +119,7 @@ def test_formulas_hold_where_they_say(name, p, m):
         assert result.bubble_ratio == pytest.approx(form.bubble_ratio[1](shape), abs=1e-12)
     if name != "chimera" or m == p:
         held = [form.in_flight[1](shape, r) for r in range(p)]
-        assert pj.peak_in_flight(table).tolist() == held
+        assert peak_in_flight(table).tolist() == held
     assert form.weight_copies == table.num_pipes
 
 

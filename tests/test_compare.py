@@ -13,7 +13,7 @@ from pipejax.analysis.timeline import arrows, bars
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
     options = {} if slots is None else {"slots": slots}
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
-    return pj.levels(table, pj.Costs.per_stage(table, **costs), link=link)
+    return pj.compare(table, pj.Costs.per_stage(table, **costs), link=link)
 
 
 def test_levels_agree_without_messages():

@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
 from pipejax.costs.measured import parse_times, worker_times
+from pipejax.engine.pricing import NodeCosts
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
@@ -144,7 +145,7 @@ def test_gradient_of_all_finish_times_is_the_same():
 def test_first_predecessor_wins_ties():
     # two equal paths into the last node: the gradient is 1 for the first, 0 for the second
     program = pj.lower(pj.schedules.build("gpipe", num_workers=1, num_microbatches=1))
-    costs = pj.NodeCosts(jnp.array([0.0, 1.0, 1.0, 1.0]), jnp.zeros((4, 2)))
+    costs = NodeCosts(jnp.array([0.0, 1.0, 1.0, 1.0]), jnp.zeros((4, 2)))
     preds = jnp.array([[0, 0], [0, 0], [0, 0], [2, 1]])
     path = pj.critical_path(preds, costs)
     assert path.nodes.tolist() == [True, False, True, True]

@@ -11,15 +11,24 @@ import pytest
 import xarray as xr
 from matplotlib.text import Text
 
-from figures import __main__ as command
-from figures import best_schedule, design_run_time, jitter, pareto, timelines, tornado
+from figures import (
+    __main__ as command,
+    best_schedule,
+    design_run_time,
+    jitter,
+    pareto,
+    timelines,
+    tornado,
+)
 from figures.cases import LOOK
 from pipejax.analysis.sensitivity import EFFICIENCIES
 from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
-from sweeps import jitter as jitter_sweep
-from sweeps import sensitivity as sensitivity_sweep
-from sweeps import timelines as timelines_sweep
+from sweeps import (
+    jitter as jitter_sweep,
+    sensitivity as sensitivity_sweep,
+    timelines as timelines_sweep,
+)
 
 GRID = {
     "title": "A small model",

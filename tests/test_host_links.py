@@ -9,6 +9,7 @@ import strategies
 from hypothesis import given, settings
 
 import pipejax as pj
+from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.timeline import bars
 from pipejax.costs.measured import parse_times, read_costs, stage_times, worker_times
 from pipejax.schedules.cells.ops import EXECUTED, HOST
@@ -275,7 +276,7 @@ def test_jitter_of_host_ops_is_their_own():
         offloading(4), COSTS, pj.Jitter(worker=pj.Distribution("gamma", 0.5)), samples=3
     )
     priced = pj.price(result.evaluation.program, COSTS)
-    drawn = pj.sample_costs(result, COSTS, 1)
+    drawn = sample_costs(result, COSTS, 1)
     on_host = np.isin(result.evaluation.program.phase, HOST)
     ratio = np.asarray(drawn.duration)[on_host] / np.asarray(priced.duration)[on_host]
     np.testing.assert_allclose(ratio, 1.0)

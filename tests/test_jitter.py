@@ -11,6 +11,7 @@ from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
+from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.cli.app import run as command
 from pipejax.engine.batched import interpreter
@@ -45,11 +46,11 @@ def test_a_sample_can_be_looked_at(link):
     costs = costs_of(table)
     run = pj.jitter(table, costs, ALL, samples=70, link=link)
     for sample in (0, 69, run.worst):
-        path = pj.critical_path(run.evaluation.program.preds, pj.sample_costs(run, costs, sample))
+        path = pj.critical_path(run.evaluation.program.preds, sample_costs(run, costs, sample))
         assert float(path.finish.max()) == run.makespans[sample]
     assert run.makespans[run.worst] == run.makespans.max()
     with pytest.raises(ValueError, match="sample must be from 0 to 69, got 70"):
-        pj.sample_costs(run, costs, 70)
+        sample_costs(run, costs, 70)
 
 
 def test_seeds():
@@ -98,7 +99,7 @@ def test_critical_shares():
     two, costs = build("1f1b", 2, 4), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     run = pj.jitter(two, costs, ALL, samples=30)
     program, path = run.evaluation.program, jax.jit(pj.critical_path)
-    on_path = [path(program.preds, pj.sample_costs(run, costs, k)) for k in range(30)]
+    on_path = [path(program.preds, sample_costs(run, costs, k)) for k in range(30)]
     assert run.node_share.tolist() == np.mean([p.nodes for p in on_path], axis=0).tolist()
     at = program.messages.consumer
     lags = np.mean([(p.edges & (program.lag_index > 0))[at].any(axis=1) for p in on_path], axis=0)

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import reference
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell

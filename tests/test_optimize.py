@@ -5,8 +5,7 @@ from fractions import Fraction
 import numpy as np
 import optimum
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import stage_bounds

@@ -17,7 +17,7 @@ from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
 from pipejax.search.schedule.similarity import bound_from, stretch
-from pipejax.search.schedule.store import default_folder
+from pipejax.search.schedule.store import SolvedProblems, StoreWarning, default_folder
 from pipejax.search.schedule.store_entry import _checksum, prover
 
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
@@ -32,7 +32,8 @@ WRITE = (
     BEGIN
     + """
 from pipejax.search.schedule.problem import pose
-problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), pj.SolvedProblems(sys.argv[1])
+from pipejax.search.schedule.store import SolvedProblems
+problem, store = pose(table, costs, memory_limit=int(sys.argv[2])), SolvedProblems(sys.argv[1])
 for bound in range(1, 10000):
     store.put(problem, table, bound, seconds=1.0, source="1f1b")
 """
@@ -75,13 +76,13 @@ def few_baselines(monkeypatch):
 
 @pytest.fixture
 def store(tmp_path):
-    return pj.SolvedProblems(tmp_path / "store")
+    return SolvedProblems(tmp_path / "store")
 
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory):
     """A store that holds one solved problem, and its file."""
-    store = pj.SolvedProblems(tmp_path_factory.mktemp("solved"))
+    store = SolvedProblems(tmp_path_factory.mktemp("solved"))
     put_table(store, small(), "zero-bubble", bound=31, memory_limit=3)
     (path,) = store.path.glob("*.json")
     return path
@@ -104,7 +105,7 @@ def test_nothing_is_kept_without_a_store(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPEJAX_CACHE", str(tmp_path / "cache"))
     best(small(), None, 0.001)
     assert not (tmp_path / "cache").exists()
-    best(small(), pj.SolvedProblems(), 0.001)
+    best(small(), SolvedProblems(), 0.001)
     assert len(list((tmp_path / "cache").glob("*.json"))) == 1
 
 
@@ -283,11 +284,11 @@ def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
     store.path.mkdir()
     path = store.path / solved.name
     path.write_text(damaged)
-    with pytest.warns(pj.StoreWarning, match=f"{path.name} is not used: ..."):
+    with pytest.warns(StoreWarning, match=f"{path.name} is not used: ..."):
         assert store.get(problem_of(small())) is None
     assert path.read_text() == damaged
     with warnings.catch_warnings():  # what is wrong only with the schedule is seen when it is run
-        warnings.simplefilter("ignore", pj.StoreWarning)
+        warnings.simplefilter("ignore", StoreWarning)
         assert store.nearest(problem_of(small(2))) == ([], 0)
         assert store.nearest(problem_of(small(4))) == ([], 0)
 
@@ -296,7 +297,7 @@ def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
     store.path.mkdir()
     path = store.path / solved.name
     path.write_text("{")
-    with pytest.warns(pj.StoreWarning, match="is not used"):
+    with pytest.warns(StoreWarning, match="is not used"):
         found = best(small(), store, 0.001)
     assert found.makespan == 310.0
     assert store.get(problem_of(small())).objective == 31
@@ -304,10 +305,10 @@ def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):
 
 def test_a_folder_that_cannot_be_written_does_not_keep_an_answer_back(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(pj.StoreWarning, match="is not used"):
+    with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path / "file", 0.001).makespan == 310.0
     (tmp_path / f"{problem_of(small()).key}.json").mkdir()
-    with pytest.warns(pj.StoreWarning, match="is not used"):
+    with pytest.warns(StoreWarning, match="is not used"):
         assert best(small(), tmp_path, 0.001).makespan == 310.0
 
 

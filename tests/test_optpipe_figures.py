@@ -6,8 +6,8 @@ import optpipe_data as made
 import pytest
 from matplotlib.text import Text
 
-from figures import __main__ as command
 from figures import (
+    __main__ as command,
     optpipe_cases,
     optpipe_gaps,
     optpipe_links,
@@ -16,8 +16,7 @@ from figures import (
     optpipe_timelines,
 )
 from pipejax.plots import style
-from sweeps import optpipe_refinement as refinement_sweep
-from sweeps import optpipe_timelines as timelines_sweep
+from sweeps import optpipe_refinement as refinement_sweep, optpipe_timelines as timelines_sweep
 from sweeps.optpipe_cases import METHODS, OPTIMUM
 
 

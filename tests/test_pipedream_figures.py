@@ -5,8 +5,8 @@ import pytest
 import xarray as xr
 from matplotlib.text import Text
 
-from figures import __main__ as command
 from figures import (
+    __main__ as command,
     pipedream_cases,
     pipedream_curves,
     pipedream_machines,

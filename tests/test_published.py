@@ -10,6 +10,7 @@ import pipejax as pj
 from pipejax.costs.model import edge_activation_bytes, layer_activation_bytes, layer_flop, step_flop
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.table.held_activations import peak_in_flight
 
 RECORDS = {
     record["id"]: record
@@ -111,7 +112,7 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
         else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
     )
     per_layer = layer_activation_bytes(gpt(setting), setting["b"], **MODES[mode])
-    held = pj.peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
+    held = peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
     assert held / GIB == pytest.approx(record["value"], rel=1e-9)
 
 

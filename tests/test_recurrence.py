@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import EXECUTED
+from pipejax.schedules.table.held_activations import in_flight
 
 LINKS = [("delay", "worker"), ("queued", "worker"), ("blocking", "worker")]
 LINKS += [("rendezvous", queues) for queues in ("worker", "pair", "direction")]
@@ -26,7 +27,7 @@ _path = jax.jit(critical_path)
 def lowered(table, costs, link="delay", queues="worker", host_links=()):
     """Program padded to the common shape, and its node costs."""
     program = pj.lower(table, link=pj.Links(link, queues, host_links))
-    program = pj.pad(program, num_nodes=NODES, max_preds=PREDS)
+    program = pad(program, num_nodes=NODES, max_preds=PREDS)
     return program, pj.price(program, costs)
 
 
@@ -155,7 +156,7 @@ def test_bounds(case, link):  # property 6
 def test_padding_changes_nothing(case, link):  # property 7
     program = pj.lower(case.table, link=pj.Links(*link))
     n, k = program.preds.shape
-    some, more = (pj.pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
+    some, more = (pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
     paths = [
         jax.tree.map(np.asarray, _path(p.preds, pj.price(p, case.costs))) for p in (some, more)
@@ -263,7 +264,7 @@ def test_busy_and_idle_fill_the_makespan(case, link):  # property 12
         gaps = np.append(start, result.makespan) - np.insert(finish, 0, 0.0)
         assert (gaps >= -1e-9).all()
         assert gaps.sum() + result.busy[worker] == pytest.approx(result.makespan)
-    held = pj.in_flight(case.table)
+    held = in_flight(case.table)
     assert (held >= 0).all()
     last = held[np.arange(result.workers), -1] - _released_last(case.table)
     assert (last == 0).all()

@@ -7,6 +7,7 @@ import jaxtyping
 import pytest
 
 import pipejax as pj
+from pipejax.engine.pricing import NodeCosts
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_wrong_types_are_found_where_asked(asked):
 
 def test_wrong_shapes_are_found_where_asked(asked):
     program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=2))
-    costs = pj.NodeCosts(jnp.zeros((3,)), jnp.zeros((4, 2)))  # of other numbers of nodes
+    costs = NodeCosts(jnp.zeros((3,)), jnp.zeros((4, 2)))  # of other numbers of nodes
     assert checks(lambda: pj.finish_times(program, costs)) == asked
 
 

@@ -8,8 +8,7 @@ import pipejax as pj
 import pipejax.training as pt
 from figures import convergence_bound, staleness
 from pipejax.plots import style
-from sweeps import convergence_bound as bound_sweep
-from sweeps import staleness as staleness_sweep
+from sweeps import convergence_bound as bound_sweep, staleness as staleness_sweep
 
 S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
 SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}

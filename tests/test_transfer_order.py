@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.analysis.head_of_line_blocking import queue_makespans
 from pipejax.cli.app import run
 from pipejax.engine.lowering.communication_cells import order_of, producer_order, without_transfers
 from pipejax.schedules.cells.ops import COMMUNICATION
@@ -69,7 +69,7 @@ def transfers_of(table):
 
 @pytest.fixture(scope="module")
 def found():
-    return pj.search_transfer_order(TABLE, COSTS, iterations=40)
+    return pj.order(TABLE, COSTS, iterations=40)
 
 
 def test_interleaved_with_one_communicator_per_worker(found):
@@ -85,7 +85,7 @@ def test_interleaved_with_one_communicator_per_worker(found):
 
 
 def test_queue_scopes_in_one_table(found):
-    own = pj.queue_makespans(TABLE, COSTS)
+    own = queue_makespans(TABLE, COSTS)
     assert {name: round(value) for name, value in own.items()} == {
         "worker": 271,
         "pair": 191,
@@ -93,8 +93,8 @@ def test_queue_scopes_in_one_table(found):
         "delay": 153,
         "no messages": 125,
     }
-    assert pj.queue_makespans(pj.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(355.75)
-    better = pj.queue_makespans(found.table, COSTS)
+    assert queue_makespans(pj.insert_transfers(TABLE), COSTS)["worker"] == pytest.approx(355.75)
+    better = queue_makespans(found.table, COSTS)
     assert better["worker"] == found.makespan
     assert better["delay"] == own["delay"] == pytest.approx(found.free_bound)
 
@@ -144,9 +144,7 @@ def test_found_orders_hold_what_they_promise(case, queues, data):
     table = case.table
     if data.draw(st.booleans()):  # cells in an order that may deadlock
         table = pj.insert_transfers(table)
-    result = pj.search_transfer_order(
-        table, case.costs, link=pj.Links("rendezvous", queues), iterations=3
-    )
+    result = pj.order(table, case.costs, link=pj.Links("rendezvous", queues), iterations=3)
     run = pj.evaluate(result.table, case.costs, link=pj.Links("rendezvous", queues))
     assert run.makespan == result.makespan
     assert by_reference(result.table, case.theirs, queues).makespan == result.makespan
@@ -228,7 +226,7 @@ def test_a_receive_blocks_a_ready_send():
     # ready at 2; the gradient leaves at 1 + 0.5 + 1 + 2 and arrives 0.5 later
     assert (worst.ready, worst.blocked, worst.wait) == (2.0, 2.5, 3.0)
     assert waits.by_worker.tolist() == [3.0, 0.0]
-    better = pj.search_transfer_order(table, costs, iterations=5)
+    better = pj.order(table, costs, iterations=5)
     assert better.makespan == better.queue_bound < better.baselines["own"]
     assert better.stopped == "optimal"
 
@@ -237,8 +235,8 @@ def test_a_receive_blocks_a_ready_send():
 def test_a_deadlock_is_searched_out_of(queues):
     table = pj.ScheduleTable.from_rows(CROSSED)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
-    assert pj.queue_makespans(table, costs)[queues] is None
-    result = pj.search_transfer_order(table, costs, link=pj.Links("rendezvous", queues))
+    assert queue_makespans(table, costs)[queues] is None
+    result = pj.order(table, costs, link=pj.Links("rendezvous", queues))
     assert result.baselines["own"] is None
     assert pj.evaluate(result.table, costs, link=pj.Links("rendezvous", queues)).makespan == (
         result.makespan
@@ -250,9 +248,7 @@ def test_a_deadlock_is_searched_out_of(queues):
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75)
-    result = pj.search_transfer_order(
-        table, costs, link=pj.Links("rendezvous", queues), iterations=4
-    )
+    result = pj.order(table, costs, link=pj.Links("rendezvous", queues), iterations=4)
     pj.write_table(result.table, tmp_path / "table.csv")
     read = pj.read_table(tmp_path / "table.csv")
     run = pj.evaluate(read, costs, link=pj.Links("rendezvous", queues))
@@ -262,21 +258,19 @@ def test_every_schedule_gets_an_order(name, queues, tmp_path):
 def test_one_worker_has_nothing_to_order():
     table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=3)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
-    result = pj.search_transfer_order(table, costs)
+    result = pj.order(table, costs)
     assert (result.makespan, result.gap, result.free_gap) == (9.0, 0.0, 0.0)
     assert (result.stopped, result.order.tolist()) == ("optimal", [])
     assert pj.transfer_waits(pj.evaluate(table, costs, link="rendezvous")).transfers == ()
 
 
 def test_costs_of_nothing_are_no_division_by_zero():
-    result = pj.search_transfer_order(pj.ScheduleTable.from_rows([["0F0", "0B0"]]), pj.Costs())
+    result = pj.order(pj.ScheduleTable.from_rows([["0F0", "0B0"]]), pj.Costs())
     assert (result.makespan, result.gap, result.free_gap) == (0.0, 0.0, 0.0)
 
 
 def test_the_seed_decides():
-    one, same, other = (
-        pj.search_transfer_order(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2)
-    )
+    one, same, other = (pj.order(TABLE, COSTS, iterations=4, seed=seed) for seed in (1, 1, 2))
     assert one.order.tolist() == same.order.tolist()
     assert one.order.tolist() != other.order.tolist()
 
@@ -289,14 +283,14 @@ def test_an_interrupt_returns_the_best_so_far():
         if iteration == 3:
             raise KeyboardInterrupt
 
-    result = pj.search_transfer_order(TABLE, COSTS, progress=stop)
+    result = pj.order(TABLE, COSTS, progress=stop)
     assert (result.stopped, result.makespan) == ("interrupted", seen[-1])
     assert len(seen) == 3
     assert seen == sorted(seen, reverse=True)
 
 
 def test_the_time_ends_the_search():
-    result = pj.search_transfer_order(TABLE, COSTS, seconds=0.0)
+    result = pj.order(TABLE, COSTS, seconds=0.0)
     assert result.stopped == "time"
     assert result.makespan == result.baselines["by need"]
 
@@ -305,7 +299,7 @@ def test_a_search_that_is_stuck_is_shaken(monkeypatch):
     monkeypatch.setattr(transfer_order, "PATIENCE", 2)
     table = pj.schedules.build("hanayo", num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-    result = pj.search_transfer_order(table, costs, iterations=12)
+    result = pj.order(table, costs, iterations=12)
     assert result.makespan == pj.evaluate(result.table, costs, link="rendezvous").makespan
     assert result.evaluated == 9 + 12 * 64 + 5  # starts, iterations, shakes
 
@@ -332,12 +326,12 @@ def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed s
             "only under rendezvous, the run has link='delay'",
         ),
         (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
-        (lambda: pj.search_transfer_order(TABLE, COSTS, link="queued"), "be rendezvous, where"),
-        (lambda: pj.search_transfer_order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-        (lambda: pj.search_transfer_order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
-        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),
-        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=1e308)), "too large for a float"),
-        (lambda: pj.search_transfer_order(TABLE, pj.Costs(forward=np.ones(3))), "16 stages"),
+        (lambda: pj.order(TABLE, COSTS, link="queued"), "be rendezvous, where"),
+        (lambda: pj.order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
+        (lambda: pj.order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
+        (lambda: pj.order(TABLE, pj.Costs(forward=-1.0)), "forward must be finite"),
+        (lambda: pj.order(TABLE, pj.Costs(forward=1e308)), "too large for a float"),
+        (lambda: pj.order(TABLE, pj.Costs(forward=np.ones(3))), "16 stages"),
     ],
 )
 def test_mistakes_are_named(call, message):

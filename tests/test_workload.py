@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.costs.model import layer_activation_bytes, layer_flop, model_names
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
 from pipejax.costs.workload import stage_bytes, stage_layers
-from pipejax.schedules.table.held_activations import persistent_bytes
+from pipejax.schedules.table.held_activations import peak_in_flight, persistent_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
 MODEL = json.loads(data_file("models", "gpt-22b", "model").read_text())
@@ -232,7 +232,7 @@ def test_memory():
     need = pj.memory_bytes(workload, table)
     layer = layer_activation_bytes(model, 1, tensor_parallel=8)
     mask, head = activations[0] - 12 * layer, activations[-1] - 12 * layer
-    held = pj.peak_in_flight(table)[1]
+    held = peak_in_flight(table)[1]
     assert need[1] == pytest.approx(persistent[1] + persistent[2] + held * 12 * layer)
     assert mask > 0
     assert head > 0

@@ -25,7 +25,23 @@ _MICROSECONDS = 1e6
 
 
 def chrome_trace(evaluation: Evaluation) -> str:
-    """Return a run as a Chrome trace."""
+    """Return a run as a Chrome trace, for chrome://tracing or Perfetto.
+
+    Args:
+      evaluation: a run.
+
+    Returns:
+      JSON text: a track per worker for its ops, its messages and its host link, times in
+      microseconds.
+
+    Example:
+      >>> import json, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+      >>> run = pj.evaluate(table, pj.Costs.uniform(table, forward=1.0, backward=2.0))
+      >>> events = json.loads(pj.chrome_trace(run))["traceEvents"]
+      >>> [event["dur"] for event in events if event.get("name") == "0F0"]
+      [1000000.0]
+    """
     tracks = [track for track in _TRACKS if track != HOST_LINK or evaluation.table.offloads]
     events = _names(evaluation.workers, tracks)
     for bar in bars(evaluation):

@@ -19,7 +19,7 @@ TOLERANCE = 1e-9
 
 
 @short_repr
-class Levels(NamedTuple):
+class Comparison(NamedTuple):
     """One schedule at the three levels.
 
     Attributes:
@@ -41,7 +41,7 @@ class Levels(NamedTuple):
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> both = pj.levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.0))
+      >>> both = pj.compare(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.0))
       >>> round(both.table_bubble_ratio, 3), round(both.bubble_ratio, 3)
       (0.273, 0.51)
     """
@@ -69,12 +69,12 @@ def table_bubble_ratio(table: ScheduleTable) -> float:
     return float((total - (finish - start).sum()) / total)
 
 
-def levels(
+def compare(
     table: ScheduleTable,
     costs: Costs,
     *,
     link: str | Links = "delay",
-) -> Levels:
+) -> Comparison:
     """Put the three levels of one schedule together.
 
     Args:
@@ -91,7 +91,7 @@ def levels(
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
-      >>> levels(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5)).why
+      >>> pj.compare(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5)).why
       'run above table: messages take 8.3 % of the critical path'
     """
     form, shape = closed_form(table)
@@ -121,7 +121,7 @@ def levels(
     if abs(run.bubble_ratio - in_table) > TOLERANCE:
         side = "above" if run.bubble_ratio > in_table else "below"
         reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run))
-    return Levels(
+    return Comparison(
         schedule=table.name,
         workers=table.num_workers,
         stages=table.num_stages,

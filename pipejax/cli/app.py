@@ -15,6 +15,7 @@ from pipejax.cli.commands import (
     jitter,
     optimize,
     order,
+    schedules as schedules_command,
     sensitivity,
     show,
     staleness,
@@ -22,7 +23,6 @@ from pipejax.cli.commands import (
     train,
     tune,
 )
-from pipejax.cli.commands import schedules as schedules_command
 from pipejax.cli.options.groups import with_options
 from pipejax.schedules.cells.schedule_error import ScheduleError
 

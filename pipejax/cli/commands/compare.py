@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pipejax.analysis.comparison import Levels, levels
+from pipejax.analysis.comparison import Comparison, compare as compare_levels
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
@@ -90,7 +90,7 @@ def _row(
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
-        point: Levels = levels(table, pricing.of(table), link=links)
+        point: Comparison = compare_levels(table, pricing.of(table), link=links)
     except ValueError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
     row = point._asdict()

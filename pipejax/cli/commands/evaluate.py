@@ -7,8 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.evaluate import evaluate as run
+from pipejax.analysis.evaluate import Evaluation, evaluate as run
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds

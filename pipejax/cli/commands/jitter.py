@@ -9,8 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pipejax.analysis.distributions import DISTRIBUTIONS, Distribution, Jitter, Straggler
-from pipejax.analysis.jitter import QUANTILES, Jittered
-from pipejax.analysis.jitter import jitter as run
+from pipejax.analysis.jitter import QUANTILES, Jittered, jitter as run
 from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.analysis.robustness import Robustness, robustness
 from pipejax.base.checks import is_number

@@ -29,8 +29,7 @@ from pipejax.costs.measured import parse_seconds
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
-from pipejax.search.schedule.optimize import NO_SOLVER
-from pipejax.search.schedule.optimize import optimize as search_schedule
+from pipejax.search.schedule.optimize import NO_SOLVER, optimize as search_schedule
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
 from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import SolvedProblems, StoreWarning

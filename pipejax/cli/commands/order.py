@@ -22,7 +22,7 @@ from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
 from pipejax.search.transfers import search as transfer_order
-from pipejax.search.transfers.search import TransferOrder, search_transfer_order
+from pipejax.search.transfers.search import TransferOrder, order as search_order
 
 FOUND = "found"
 
@@ -47,7 +47,7 @@ def order(
     check_out(out, TABLE)
     costs = required(pricing).of(table)
     with _progress(iterations) as progress:
-        found = search_transfer_order(
+        found = search_order(
             table,
             costs,
             link=rendezvous,

@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.staleness import Staleness
-from pipejax.analysis.staleness import staleness as find
+from pipejax.analysis.staleness import Staleness, staleness as find
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.groups import JsonFlag, Pricing
 from pipejax.cli.output.files import DRAWING, check_out, drawing

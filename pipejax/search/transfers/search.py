@@ -59,7 +59,7 @@ class TransferOrder:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.5)
-      >>> found = search_transfer_order(table, costs)
+      >>> found = order(table, costs)
       >>> found.makespan, found.free_bound, found.gap, found.stopped
       (10.0, 10.0, 0.0, 'optimal')
     """
@@ -96,7 +96,7 @@ class _Found(NamedTuple):
         return float(self.finish.max())
 
 
-def search_transfer_order(
+def order(
     table: ScheduleTable,
     costs: Costs,
     *,
@@ -136,7 +136,7 @@ def search_transfer_order(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-      >>> found = search_transfer_order(table, costs, iterations=5)
+      >>> found = order(table, costs, iterations=5)
       >>> found.baselines["by producer"], found.makespan, found.free_bound
       (32.0, 31.0, 31.0)
     """
