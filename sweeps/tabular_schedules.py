@@ -127,20 +127,23 @@ def stack(systems: list[System]) -> System:
 
 
 def sweep(
-    workers: tuple[int, ...] = WORKERS, microbatches: tuple[int, ...] = MICROBATCHES
+    workers: tuple[int, ...] = WORKERS,
+    microbatches: tuple[int, ...] = MICROBATCHES,
+    cases: tuple[str, ...] = tuple(CASES),
 ) -> xr.Dataset:
     """Evaluate the whole grid.
 
     Args:
       workers: numbers of workers.
       microbatches: numbers of microbatches; each divides the minibatch.
+      cases: schedules, by their names in `CASES`.
 
     Returns:
       The dataset; every variable states its unit.
     """
     systems = stack([load_system(name) for name in SYSTEMS])
     workload = Workload(load_model(MODEL), MINIBATCH)
-    shape = len(CASES), len(workers), len(microbatches)
+    shape = len(cases), len(workers), len(microbatches)
     ours = {
         "makespan": np.full((*shape, len(SYSTEMS)), np.nan),
         "bubble_ratio": np.full((*shape, len(SYSTEMS)), np.nan),
@@ -153,13 +156,13 @@ def sweep(
     }
     points = [
         (c, w, m)
-        for c in range(len(CASES))
+        for c in range(len(cases))
         for w in range(len(workers))
         for m in range(len(microbatches))
     ]
     with _progress() as progress:
         for c, w, m in progress.track(points, description="tables on nine systems"):
-            case, p, count = list(CASES)[c], workers[w], microbatches[m]
+            case, p, count = cases[c], workers[w], microbatches[m]
             tables = {name: build(case, p, count, slots) for name, slots in SLOTS.items()}
             table = tables[RUN_SLOTS]
             for name, values in run(table, systems, workload).items():
@@ -181,7 +184,7 @@ def sweep(
             ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(
                 table, np.asarray(memory.persistent)
             )
-    return _label(ours, workers, microbatches)
+    return _label(ours, workers, microbatches, cases)
 
 
 def _progress() -> Progress:
@@ -195,7 +198,10 @@ def _progress() -> Progress:
 
 
 def _label(
-    ours: dict[str, np.ndarray[Any, Any]], workers: tuple[int, ...], microbatches: tuple[int, ...]
+    ours: dict[str, np.ndarray[Any, Any]],
+    workers: tuple[int, ...],
+    microbatches: tuple[int, ...],
+    cases: tuple[str, ...],
 ) -> xr.Dataset:
     grid = ("schedule", "workers", "microbatches")
     dims = {
@@ -220,7 +226,7 @@ def _label(
             for name, values in ours.items()
         },
         coords={
-            "schedule": list(CASES),
+            "schedule": list(cases),
             "workers": list(workers),
             "microbatches": list(microbatches),
             "system": list(SYSTEMS),

@@ -13,7 +13,7 @@ import pipejax as pj
 from pipejax.cli.commands.train import HEIGHTS, _bars
 from pipejax.cli.options.objective import MAKERS, choose_step_sizes
 from pipejax.training import (
-    Run,
+    TrainingRun,
     language_model,
     random_quadratic,
     summarise,
@@ -272,7 +272,7 @@ def test_summary_needs_its_axes():
         ValueError, match=r"axes \(step_sizes, seeds\), got a gap of shape \(2, 3\)"
     ):
         summarise(
-            Run(
+            TrainingRun(
                 np.arange(3),
                 jnp.asarray(gap),
                 jnp.asarray(no),
