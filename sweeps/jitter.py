@@ -4,15 +4,12 @@ An op varies by 5 %, a worker by 2 % from step to step, a message by 30 %, and n
 is a straggler. All schedules do the same work and see the same samples.
 """
 
-import dataclasses
-
 import xarray as xr
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
 from pipejax.analysis.jitter_dataset import jitter_dataset
-from pipejax.costs.measured import worker_times
 from sweeps.cases import build
 from sweeps.command import write
 
@@ -54,7 +51,7 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
             table = build(case, WORKERS, MICROBATCHES, SLOTS)
             runs[case] = pj.jitter(
                 table,
-                dataclasses.replace(worker_times(table, TIMES), **MESSAGE),
+                pj.Costs.per_worker(table, **TIMES, **MESSAGE),
                 JITTER,
                 samples=samples,
                 seed=SEED,

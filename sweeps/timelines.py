@@ -4,7 +4,6 @@ All schedules do the same work: a forward of a microbatch on a worker takes 1, i
 a message 0.2, whatever the schedule.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ import pipejax as pj
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.timeline import bars
 from pipejax.base.provenance import provenance
-from pipejax.costs.measured import worker_times
 from sweeps.cases import build
 from sweeps.command import write
 
@@ -79,7 +77,7 @@ def sweep(microbatches: int = MICROBATCHES) -> xr.Dataset:
 
 def _run(case: str, microbatches: int) -> Evaluation:
     table = build(case, WORKERS, microbatches, SLOTS)
-    return pj.evaluate(table, dataclasses.replace(worker_times(table, TIMES), latency=DELAY))
+    return pj.evaluate(table, pj.Costs.per_worker(table, **TIMES, latency=DELAY))
 
 
 def _ops(run: Evaluation) -> list[tuple[Any, ...]]:

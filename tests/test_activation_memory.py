@@ -223,7 +223,7 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
     found = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     memory = pj.activation_memory(
-        pj.evaluate(table, pj.Costs.complete(forward=1.0, input_grad=1.0, weight_grad=1.0))
+        pj.evaluate(table, pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0))
     )
     assert found == {
         "unit": "activations",

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from jax._src import monitoring
 
 import pipejax as pj
+from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
 from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
@@ -128,7 +129,7 @@ def test_uniform_costs_and_scalars(unroll):
     costs = pj.Costs.uniform(table, forward=1.0, backward=jnp.full(5, 2.0), transfer=delays)
     expected = 33 + (2 * 3 * 3 - 2) * delays
     np.testing.assert_allclose(pj.makespans(program, costs, unroll=unroll), expected)
-    plain = pj.Costs(forward=1.0, backward=2.0, transmit=delays)
+    plain = pj.Costs(forward=1.0, backward=2.0, recompute=1.0, transmit=delays)
     values, counts = pj.makespans_and_grad(program, plain)
     np.testing.assert_allclose(values, expected)
     assert counts.forward.tolist() == [11.0] * 5
@@ -376,7 +377,13 @@ def test_programs_are_padded_to_buckets():
     lengths = set()
     for count in (4, 8, 16, 32, 128):
         program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=count))
-        lengths.add(len(forward_program(binary_ops(program), cost_rows(program, pj.Costs())).code))
+        lengths.add(
+            len(
+                forward_program(
+                    binary_ops(program), cost_rows(program, pj.Costs(forward=1.0, backward=1.0))
+                ).code
+            )
+        )
     assert lengths == {512, 4096}
 
 
@@ -389,8 +396,11 @@ BAD = {
         pj.Costs(forward=np.ones((3, 5)), backward=1.0),
         r"forward has shape \(5,\), the table has 4 stages",
     ),
-    "negative": (pj.Costs(forward=np.array([1.0, -1.0])), "forward must be finite and at least 0"),
-    "NaN": (pj.Costs(forward=np.array([1.0, np.nan])), "forward must be finite"),
+    "negative": (
+        unchecked_costs({"forward": np.array([1.0, -1.0])}),
+        "forward must be finite and at least 0",
+    ),
+    "NaN": (unchecked_costs({"forward": np.array([1.0, np.nan])}), "forward must be finite"),
 }
 
 
@@ -407,7 +417,7 @@ def test_wrong_batches_are_refused(what, function):
 def test_wrong_temperatures_are_refused(temperature):
     program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
     with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
-        pj.makespans(program, pj.Costs(forward=1.0), temperature=temperature)
+        pj.makespans(program, pj.Costs(forward=1.0, backward=1.0), temperature=temperature)
 
 
 @given(case=strategies.cases(), link=LINKS)

@@ -314,7 +314,7 @@ MISTAKES = {
     "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=SECONDS"),
     "no backward": (
         [E, *ONE, "--stage-times", "F=1"],
-        "--stage-times F=1: the backward has no cost",
+        "--stage-times F=1: phase B has no cost",
     ),
     "more I than B": (
         [E, *ONE, "--worker-times", "F=1,B=2,I=3"],

@@ -6,7 +6,6 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.closed_forms import closed_form
-from pipejax.costs.measured import worker_times
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]
@@ -14,7 +13,7 @@ SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]
 
 def run(name, p, m, forward=1.0, backward=1.0, transfer=0.0, **options):
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
-    costs = worker_times(table, {"forward": forward, "backward": backward})
+    costs = pj.Costs.per_worker(table, forward=forward, backward=backward)
     costs = type(costs)(**{**vars(costs), "transmit": transfer})
     return table, pj.evaluate(table, costs)
 

@@ -13,7 +13,7 @@ from pipejax.analysis.timeline import arrows, bars
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
     options = {} if slots is None else {"slots": slots}
     table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
-    return pj.compare(table, pj.Costs.per_stage(table, **costs), link=link)
+    return pj.compare(table, pj.Costs(**costs), link=link)
 
 
 def test_levels_agree_without_messages():
@@ -80,7 +80,7 @@ def test_bound_by_names_the_dominant_cost():
 
 def test_nothing_takes_time():
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    result = pj.evaluate(table, pj.Costs())
+    result = pj.evaluate(table, pj.Costs(forward=0.0, backward=0.0))
     assert (result.makespan, result.bubble_ratio, result.bubble_overhead) == (0, 0, 0)
     assert (result.bound_by, result.path_share) == ("nothing", {})
 
@@ -94,9 +94,7 @@ def test_table_bubble_counts_idle_slots():
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
 def test_timeline_is_consistent(link, data):
     table = pj.read_table(data / "DualPipeV_4_8.comms.csv")
-    costs = pj.Costs.per_stage(
-        table, forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1, transmit=0.4
-    )
+    costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1, transmit=0.4)
     run = pj.evaluate(table, costs, link=link)
     drawn, sent = bars(run), arrows(run)
     assert max(bar.finish for bar in drawn) == run.makespan

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
-from pipejax.costs.measured import parse_times, worker_times
+from pipejax.cli.options.numbers import parse_times
 from pipejax.engine.pricing import NodeCosts
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
@@ -33,8 +33,8 @@ WRONG = {
         "backward must be .* got inf",
     ),
     "text": ({"forward": "fast", "backward": 1.0}, "forward must be a number"),
-    "no backward": ({"forward": 1.0}, "the backward has no cost"),
-    "half of it": ({"forward": 1.0, "weight_grad": 1.0}, "the backward has no cost"),
+    "no backward": ({"forward": 1.0}, "phase B has no cost"),
+    "half of it": ({"forward": 1.0, "weight_grad": 1.0}, "phase B has no cost"),
     "more W than B": (
         {"forward": 1.0, "backward": 1.0, "weight_grad": 2.0},
         r"I = B - W \(input_grad\) must be",
@@ -59,12 +59,12 @@ def test_wrong_costs_are_refused(what):
 def test_wrong_number_of_entries_is_refused(name):
     wrong = {"forward": np.ones(4), "backward": 1.0} | {name: np.ones(7)}
     with pytest.raises(ValueError, match=rf"{name} has shape \(7,\), the table has [43]"):
-        pj.Costs.per_stage(TABLE, **wrong)
+        pj.evaluate(TABLE, pj.Costs(**wrong))
 
 
 def test_batches():
     many = pj.Costs.uniform(TABLE, forward=np.array([1.0, 2.0, 3.0]), backward=2.0, transfer=0.5)
-    assert {leaf.shape for leaf in jax.tree.leaves(many)} == {(3,)}
+    assert {leaf.shape for leaf in jax.tree.leaves(many)} == {(3, 1), (3, 1, 1, 1)}
     program = pj.lower(TABLE)
     ends = jax.vmap(pj.makespan, in_axes=(None, 0))(program, many)
     for k, forward in enumerate((1.0, 2.0, 3.0)):
@@ -152,17 +152,17 @@ def test_first_predecessor_wins_ties():
     del program
 
 
-def test_worker_times_divide_over_stages():
+def test_per_worker_divides_over_stages():
     interleaved = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
     hanayo = pj.schedules.build("hanayo", num_workers=2, num_microbatches=2, waves=2)
     times = {"forward": 1.0, "backward": 2.0}
-    assert worker_times(interleaved, times).forward.tolist() == [0.5] * 4
-    assert worker_times(hanayo, times).backward.tolist() == [0.5] * 8
-    assert worker_times(TABLE, times).forward.tolist() == [1.0] * 4
+    assert pj.Costs.per_worker(interleaved, **times).forward.tolist() == [0.5] * 4
+    assert pj.Costs.per_worker(hanayo, **times).backward.tolist() == [0.5] * 8
+    assert pj.Costs.per_worker(TABLE, **times).forward.tolist() == [1.0] * 4
     asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=2, num_microbatches=2)
-    np.testing.assert_allclose(worker_times(asymmetric, times).forward, [2 / 3, 4 / 3])
+    np.testing.assert_allclose(pj.Costs.per_worker(asymmetric, **times).forward, [2 / 3, 4 / 3])
     totals = [
-        pj.evaluate(t, worker_times(t, times)).busy.sum() / t.num_microbatches
+        pj.evaluate(t, pj.Costs.per_worker(t, **times)).busy.sum() / t.num_microbatches
         for t in (interleaved, hanayo, asymmetric)
     ]
     np.testing.assert_allclose(totals, 6.0)  # all schedules do the same work
@@ -176,7 +176,7 @@ BAD = {
     "unknown key": (GOOD | {"G": 1}, "unknown key 'G': known are unit, F, B"),
     "unknown message key": (GOOD | {"message": {"speed": 1}}, "message: unknown key 'speed'"),
     "no forward": ({"unit": "seconds", "B": 2}, '"F" is missing'),
-    "no backward": ({"unit": "seconds", "F": 2}, "the backward has no cost"),
+    "no backward": ({"unit": "seconds", "F": 2}, "phase B has no cost"),
     "too few": (GOOD | {"B": [1, 2]}, "B has 2 entries, the table has 4 stages"),
     "too many messages": (
         GOOD | {"message": {"latency": [1, 2, 3, 4]}},

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.timeline import bars
-from pipejax.costs.measured import parse_times, read_costs, stage_times, worker_times
+from pipejax.cli.options.numbers import parse_times
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.costs.measured import read_costs
 from pipejax.schedules.cells.ops import EXECUTED, HOST
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
 F, B, O, L = 1.0, 2.0, 4.0, 3.0  # noqa: E741
-COSTS = pj.Costs(forward=F, backward=B, offload=O, load=L)
+COSTS = pj.Costs(forward=F, backward=B, recompute=F, offload=O, load=L)
 
 
 def run(rows, costs=COSTS, **links):
@@ -88,12 +90,13 @@ def test_the_first_op_that_needs_the_activation_waits_for_it(backward):
 
 def test_a_load_takes_as_long_as_an_offload_unless_it_is_given():
     table = pj.ScheduleTable.from_rows([["0F0", "0O0", "0L0", "0B0"]])
-    for make in (pj.Costs.uniform, pj.Costs.per_stage):
+    for make in (pj.Costs.uniform, pj.Costs.per_worker):
         both = make(table, forward=F, backward=B, offload=O)
         assert pj.evaluate(table, both).makespan == F + 2 * O + B
         one = make(table, forward=F, backward=B, offload=O, load=L)
         assert pj.evaluate(table, one).makespan == F + O + L + B
-    assert pj.evaluate(table, pj.Costs(forward=F, backward=B)).makespan == F + B
+    free = pj.Costs(forward=F, backward=B, offload=0.0)
+    assert pj.evaluate(table, free).makespan == F + B
 
 
 def test_costs_come_from_files_and_options(tmp_path):
@@ -104,8 +107,11 @@ def test_costs_come_from_files_and_options(tmp_path):
     np.testing.assert_allclose(measured.offload, [4e-3, 5e-3])
     np.testing.assert_allclose(measured.load, [3e-3, 3e-3])
     given_times = parse_times("F=1,B=2,O=4", "--stage-times")
-    assert stage_times(table, given_times).offload == O
-    assert worker_times(table, given_times).offload.tolist() == [O / 2, O / 2]  # over two stages
+    assert pj.Costs(**given_times).offload == O
+    assert pj.Costs.per_worker(table, **given_times).offload.tolist() == [
+        O / 2,
+        O / 2,
+    ]  # over two stages
 
 
 SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
@@ -239,7 +245,7 @@ def test_host_ops_are_beside_busy_time_and_spans(case):
             assert bar.finish - bar.start == pytest.approx(
                 float(
                     np.broadcast_to(
-                        getattr(case.costs, case.costs.field_of(bar.ops[0].phase)),
+                        getattr(case.costs, PHASE_FIELDS[bar.ops[0].phase.name]),
                         case.table.num_stages,
                     )[stage]
                 )

@@ -14,6 +14,7 @@ from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.cli.app import run as command
+from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
@@ -37,7 +38,10 @@ def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
 def test_no_spread_is_one_whatever_the_distribution():
     for name in DISTRIBUTIONS:
         none = pj.Jitter(D(name), D(name), D(name))
-        assert np.ptp(pj.jitter(ONE, pj.Costs(forward=1 / 3), none, samples=9).makespans) == 0
+        assert (
+            np.ptp(pj.jitter(ONE, pj.Costs(forward=1 / 3, backward=0.0), none, samples=9).makespans)
+            == 0
+        )
 
 
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
@@ -87,7 +91,10 @@ def test_spreads_and_distributions_do_not_recompile():
     before = module._durations._cache_size(), interpreter._compiled()._cache_size()
     pj.jitter(table, costs, pj.Jitter(message=D("exponential", 0.3)), samples=90, seed=8)
     pj.jitter(
-        build("gpipe"), pj.Costs(forward=2.0), pj.Jitter(op_straggler=S(0.1, 2.0)), samples=99
+        build("gpipe"),
+        pj.Costs(forward=2.0, backward=0.0),
+        pj.Jitter(op_straggler=S(0.1, 2.0)),
+        samples=99,
     )
     assert (module._durations._cache_size(), interpreter._compiled()._cache_size()) == before
 
@@ -148,9 +155,9 @@ def test_robustness_ranks():
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=-1), "seed must be a whole number .* got -1"),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, seed=2**63), "seed must be at most"),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, max_bytes=0), "max_bytes must be a whole number"),
-        (lambda: pj.jitter(ONE, pj.Costs(forward=-1.0), ALL), "forward must be finite"),
+        (lambda: pj.jitter(ONE, unchecked_costs({"forward": -1.0}), ALL), "forward must be finite"),
         (
-            lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308), ALL, samples=99),
+            lambda: pj.jitter(ONE, pj.Costs(forward=1.7e308, backward=0.0), ALL, samples=99),
             "too large for a float",
         ),
         (lambda: pj.jitter(ONE, pj.Costs(), ALL, link="fast"), "unknown link model 'fast'"),
@@ -162,7 +169,7 @@ def test_mistakes(make, message):
 
 
 def test_nothing_takes_time():
-    run = pj.jitter(build(), pj.Costs(), ALL, samples=3)
+    run = pj.jitter(build(), pj.Costs(forward=0.0, backward=0.0), ALL, samples=3)
     assert (run.makespans.tolist(), run.mean, run.slowdown(0.5)) == ([0.0] * 3, 0.0, 1.0)
 
 

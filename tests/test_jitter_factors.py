@@ -127,7 +127,11 @@ def test_factors_have_the_named_distribution(name):
     spread = DISTRIBUTIONS[name].largest / 2
     for where in ("op", "worker"):
         run = pj.jitter(
-            ONE, pj.Costs(forward=1.0), pj.Jitter(**{where: D(name, spread)}), samples=COUNT, seed=3
+            ONE,
+            pj.Costs(forward=1.0, backward=0.0),
+            pj.Jitter(**{where: D(name, spread)}),
+            samples=COUNT,
+            seed=3,
         )
         assert scipy.stats.kstest(run.makespans, THEIRS[name](spread).cdf).pvalue > 1e-3
         assert run.mean == pytest.approx(1, abs=4 * spread / COUNT**0.5)
@@ -137,7 +141,10 @@ def test_factors_have_the_named_distribution(name):
 def test_message_factors_have_the_named_distribution():
     table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
     run = pj.jitter(
-        table, pj.Costs(transmit=1.0), pj.Jitter(message=D("gamma", 0.3)), samples=COUNT
+        table,
+        pj.Costs(forward=0.0, backward=0.0, transmit=1.0),
+        pj.Jitter(message=D("gamma", 0.3)),
+        samples=COUNT,
     )
     theirs = scipy.stats.gamma(2 * 0.3**-2, scale=0.3**2)  # of two messages that are independent
     assert scipy.stats.kstest(run.makespans, theirs.cdf).pvalue > 1e-3
@@ -154,7 +161,9 @@ def test_stragglers_strike_as_often_as_stated():
         struck = (run.makespans - 2) / 2 * ops / 2  # 0, or all ops at once; 0, 1 or 2 of them
         assert set(np.unique(struck)) == ({0, 1} if ops == 1 else {0, 1, 2})
         assert struck.mean() == pytest.approx(0.1 * ops, abs=4 * (0.09 * ops / COUNT) ** 0.5)
-    always = pj.jitter(ONE, pj.Costs(forward=1.0), pj.Jitter(straggler=S(1.0, 2.5)), samples=5)
+    always = pj.jitter(
+        ONE, pj.Costs(forward=1.0, backward=0.0), pj.Jitter(straggler=S(1.0, 2.5)), samples=5
+    )
     assert always.makespans.tolist() == [2.5] * 5
 
 
@@ -241,7 +250,9 @@ def test_lookup_is_a_line_between_knots():
 
 def test_quantiles_of_a_known_case():
     w = 0.3 * 3**0.5
-    run = pj.jitter(ONE, pj.Costs(forward=10.0), pj.Jitter(op=D("uniform", 0.3)), samples=COUNT)
+    run = pj.jitter(
+        ONE, pj.Costs(forward=10.0, backward=0.0), pj.Jitter(op=D("uniform", 0.3)), samples=COUNT
+    )
     for level in (0.05, 0.5, 0.95, 0.99):
         assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
         assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))

@@ -111,8 +111,7 @@ def test_every_order_of_tiny_problems(data):
         st.lists(st.sampled_from([1.0, 4 / 3, 5 / 3, 2.0, 3.0]), min_size=workers, max_size=workers)
     )
     table = pipe(workers, microbatches)
-    costs = pj.Costs.per_stage(
-        table,
+    costs = pj.Costs(
         forward=times["F"],
         input_grad=times["I"],
         weight_grad=times["W"],
@@ -154,7 +153,7 @@ def random_problem(rng):
     most = np.bincount(table.placement[0]).max() * sizes.max()
     return (
         table,
-        pj.Costs.per_stage(table, **costs),
+        pj.Costs(**costs),
         {
             "memory_limit": float(rng.integers(1, 4) * most),
             "sizes": sizes,
@@ -190,8 +189,8 @@ def test_spans_are_shorter_than_the_published_searched_ones():
 
 def test_a_period_put_in_keeps_limits_and_the_end():
     table = pipe(3, 40)
-    costs = pj.Costs.per_stage(
-        table, forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
+    costs = pj.Costs(
+        forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
     )
     problem = pose(table, costs, memory_limit=2)
     ring = shortest_ring(problem, 2, 100, 10.0, 2)

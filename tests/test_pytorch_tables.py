@@ -39,8 +39,7 @@ def test_agrees_with_the_event_loop(name, link, queues, data):
         "B": 1.5 + 0.625 * (stages % 2),
     }
     transmit = np.stack([0.5 + 0.25 * (stages[:-1] % 2), 0.75 + 0.125 * (stages[:-1] % 3)])[:, None]
-    costs = pj.Costs.per_stage(
-        table,
+    costs = pj.Costs(
         forward=ops["F"],
         input_grad=ops["I"],
         weight_grad=ops["W"],

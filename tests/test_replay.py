@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.costs.costs import unchecked_costs
 from pipejax.training import (
     batch_order,
     language_model,
@@ -283,7 +284,10 @@ MISTAKES = {
         "times must be finite, at least 0 and ascending",
     ),
     "no moment": ({"times": np.array([np.nan])}, "times must be finite"),
-    "cost": ({"costs": pj.Costs(forward=-1.0)}, "forward must be finite and at least 0"),
+    "cost": (
+        {"costs": unchecked_costs({"forward": -1.0})},
+        "forward must be finite and at least 0",
+    ),
     "link": ({"link": "wire"}, "unknown link model 'wire'"),
     "orders": (
         {

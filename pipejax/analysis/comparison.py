@@ -156,7 +156,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str
             ("I", costs.input_grad),
             ("W", costs.weight_grad),
         )
-        if np.any(table.phase == Phase[letter])
+        if cost is not None and np.any(table.phase == Phase[letter])
     }
     host = sum(run.path_share.get(phase.name, 0.0) for phase in HOST)
     reasons = []

@@ -16,11 +16,20 @@ def short_repr(record: type[Record]) -> type[Record]:
 
 def _show(record: Any) -> str:
     names = record._fields if hasattr(record, "_fields") else record.__dataclass_fields__
-    fields = ", ".join(f"{name}={_short(getattr(record, name))}" for name in names)
+    defaults = getattr(record, "_field_defaults", None) or {
+        name: field.default for name, field in getattr(record, "__dataclass_fields__", {}).items()
+    }
+    values = ((name, getattr(record, name)) for name in names)
+    fields = ", ".join(
+        f"{name}={abbreviated(value)}"
+        for name, value in values
+        if name not in defaults or value is not defaults[name]
+    )
     return f"{type(record).__name__}({fields})"
 
 
-def _short(value: Any) -> str:
+def abbreviated(value: Any) -> str:
+    """Type and shape of an array, the size of a large collection, anything else in short."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{value.dtype}{[*value.shape]}"
     if isinstance(value, float):

@@ -6,15 +6,20 @@ cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `syst
 """
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.costs.seconds import Number, checked_seconds
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.short_repr import abbreviated, short_repr
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
+
+Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "..."]
 
 PHASE_FIELDS: Mapping[str, str] = {
     "F": "forward",
@@ -31,15 +36,28 @@ PHASE_FIELDS: Mapping[str, str] = {
     "O": "offload",
     "L": "load",
 }
+MESSAGE_FIELDS = ("latency", "transmit")
+# what makes a time known that is not, by field
+_WAYS = dict.fromkeys(
+    ("backward", "input_grad", "weight_grad"),
+    "backward (B), or input_grad (I) and weight_grad (W)",
+) | {"load": "load (L), or offload (O)"}
 
 
-@dataclasses.dataclass(frozen=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
 class Costs:
     """Seconds per op and per message.
 
-    An op time is a scalar, the same for every stage, or has one entry per stage. A message time
-    is a scalar, or has one entry per stage boundary, or any shape that broadcasts to
-    (2 directions, pipes, stages - 1): activations first, then input gradients.
+    An op time is one number for every stage, or has one entry per stage. A message time is one
+    number, or has one entry per stage boundary, or any shape that broadcasts to (2 directions,
+    pipes, stages - 1): activations first, then input gradients. `makespans` takes a batch, whose
+    axis stands before these.
+
+    A time that is not given is unknown, not 0: a program that needs it cannot be priced. What
+    follows from others is filled in: I = W = B / 2, or B = I + W, or what one of I and W leaves of
+    B; and L = O. Messages, A, U and sharding cost nothing where they are not given. Lists become
+    arrays and whole numbers floats; an array of floats keeps its type.
 
     Attributes:
       forward: F [s].
@@ -59,56 +77,60 @@ class Costs:
       load: L, back from the host; as offload if None [s].
       pair: duration of a fused pair, by the stage of its forward; the sum of both if None [s].
 
+    Raises:
+      ValueError: if a time is no real number, negative or not finite, or I or W is more than B.
+
     Example:
       >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.5)
-      >>> float(pj.makespan(pj.lower(table), costs))  # (M+P-1)(F+B) + 2(P-1)c
-      10.0
+      >>> table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs(forward=1, backward=2)
+      >>> costs
+      Costs(forward=1, backward=2, input_grad=1, weight_grad=1)
+      >>> pj.evaluate(table, costs).makespan
+      27.0
     """
 
-    forward: Number = 0.0
-    backward: Number = 0.0
-    input_grad: Number = 0.0
-    weight_grad: Number = 0.0
-    recompute: Number = 0.0
-    all_reduce: Number = 0.0
-    update: Number = 0.0
-    unshard: Number = 0.0
-    reshard: Number = 0.0
-    reduce_grad: Number = 0.0
-    wait_reduce_grad: Number = 0.0
-    latency: Number = 0.0
-    transmit: Number = 0.0
-    offload: Number = 0.0
-    load: Number | None = None
-    pair: Number | None = None
+    forward: "Seconds | None" = None
+    backward: "Seconds | None" = None
+    input_grad: "Seconds | None" = None
+    weight_grad: "Seconds | None" = None
+    recompute: "Seconds | None" = None
+    all_reduce: "Seconds" = 0.0
+    update: "Seconds" = 0.0
+    unshard: "Seconds" = 0.0
+    reshard: "Seconds" = 0.0
+    reduce_grad: "Seconds" = 0.0
+    wait_reduce_grad: "Seconds" = 0.0
+    latency: "Seconds" = 0.0
+    transmit: "Seconds" = 0.0
+    offload: "Seconds | None" = None
+    load: "Seconds | None" = None
+    pair: "Seconds | None" = None
 
     def __post_init__(self) -> None:
-        """Make arrays of lists: a cost is one leaf of the tree."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, field.name, checked_seconds(field.name, value))
+        """Check what is given and fill in what follows from it."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        known = {name: checked_seconds(name, value) for name, value in given.items()}
+        vars(self).update(_completed({**_FREE, **known}))
 
     @classmethod
     def uniform(
         cls,
         table: ScheduleTable,
         *,
-        forward: Number,
-        backward: Number | None = None,
-        input_grad: Number | None = None,
-        weight_grad: Number | None = None,
-        transfer: Number | None = None,
-        latency: Number = 0.0,
-        **others: Number | None,
+        forward: "Seconds",
+        backward: "Seconds | None" = None,
+        input_grad: "Seconds | None" = None,
+        weight_grad: "Seconds | None" = None,
+        transfer: "Seconds | None" = None,
+        latency: "Seconds | None" = None,
+        **others: "Seconds | None",
     ) -> "Costs":
         """Give every stage the same op times and every boundary the same message time.
 
         Args:
           table: the schedule to be priced; its stages decide nothing here, for costs are equal.
-          forward: F [s]; every argument is a number, or an array (batch) of them.
+          forward: F [s]; every argument is a number, or a batch of them: an array.
           backward: B; the sum of I and W if None.
           input_grad: I; half of B if None.
           weight_grad: W; what B leaves over I if None.
@@ -117,7 +139,8 @@ class Costs:
           **others: further fields of `Costs`.
 
         Returns:
-          The costs; where any argument has a batch axis, all leaves have it.
+          The costs; where any argument is a batch of shape (N,), all leaves are: those of ops have
+          the shape (N, 1), those of messages (N, 1, 1, 1), for `makespans`.
 
         Raises:
           ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
@@ -129,187 +152,245 @@ class Costs:
           1.5
         """
         del table
-        if transfer is not None and others.get("transmit") is not None:
-            raise ValueError("transfer and transmit are the same cost: give one")
-        given = {"latency": latency, "transmit": 0.0 if transfer is None else transfer}
-        given |= {name: value for name, value in others.items() if value is not None}
-        costs = cls.complete(
-            forward=forward,
-            backward=backward,
-            input_grad=input_grad,
-            weight_grad=weight_grad,
-            **given,
-        )
-        shape = np.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(costs)))
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), costs) if shape else costs
+        others |= {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
+        return cls._alike(None, forward=forward, transfer=transfer, latency=latency, **others)
 
     @classmethod
-    def per_stage(
+    def per_worker(
         cls,
         table: ScheduleTable,
         *,
-        forward: Number,
-        backward: Number | None = None,
-        input_grad: Number | None = None,
-        weight_grad: Number | None = None,
-        **others: Number | None,
+        forward: "Seconds",
+        backward: "Seconds | None" = None,
+        input_grad: "Seconds | None" = None,
+        weight_grad: "Seconds | None" = None,
+        transfer: "Seconds | None" = None,
+        latency: "Seconds | None" = None,
+        **others: "Seconds | None",
     ) -> "Costs":
-        """Give each stage its own op times and each boundary its own message time.
+        """Divide what one microbatch takes on one worker over the stages that it meets there.
+
+        Schedules with several stages per worker then do the same work as those with one:
+        interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
+        microbatch meets one stage per worker. A stage with a larger share of the layers takes more.
 
         Args:
-          table: the schedule to be priced.
-          forward: F, a number or (..., stages) [s]; so are the other op times.
+          table: the schedule.
+          forward: F of one microbatch on one worker [s]; a number or a batch, as in `uniform`.
           backward: B; the sum of I and W if None.
           input_grad: I; half of B if None.
           weight_grad: W; what B leaves over I if None.
-          **others: further fields of `Costs`; latency and transmit are numbers, (stages - 1)
-            arrays or broadcast to (2, pipes, stages - 1).
+          transfer: transmit time of a message, which is not divided; `transmit=` is the same.
+          latency: latency of a message, which is not divided.
+          **others: further fields of `Costs`; those of ops are divided.
 
         Returns:
-          The costs.
-
-        Raises:
-          ValueError: if a cost is negative, not finite, or has the wrong number of entries.
-
-        Example:
-          >>> import pipejax as pj
-          >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-          >>> costs = pj.Costs.per_stage(table, forward=[1.0, 2.0], backward=[2.0, 4.0])
-          >>> costs.weight_grad.tolist()
-          [1.0, 2.0]
-        """
-        given = {name: value for name, value in others.items() if value is not None}
-        costs = cls.complete(
-            forward=forward,
-            backward=backward,
-            input_grad=input_grad,
-            weight_grad=weight_grad,
-            **given,
-        )
-        costs.check_shapes(table.num_stages, table.num_pipes)
-        return costs
-
-    @classmethod
-    def complete(
-        cls,
-        *,
-        forward: Number,
-        backward: Number | None = None,
-        input_grad: Number | None = None,
-        weight_grad: Number | None = None,
-        **others: Number,
-    ) -> "Costs":
-        """Make costs, filling in B = I + W, or I = W = B / 2.
-
-        Args:
-          forward: F [s].
-          backward: B, or None.
-          input_grad: I, or None.
-          weight_grad: W, or None.
-          **others: further fields of `Costs`.
-
-        Returns:
-          The costs.
+          The costs: op times of shape (stages,), or (N, stages) for a batch.
 
         Raises:
           ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
 
         Example:
-          >>> Costs.complete(forward=1.0, backward=3.0, input_grad=1.0).weight_grad
-          2.0
+          >>> import pipejax as pj
+          >>> options = {"num_workers": 2, "num_microbatches": 8}
+          >>> for name in ("1f1b", "interleaved-1f1b", "hanayo"):
+          ...     table = pj.schedules.build(name, **options)
+          ...     costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0)
+          ...     print(name, costs.forward, pj.evaluate(table, costs).busy)
+          1f1b [1. 1.] [24. 24.]
+          interleaved-1f1b [0.5 0.5 0.5 0.5] [24. 24.]
+          hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
-        unknown = set(others) - {field.name for field in dataclasses.fields(cls)}
-        if unknown:
-            raise ValueError(f"unknown cost {sorted(unknown)[0]!r}: known are {_FIELD_NAMES}")
-        given = {
-            "forward": forward,
-            "backward": backward,
-            "input_grad": input_grad,
-            "weight_grad": weight_grad,
-            **others,
-        }
-        checked = {
-            name: checked_seconds(name, value) for name, value in given.items() if value is not None
-        }
-        b, i, w = (checked.get(name) for name in ("backward", "input_grad", "weight_grad"))
-        if b is None:
-            if i is None or w is None:
-                raise ValueError(
-                    "the backward has no cost: give backward (B), or input_grad (I) and "
-                    "weight_grad (W)"
-                )
-            b = i + w
-        if i is None:
-            i = b / 2 if w is None else checked_seconds("I = B - W (input_grad)", b - w)
-        if w is None:
-            w = checked_seconds("W = B - I (weight_grad)", b - i)
-        checked |= {"backward": b, "input_grad": i, "weight_grad": w}
-        return cls(**checked)
+        workers = table.placement[0]
+        there = np.bincount(workers, minlength=table.num_workers)[workers]
+        part = np.asarray(table.stage_shares) / there
+        others |= {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
+        return cls._alike(part, forward=forward, transfer=transfer, latency=latency, **others)
 
-    def field_of(self, phase: Phase) -> str:
-        """Return the field that prices a phase: that of O for L, where L is not given.
+    @classmethod
+    def _alike(cls, part: NumpyArray | None, *, transfer: Any, **times: Any) -> "Costs":
+        """Make costs of one number or batch each, of which a stage takes its part.
+
+        A batch axis is written out on every leaf, before axes of stages or boundaries.
+        """
+        unknown = set(times) - set(FIELDS)
+        if unknown:
+            raise ValueError(f"unknown cost {min(unknown)!r}: known are {', '.join(FIELDS)}")
+        if transfer is not None:
+            if times.get("transmit") is not None:
+                raise ValueError("transfer and transmit are the same cost: give one")
+            times["transmit"] = transfer
+        forward = checked_seconds("forward", times.pop("forward"))  # not to be left out
+        times = {
+            name: checked_seconds(name, value) for name, value in times.items() if value is not None
+        } | {"forward": forward}
+        batch = np.broadcast_shapes(*map(jnp.shape, times.values()))
+        if batch:
+            times = {**_FREE, **times}
+            xp: Any = jnp if any(isinstance(v, jax.Array) for v in times.values()) else np
+            dtype = xp.result_type(*times.values())
+            for name, value in times.items():
+                axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
+                times[name] = xp.broadcast_to(
+                    xp.asarray(value, dtype).reshape(*jnp.shape(value), *axes), (*batch, *axes)
+                )
+        if part is not None:
+            times |= {
+                name: value * part for name, value in times.items() if name not in MESSAGE_FIELDS
+            }
+        costs = cls(**times)
+        costs.check_known((Phase.F, Phase.B))
+        return costs
+
+    def check_known(self, phases: Iterable[Phase]) -> None:
+        """Check that each of these phases has a cost.
 
         Args:
-          phase: a phase with a duration.
+          phases: phases with a duration.
 
-        Returns:
-          Name of the field.
-
-        Example:
-          >>> Costs(offload=2.0).field_of(Phase.L)
-          'offload'
+        Raises:
+          ValueError: if one has none; the message names it and the field to give.
         """
-        as_offload = phase is Phase.L and self.load is None
-        return "offload" if as_offload else PHASE_FIELDS[phase.name]
+        for phase in phases:
+            field = PHASE_FIELDS[phase.name]
+            if getattr(self, field) is None and field not in _FREE:
+                way = _WAYS.get(field, f"{field} ({phase.name})")
+                raise ValueError(f"phase {phase.name} has no cost: give {way}")
 
     def check_values(self) -> None:
         """Check that every cost is finite and at least 0.
 
         Raises:
           ValueError: if one is not; the message names it.
-
-        Example:
-          >>> Costs(forward=-1.0).check_values()
-          Traceback (most recent call last):
-          ...
-          ValueError: forward must be finite and at least 0 seconds, got -1.0
         """
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) is not None:
-                checked_seconds(field.name, getattr(self, field.name))
+        for name, value in vars(self).items():
+            if value is not None:
+                checked_seconds(name, value)
 
     def check_shapes(self, num_stages: int, num_pipes: int) -> None:
-        """Check that every cost has one entry, or one per stage or boundary.
+        """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
 
         Args:
           num_stages: S.
           num_pipes: number of pipes.
 
         Raises:
-          ValueError: if one has another number of entries; the message names it.
-
-        Example:
-          >>> Costs(forward=np.ones(2)).check_shapes(num_stages=3, num_pipes=1)
-          Traceback (most recent call last):
-          ...
-          ValueError: forward has shape (2,), the table has 3 stages
+          ValueError: if one has another shape; the message names it.
         """
-        for field in dataclasses.fields(self):
-            shape = jnp.shape(
-                getattr(self, field.name) if getattr(self, field.name) is not None else 0.0
-            )
-            if field.name in ("latency", "transmit"):
-                target: tuple[int, ...] = (2, num_pipes, num_stages - 1)
-                what = f"{num_stages - 1} stage boundaries (or {target})"
-            else:
-                target, what = (num_stages,), f"{num_stages} stages"
+        stages, links = (num_stages,), (2, num_pipes, num_stages - 1)
+        for name, value in vars(self).items():
+            shape = jnp.shape(value) if value is not None else ()
+            target = links if name in MESSAGE_FIELDS else stages
             try:
-                fits = np.broadcast_shapes(shape, target)[-len(target) :] == target
+                fits = np.broadcast_shapes(shape, target) == target
             except ValueError:
                 fits = False
             if shape and not fits:
-                raise ValueError(f"{field.name} has shape {shape}, the table has {what}")
+                what = f"{num_stages} stages"
+                if name in MESSAGE_FIELDS:
+                    what = f"{num_stages - 1} stage boundaries (or {links})"
+                raise ValueError(
+                    f"{name} has shape {shape}, the table has {what}; a batch is for makespans, "
+                    "or jax.vmap"
+                )
 
 
-jax.tree_util.register_dataclass(Costs)
-_FIELD_NAMES = ", ".join(field.name for field in dataclasses.fields(Costs))
+FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
+# what may be left out, and is 0 then
+_FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default is not None}
+
+
+def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
+    """Costs of any leaves by field, as they are; None where there is none."""
+    costs = object.__new__(Costs)
+    vars(costs).update({name: leaves.get(name) for name in FIELDS})
+    return costs
+
+
+# A tree of costs also holds derivatives, axes or the inside of a transformation, which are no
+# costs: taking it apart and putting it together neither checks nor fills in anything.
+_leaves_of = operator.attrgetter(*FIELDS)
+_KEYS = tuple(map(jax.tree_util.GetAttrKey, FIELDS))
+jax.tree_util.register_pytree_with_keys(
+    Costs,
+    lambda costs: (tuple(zip(_KEYS, _leaves_of(costs), strict=True)), None),
+    lambda _, leaves: unchecked_costs(dict(zip(FIELDS, leaves, strict=True))),
+    lambda costs: (_leaves_of(costs), None),
+)
+
+
+def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what follows of B, I and W from the others, and L from O."""
+    b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
+    found: dict[str, Any] = {}
+    if b is None and i is not None and w is not None:
+        found["backward"] = _combined("backward (I + W)", operator.add, i, w)
+    elif b is not None and i is None and w is None:
+        found = dict.fromkeys(("input_grad", "weight_grad"), b / 2)
+    elif b is not None and i is None:
+        found["input_grad"] = _combined("I = B - W (input_grad)", operator.sub, b, w)
+    elif b is not None and w is None:
+        found["weight_grad"] = _combined("W = B - I (weight_grad)", operator.sub, b, i)
+    if times.get("load") is None and times.get("offload") is not None:
+        found["load"] = times["offload"]
+    return {**times, **found}
+
+
+def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
+    """Add or subtract two times whose axes mean the same."""
+    shapes = jnp.shape(one), jnp.shape(other)
+    if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
+        len(shapes[0]) == len(shapes[1])
+        and all(a == b or 1 in (a, b) for a, b in zip(*shapes, strict=True))
+    ):
+        raise ValueError(f"{what}: shapes {shapes[0]} and {shapes[1]} do not go together")
+    return checked_seconds(what, combine(one, other))
+
+
+def checked_seconds(name: str, value: Any) -> Any:
+    """Return a cost as a float or an array of floats; refuse what is no time."""
+    if type(value) is float and 0 <= value < np.inf:
+        return value  # most costs are: a single evaluation is to take no time
+    numbers = _as_array(value)
+    dtype = np.dtype(bool) if numbers is None else numbers.dtype
+    if not (dtype.kind in "iu" or jnp.issubdtype(dtype, jnp.floating)):
+        raise ValueError(f"{name} must be a number or an array of them, got {abbreviated(value)}")
+    if dtype.kind in "iu":
+        numbers = numbers.astype(float)
+    if isinstance(numbers, jax.core.Tracer):
+        return numbers
+    here = _here(numbers)
+    # a NaN is neither: the smallest and the largest tell of it at less than a test of each
+    if here.size and not (here.min() >= 0 and here.max() < np.inf):
+        wrong = here[~(np.isfinite(here) & (here >= 0))].ravel()[0]
+        raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
+    if isinstance(numbers, jax.Array):
+        return numbers
+    return numbers[()] if numbers.ndim or hasattr(value, "dtype") else float(numbers)
+
+
+def _as_array(value: Any) -> Any:
+    """Return an array of what is given, or None where it is not of numbers alone."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        return None
+    try:
+        if isinstance(value, list | tuple):
+            entries = jax.tree.leaves(value)
+            if any(isinstance(entry, bool | np.bool_) for entry in entries):
+                return None  # among numbers NumPy reads it as one
+            if any(isinstance(entry, jax.Array) for entry in entries):
+                return jnp.asarray(value)
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _here(value: Any) -> NumpyArray:
+    """Numbers of a cost; of an array over several processes, those that this one holds."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return np.concatenate(
+            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
+        )
+    return np.asarray(value)

@@ -1,6 +1,5 @@
-"""Measured costs from a file, and op times from the command line's short form."""
+"""Costs from a file of measurements, and those that a table was drawn with."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import is_number
 from pipejax.base.units import load_json
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
@@ -72,9 +72,11 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     for name in ("latency", "transmit"):
         times[name] = np.stack([there[name], back[name]])[:, None, :]
     try:
-        return Costs.per_stage(table, **times)
+        costs = Costs(**times)
+        costs.check_known((Phase.F, Phase.B))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    return costs
 
 
 def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray, " entries"]:
@@ -114,88 +116,8 @@ def _message(
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
 
 
-def parse_times(text: str, option: str) -> dict[str, float]:
-    """Read op times such as "F=1,B=2"."""
-    times: dict[str, float] = {}
-    for entry in text.split(","):
-        letter, _, value = (part.strip() for part in entry.partition("="))
-        if letter not in PHASE_FIELDS:
-            raise ValueError(
-                f"{option}: {entry.strip()!r} is not LETTER=SECONDS: letters are "
-                f"{', '.join(PHASE_FIELDS)}"
-            )
-        if PHASE_FIELDS[letter] in times:
-            raise ValueError(f"{option}: {letter} is given twice")
-        times[PHASE_FIELDS[letter]] = parse_seconds(value, f"{option}: {letter}")
-    if "forward" not in times:
-        raise ValueError(f"{option}: F is missing, got {text!r}")
-    return times
-
-
-def parse_seconds(text: str, where: str) -> float:
-    """Read a finite number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{where} must be a finite number of at least 0, got {text!r}")
-    return value
-
-
-def stage_times(table: ScheduleTable, times: Mapping[str, float]) -> Costs:
-    """Costs where every stage takes the same times.
-
-    Args:
-      table: the schedule.
-      times: seconds per op of one stage, by field of `Costs`.
-
-    Returns:
-      The costs.
-
-    Raises:
-      ValueError: if a time is negative or not finite, or neither B nor I and W are given.
-
-    Example:
-      >>> table = ScheduleTable.from_rows([["0F0", "0B0"]])
-      >>> stage_times(table, {"forward": 1.0, "input_grad": 1.0, "weight_grad": 0.5}).backward
-      1.5
-    """
-    return Costs.per_stage(table, **times)
-
-
-def worker_times(table: ScheduleTable, times: Mapping[str, float]) -> Costs:
-    """Costs from what one microbatch takes on one worker, divided over its stages there.
-
-    All schedules then do the same work: interleaved stages take a V-th each, those of a Hanayo
-    wave a 2 * waves-th; a Chimera microbatch meets one stage per worker. A stage with a larger
-    share of the layers takes more.
-
-    Args:
-      table: the schedule.
-      times: seconds of one microbatch on one worker, by field of `Costs`.
-
-    Returns:
-      The costs.
-
-    Raises:
-      ValueError: if a time is negative or not finite, or neither B nor I and W are given.
-
-    Example:
-      >>> from pipejax import schedules
-      >>> table = schedules.build("hanayo", num_workers=2, num_microbatches=2, waves=2)
-      >>> worker_times(table, {"forward": 1.0, "backward": 2.0}).forward.tolist()
-      [0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]
-    """
-    workers = table.placement[0]
-    there = np.bincount(workers, minlength=table.num_workers)[workers]
-    factor = np.asarray(table.stage_shares) / there
-    return Costs.per_stage(table, **{name: value * factor for name, value in times.items()})
-
-
 def slot_costs(table: ScheduleTable) -> Costs:
     """Costs that are the table's own slots, for drawings where no times are given."""
     shares = np.asarray(table.stage_shares)
-    return Costs.per_stage(
-        table, **{PHASE_FIELDS[letter]: slots * shares for letter, slots in table.slots.items()}
-    )
+    slots = {PHASE_FIELDS[letter]: time * shares for letter, time in table.slots.items()}
+    return Costs(offload=0.0, **slots)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price
@@ -160,8 +160,8 @@ def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     each = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
     if not each:
-        return one(Costs(**shared))[None]
-    return jax.vmap(lambda leaf: one(Costs(**shared, **leaf)))(each)
+        return one(unchecked_costs(shared))[None]
+    return jax.vmap(lambda leaf: one(unchecked_costs({**shared, **leaf})))(each)
 
 
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:

@@ -8,8 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import Costs
-from pipejax.costs.seconds import Number
+from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 
@@ -40,7 +39,7 @@ def price(program: Program, costs: Costs) -> NodeCosts:
       duration (nodes) and lag (nodes, max_preds) [s].
 
     Raises:
-      ValueError: if a cost has the wrong number of entries.
+      ValueError: if a cost has the wrong number of entries, or a phase of the program has none.
 
     Example:
       >>> import pipejax as pj
@@ -61,15 +60,17 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     """
     layout = program.layout
     costs.check_shapes(layout.num_stages, layout.num_pipes)
+    check_known(program, costs)
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(costs)) else np
     stages = (layout.num_stages,)
     links = (2, layout.num_pipes, layout.num_stages - 1)
     dtype = xp.result_type(float, *jax.tree.leaves(costs))
 
-    def fill(value: Number, shape: tuple[int, ...]) -> Any:
-        return xp.broadcast_to(xp.asarray(value, dtype), shape)
+    def fill(value: Any, shape: tuple[int, ...]) -> Any:
+        # what no node reads may be unknown
+        return xp.broadcast_to(xp.asarray(0.0 if value is None else value, dtype), shape)
 
-    ops = xp.stack([fill(getattr(costs, costs.field_of(phase)), stages) for phase in TIMED])
+    ops = xp.stack([fill(getattr(costs, PHASE_FIELDS[phase.name]), stages) for phase in TIMED])
     head = xp.concatenate([xp.zeros(1, dtype), ops.ravel()])
     pairs = (
         head[program.pair_index].sum(axis=1)
@@ -78,3 +79,10 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     )
     latency, transmit = (fill(value, links).ravel() for value in (costs.latency, costs.transmit))
     return xp.concatenate([head, pairs, latency, transmit, latency + transmit])
+
+
+def check_known(program: Program, costs: Costs) -> None:
+    """Check that each phase of a program has a cost; those of fused pairs, or the pair."""
+    costs.check_known(program.layout.phases)
+    if costs.pair is None:
+        costs.check_known(program.layout.paired_phases)

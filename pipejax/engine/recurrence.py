@@ -76,7 +76,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
 
     Raises:
       ValueError: if a cost that is not traced is negative or not finite, or one has the wrong
-        number of entries.
+        number of entries, or a phase of the program has no cost.
 
     Differentiation:
       The derivative with respect to a cost is the number of times that the cost stands on a

@@ -22,10 +22,10 @@ from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.costs.costs import Costs
-from pipejax.costs.measured import parse_seconds
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table

@@ -14,9 +14,9 @@ from rich.table import Table
 from pipejax.analysis.evaluate import evaluate
 from pipejax.analysis.head_of_line_blocking import TransferWaits, queue_makespans, transfer_waits
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
-from pipejax.costs.measured import parse_seconds
 from pipejax.engine.lowering.communication_cells import insert_transfers
 from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable

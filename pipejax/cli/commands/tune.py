@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipejax.cli.options.groups import JsonFlag, Pricing
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
-from pipejax.costs.measured import parse_seconds
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
 from pipejax.schedules import REGISTRY

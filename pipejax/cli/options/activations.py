@@ -8,8 +8,8 @@ import typer
 
 from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
 from pipejax.analysis.evaluate import Evaluation
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.costs.measured import parse_seconds
 from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 

@@ -1,6 +1,5 @@
 """Options that commands share: which table, at what costs, over which links."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,15 +8,16 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from pipejax.cli.options.activations import choose_activations
+from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import choose_objective
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions, choose_options
-from pipejax.costs import measured as cost_files
 from pipejax.costs.costs import Costs
-from pipejax.costs.measured import parse_seconds, parse_times, read_costs, slot_costs
+from pipejax.costs.measured import read_costs, slot_costs
 from pipejax.costs.model import RECOMPUTE, load_model
 from pipejax.costs.roofline import stage_costs
 from pipejax.costs.system import System, load_system
 from pipejax.costs.workload import Workload
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
@@ -178,12 +178,14 @@ def choose_costs(
         path = costs
         return Pricing(lambda table: read_costs(path, table), None, None)
     times = parse_times(stage_times or worker_times or "", chosen[0])
-    rule = cost_files.worker_times if stage_times is None else cost_files.stage_times
     try:
-        Costs.complete(**times)  # what is wrong with the times is said before any table
+        of_stage = Costs(**times, **message)
+        of_stage.check_known((Phase.F, Phase.B))  # what is wrong with them is said before any table
     except ValueError as error:
         raise ValueError(f"{chosen[0]} {stage_times or worker_times}: {error}") from None
-    return Pricing(lambda table: dataclasses.replace(rule(table, times), **message), None, None)
+    if stage_times is not None:
+        return Pricing(lambda table: of_stage, None, None)
+    return Pricing(lambda table: Costs.per_worker(table, **times, **message), None, None)
 
 
 def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float]:

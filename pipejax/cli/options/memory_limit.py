@@ -7,8 +7,8 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.units import read_bytes
 from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.costs.measured import parse_seconds
 from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.table.held_activations import persistent_bytes
 from pipejax.schedules.table.table import ScheduleTable

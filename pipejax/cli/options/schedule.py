@@ -7,9 +7,8 @@ import numpy as np
 import typer
 
 from pipejax import schedules
-from pipejax.costs.costs import Costs
-from pipejax.costs.measured import parse_seconds
-from pipejax.schedules.cells.ops import Phase
+from pipejax.cli.options.numbers import parse_seconds
+from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.table.table import ScheduleTable
 
 Text = str | None
@@ -64,20 +63,15 @@ def times_of(costs: Costs) -> dict[str, Any]:
       Options of builders: slots, transfer, offload, load.
     """
 
-    def mean(*names: str) -> float:
-        found = [np.asarray(getattr(costs, name), float) for name in names]
-        return float(sum(values.mean() for values in found if values.size))
+    def mean(name: str) -> float:
+        values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)
+        return float(values.mean()) if values.size else 0.0
 
-    fields = {
-        phase.name: costs.field_of(phase)
-        for phase in (Phase.F, Phase.B, Phase.I, Phase.W, Phase.O, Phase.L)
-    }
-    times = {letter: mean(field) for letter, field in fields.items()}
     return {
-        "slots": {letter: times[letter] for letter in "FBIW"},
-        "transfer": mean("latency", "transmit"),
-        "offload": times["O"],
-        "load": times["L"],
+        "slots": {letter: mean(PHASE_FIELDS[letter]) for letter in "FBIW"},
+        "transfer": mean("latency") + mean("transmit"),
+        "offload": mean("offload"),
+        "load": mean("load"),
     }
 
 

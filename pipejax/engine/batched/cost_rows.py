@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import check_known
 from pipejax.schedules.cells.ops import TIMED
 
 ZERO_ROW = 0
@@ -58,10 +59,9 @@ class CostRows:
 
 def batch_leaves(costs: Costs, layout: CostLayout) -> tuple[Leaves, int]:
     """Read a batch of costs."""
-    given = {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
-    given = {name: leaf for name, leaf in given.items() if leaf is not None}
+    given = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
     size = max((np.shape(leaf)[0] for leaf in given.values() if np.ndim(leaf)), default=1)
-    trailing = Costs(**{name: np.zeros(np.shape(leaf)[1:]) for name, leaf in given.items()})
+    trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
     trailing.check_shapes(layout.num_stages, layout.num_pipes)
     dtype = jnp.result_type(float, *(_plain(leaf) for leaf in given.values()))
     leaves: Leaves = {}
@@ -87,6 +87,7 @@ def _plain(leaf: Any) -> Any:
 
 def cost_rows(program: Program, costs: Costs) -> CostRows:
     """Find the rows that a program reads."""
+    check_known(program, costs)
     layout = program.layout
     entries = _entries(layout, costs)
     used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))
@@ -104,12 +105,12 @@ def _entries(layout: CostLayout, costs: Costs) -> dict[str, Int[NumpyArray, " en
     """Entry of each field that a stage, or a link, reads."""
     links = (2, layout.num_pipes, layout.num_stages - 1)
     entries = {}
-    for field in dataclasses.fields(costs):
-        leaf = getattr(costs, field.name)
+    for name in FIELDS:
+        leaf = getattr(costs, name)
         shape = np.shape(leaf if leaf is not None else 0.0)[1:]
-        target = links if field.name in ("latency", "transmit") else (layout.num_stages,)
+        target = links if name in MESSAGE_FIELDS else (layout.num_stages,)
         places = np.arange(int(np.prod(shape))).reshape(shape)
-        entries[field.name] = np.broadcast_to(places, target).ravel()
+        entries[name] = np.broadcast_to(places, target).ravel()
     return entries
 
 
@@ -124,7 +125,7 @@ def _source(
         return ()
     if position < first_pair:
         phase, stage = divmod(position - 1, layout.num_stages)
-        name = costs.field_of(TIMED[phase])
+        name = PHASE_FIELDS[TIMED[phase].name]
         return ((name, int(entries[name][stage])),)
     if position < first_link:
         pair = position - first_pair

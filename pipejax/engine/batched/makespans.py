@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
 from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.engine.batched.interpreted_program import (
@@ -134,7 +134,7 @@ def makespans_and_grad(
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs.uniform(table, forward=np.ones(2), backward=2.0, transfer=0.5)
       >>> values, counts = makespans_and_grad(pj.lower(table), costs)
-      >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
+      >>> values.tolist(), counts.forward.ravel().tolist(), counts.transmit.ravel().tolist()
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
     plan, leaves, size = _prepare(program, costs, temperature)
@@ -165,10 +165,7 @@ def _prepare(
 
 def _plan(program: Program, costs: Costs) -> _Plan:
     """Find the plan of a program, which is made once for costs of one shape."""
-    shapes = tuple(
-        None if leaf is None else np.shape(leaf)[1:]
-        for leaf in (getattr(costs, field.name) for field in dataclasses.fields(costs))
-    )
+    shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:
         known = next(iter(plans.values()), None)
@@ -257,4 +254,4 @@ def _as_costs(rows: CostRows, counts: Counts, leaves: Leaves) -> Costs:
             entries = int(np.prod(shape[1:]))
             found = counts[first : first + entries].astype(dtype, copy=False)
             gradient[name] = found.T.reshape(shape)
-    return Costs(**gradient)
+    return unchecked_costs(gradient)

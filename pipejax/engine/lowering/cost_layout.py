@@ -31,11 +31,15 @@ class CostLayout:
       num_stages: S.
       num_pipes: number of pipes.
       num_pairs: number of distinct fused pairs (stage of F, phase and stage of its backward).
+      phases: phases that cells of their own have: each needs a cost.
+      paired_phases: phases within fused pairs: each needs a cost, or the pair has one.
     """
 
     num_stages: int
     num_pipes: int
     num_pairs: int
+    phases: tuple[Phase, ...]
+    paired_phases: tuple[Phase, ...]
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import Draft
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
-from pipejax.schedules.cells.ops import EXECUTED, HOST, Phase
+from pipejax.schedules.cells.ops import EXECUTED, HOST, TIMED, Phase
 from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links
@@ -54,7 +54,14 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
     links = Links.of(link)
     check_host_links(table, links)
     pairs, pair_of_cell = _distinct_pairs(table)
-    layout = CostLayout(table.num_stages, table.num_pipes, len(pairs))
+    fused = table.is_fused
+    layout = CostLayout(
+        table.num_stages,
+        table.num_pipes,
+        len(pairs),
+        phases=_timed(table.phase[~fused]),
+        paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
+    )
     draft = Draft(table)
     found = dependencies_of(table)
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
@@ -86,6 +93,12 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
         layout=layout,
         links=links,
     )
+
+
+def _timed(*codes: Int[NumpyArray, " cells"]) -> tuple[Phase, ...]:
+    """List the phases among these codes that have a duration."""
+    found = np.unique(np.concatenate(codes))
+    return tuple(Phase(code) for code in found[np.isin(found, TIMED)].tolist())
 
 
 def _distinct_pairs(

@@ -178,6 +178,7 @@ def pose(
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
     costs.check_values()
+    costs.check_known((Phase.F, Phase.B, Phase.I, Phase.W, *(HOST if offload else ())))
     costs.check_shapes(table.num_stages, table.num_pipes)
     links = Links.of(link)
     given = ((objective, OBJECTIVES, "objective"), (links.model, LINKS_OF_SEARCH, "link"))
@@ -235,8 +236,6 @@ def _times(
     table: ScheduleTable, costs: Costs, offload: bool
 ) -> dict[str, Float[NumpyArray, " stages"]]:
     names = [*_OPS, "all_reduce", "update", *(("offload", "load") if offload else ())]
-    if costs.load is None:
-        costs = dataclasses.replace(costs, load=costs.offload)
     times = {
         name: np.broadcast_to(np.asarray(getattr(costs, name), float), (table.num_stages,))
         for name in names

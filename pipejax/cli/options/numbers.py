@@ -1,0 +1,34 @@
+"""Numbers in options: seconds, and times of ops in short form."""
+
+import math
+
+from pipejax.costs.costs import PHASE_FIELDS
+
+
+def parse_times(text: str, option: str) -> dict[str, float]:
+    """Read op times such as "F=1,B=2"."""
+    times: dict[str, float] = {}
+    for entry in text.split(","):
+        letter, _, value = (part.strip() for part in entry.partition("="))
+        if letter not in PHASE_FIELDS:
+            raise ValueError(
+                f"{option}: {entry.strip()!r} is not LETTER=SECONDS: letters are "
+                f"{', '.join(PHASE_FIELDS)}"
+            )
+        if PHASE_FIELDS[letter] in times:
+            raise ValueError(f"{option}: {letter} is given twice")
+        times[PHASE_FIELDS[letter]] = parse_seconds(value, f"{option}: {letter}")
+    if "forward" not in times:
+        raise ValueError(f"{option}: F is missing, got {text!r}")
+    return times
+
+
+def parse_seconds(text: str, where: str) -> float:
+    """Read a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{where} must be a finite number of at least 0, got {text!r}")
+    return value
