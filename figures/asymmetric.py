@@ -19,7 +19,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw run time and memory of the asymmetric relative to the equal placement."""
     pair = {"asymmetric": "chimera-asymmetric", "equal": "chimera"}
     time = {k: data.makespan.sel(schedule=v) for k, v in pair.items()}
-    total = (data.persistent_bytes + data.activation_bytes).max("worker")
+    total = (data.static_bytes + data.activation_bytes).max("worker")
     memory = {k: total.sel(schedule=v) for k, v in pair.items()}
     figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE, 2.9))
     for workers, colour in zip(data.workers.values, COLOURS, strict=True):

@@ -16,15 +16,15 @@ MICROBATCHES = {8: style.SKY, 32: style.BLUE, 256: style.BLACK}
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per schedule, at the greater pipeline depth."""
     workers = int(data.workers.values[-1])
-    persistent = data.persistent_bytes.sel(workers=workers) / 1e9
-    total = persistent + data.activation_bytes.sel(workers=workers) / 1e9
+    static = data.static_bytes.sel(workers=workers) / 1e9
+    total = static + data.activation_bytes.sel(workers=workers) / 1e9
     figure, panels = plt.subplots(2, 3, figsize=(style.PAGE, 4.2), sharex=True, sharey=True)
     place = np.arange(workers)
     for axes, name in zip(panels.flat, MAIN, strict=True):
         for k, (count, colour) in enumerate(MICROBATCHES.items()):
             need = total.sel(schedule=name, microbatches=count)
             axes.bar(place + 0.27 * (k - 1), need, 0.25, color=colour)
-        lasting = persistent.sel(schedule=name, microbatches=next(iter(MICROBATCHES)))
+        lasting = static.sel(schedule=name, microbatches=next(iter(MICROBATCHES)))
         axes.step(place, lasting, where="mid", color=style.VERMILION)
         axes.set_title(LOOK[name]["label"], loc="left")
         axes.set_xticks(place)

@@ -70,7 +70,7 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
         run.peak.values,
         run.peak_at.values,
         np.ones(data.attrs["workers"]),
-        0.0,
+        np.zeros(data.attrs["workers"]),
     )
     draw_memory(axes, Curves(held, "activations held", "{:.3g}".format), until=until)
 

@@ -152,12 +152,10 @@ def converge(data: xr.Dataset) -> Verdict:
 
 def chimera_memory(data: xr.Dataset) -> Verdict:
     """Chimera keeps two copies of the weights and exchanges their gradients."""
-    ratio = data.persistent_bytes.sel(schedule="chimera") / data.persistent_bytes.sel(
-        schedule="1f1b"
-    )
+    ratio = data.static_bytes.sel(schedule="chimera") / data.static_bytes.sel(schedule="1f1b")
     share = data.path_share.sel(schedule="chimera", cost="A")
     return Verdict(
-        f"persistent memory x {float(ratio.min()):.2f}; exchange takes {_range(share)} of the step",
+        f"static memory x {float(ratio.min()):.2f}; exchange takes {_range(share)} of the step",
         bool(np.allclose(ratio.values[ratio.notnull().values], 2)) and bool((share > 0).all()),
     )
 
@@ -228,7 +226,7 @@ def _hanayo_at(system: str, next_system: str, published: float) -> Callable[...,
 
 def asymmetric_memory(data: xr.Dataset) -> Verdict:
     """Unequal stage shares do not lower the largest memory of any worker (by more than 1 %)."""
-    total = (data.persistent_bytes + data.activation_bytes).max("worker")
+    total = (data.static_bytes + data.activation_bytes).max("worker")
     ratio = total.sel(schedule="chimera-asymmetric") / total.sel(schedule="chimera") - 1
     return Verdict(f"largest worker {_range(ratio)}", bool((ratio > -0.01).all()))
 

@@ -29,9 +29,9 @@ from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import (
-    peak_activation_bytes,
+    held_in_rows,
     peak_in_flight,
-    persistent_bytes,
+    static_bytes,
 )
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
@@ -152,7 +152,7 @@ def sweep(
         "table_bubble_ratio": np.full((*shape, len(SLOTS), len(SLOTS)), np.nan),
         "peak_in_flight": np.full((*shape, max(workers)), np.nan),
         "activation_bytes": np.full((*shape, max(workers)), np.nan),
-        "persistent_bytes": np.full((*shape, max(workers)), np.nan),
+        "static_bytes": np.full((*shape, max(workers)), np.nan),
     }
     points = [
         (c, w, m)
@@ -178,12 +178,10 @@ def sweep(
                     ours["table_bubble_ratio"][c, w, m, d, k] = idle
             memory = stage_bytes(workload, table)
             ours["peak_in_flight"][c, w, m, :p] = peak_in_flight(table)
-            ours["activation_bytes"][c, w, m, :p] = peak_activation_bytes(
-                table, np.asarray(memory.activations)
+            ours["activation_bytes"][c, w, m, :p] = held_in_rows(table).peaks(
+                np.stack(memory.parts), p
             )
-            ours["persistent_bytes"][c, w, m, :p] = persistent_bytes(
-                table, np.asarray(memory.persistent)
-            )
+            ours["static_bytes"][c, w, m, :p] = static_bytes(table, np.asarray(memory.static))
     return _label(ours, workers, microbatches, cases)
 
 
@@ -212,12 +210,12 @@ def _label(
         "table_bubble_ratio": (*grid, "drawn", "measured"),
         "peak_in_flight": (*grid, "worker"),
         "activation_bytes": (*grid, "worker"),
-        "persistent_bytes": (*grid, "worker"),
+        "static_bytes": (*grid, "worker"),
     }
     units = {
         "makespan": "s",
         "activation_bytes": "byte",
-        "persistent_bytes": "byte",
+        "static_bytes": "byte",
         "peak_in_flight": "stage activations",
     }
     return xr.Dataset(

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.costs.workload import stage_bytes
 from pipejax.schedules.cells.memory_ledger import END, START, change_of
-from pipejax.schedules.table.held_activations import peak_activation_bytes
+from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 
 THIRD = Fraction(1, 3)
 STEPS = {  # what is held of an activation once an op has started or ended: (op, is its end, part)
@@ -85,6 +85,41 @@ def test_equals_a_sweep_over_dictionaries(case, data):
         assert held[-1] == 0.0
         assert memory.peak[worker] == held.max()
         assert memory.peak_at[worker] == time[held.argmax()]
+
+
+def peaks_of_rows(table, sizes):
+    """The peak twice: of the rows, and of their counts; both are exact for whole numbers."""
+    peaks = held_in_rows(table).peaks(sizes, table.num_workers)
+    assert held_counts(table).activation_bytes(tuple(sizes)).tolist() == peaks.tolist()
+    return peaks.tolist()
+
+
+def check_rows_against_time(table, costs, seed):
+    """Where every op takes time and none goes to the host, times do not matter: not at all."""
+    rng = np.random.default_rng(seed)
+    timed = {
+        name: 0.1 + rng.random(table.num_stages)
+        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute")
+    }
+    run = pj.evaluate(table, dataclasses.replace(costs, **timed, offload=0.0, load=0.0, pair=None))
+    whole, inputs = 8.0 * rng.integers(1, 9, (2, table.num_stages))
+    shares = rng.integers(0, 9, table.num_stages) / 8
+    memory = pj.activation_memory(run, sizes=whole, weight_share=shares, checkpoints=inputs)
+    sizes = np.stack([whole, shares * whole, inputs])
+    assert memory.peak.tolist() == peaks_of_rows(table, sizes)
+
+
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
+def test_rows_say_what_the_run_says(name):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    for seed in range(3):
+        check_rows_against_time(table, pj.Costs(update=0.5), seed)
+
+
+@settings(max_examples=60)
+@given(case=strategies.cases(pairs=True, step_end=True), seed=st.integers(0, 99))
+def test_random_rows_say_what_the_run_says(case, seed):
+    check_rows_against_time(case.table, case.costs, seed)
 
 
 @settings(max_examples=60)
@@ -271,9 +306,10 @@ def test_a_model_gives_bytes(answer, mistake):
     assert found["unit"] == "bytes"
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
-    # B frees all at once, so the rows alone say what is held
-    held = peak_activation_bytes(table, np.asarray(stage_bytes(workload, table).activations))
-    np.testing.assert_allclose(found["peak"], held)
+    memory = stage_bytes(workload, table)
+    held = pj.memory_bytes(workload, table) - static_bytes(table, memory.static)
+    np.testing.assert_allclose(found["peak"], held, rtol=1e-14)
+    assert found["weight_share"] == memory.weight_share.tolist()
     line = mistake("evaluate", *model, "--activation-sizes", "1")
     assert "--activation-sizes does not go with --model" in line
 

@@ -202,8 +202,8 @@ def test_a_limit_in_bytes(answer, own, few_baselines):
     plain = answer("evaluate", *ONE, *MODEL)
     assert found["memory_unit"] == "bytes"
     own_bytes = np.array(plain["memory_bytes"]) - plain["activation_memory"]["peak"]
-    assert found["persistent_bytes"] == pytest.approx(own_bytes)
-    assert np.add(found["memory_limit"], found["persistent_bytes"]) == pytest.approx([30e9] * 4)
+    assert found["static_bytes"] == pytest.approx(own_bytes)
+    assert np.add(found["memory_limit"], found["static_bytes"]) == pytest.approx([30e9] * 4)
     assert all(np.array(found["peak_memory"]) <= found["memory_limit"])
     assert found["makespan"] < plain["makespan"]
     assert found["rounding"] < 1e-3 * found["makespan"]

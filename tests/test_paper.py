@@ -105,7 +105,7 @@ def test_claims(data):
 def test_a_claim_can_fail(data):
     spoiled = data.copy(deep=True)
     spoiled["peak_in_flight"].loc[{"schedule": "1f1b"}] += 1
-    spoiled["persistent_bytes"].loc[{"schedule": "chimera"}] *= 1.1
+    spoiled["static_bytes"].loc[{"schedule": "chimera"}] *= 1.1
     spoiled["table_bubble_ratio"].loc[{"schedule": "chimera"}] -= 0.02
     verdicts = {row["number"]: row["verdict"] for row in judge(tabular_claims.CLAIMS, spoiled)}
     assert [verdicts[number] for number in ("1b", "4", "2b")] == ["differs"] * 3

@@ -316,7 +316,7 @@ def test_memory_counts_versions_and_runs():
     np.testing.assert_allclose(more, version * [3, 2, 1, 0])
     runs = build("local-sgd", 4, 16, runs=2, local_steps=4)
     less = build("local-sgd", 4, 16, runs=1, local_steps=8)
-    persistent = stage_bytes(workload, plain).persistent
+    persistent = stage_bytes(workload, plain).static
     one, two = (pj.memory_bytes(workload, table) for table in (less, runs))
     assert np.all(two - one >= persistent)
 

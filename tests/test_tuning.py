@@ -13,7 +13,8 @@ from pipejax.cli.app import run
 from pipejax.costs.roofline import stage_work, work_costs
 from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.table.held_activations import held_counts, peak_activation_bytes
+from pipejax.schedules.cells.memory_ledger import PARTS
+from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import (
     LayerAssignment,
     PartPrices,
@@ -171,11 +172,12 @@ def test_more_starts_find_more_minima():
 @pytest.mark.parametrize("schedule", REGISTRY)
 def test_held_counts_give_the_peak_for_any_sizes(schedule):
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=10)
-    held = held_counts(table)
-    for size in np.random.default_rng(0).random((20, table.num_stages)):
-        np.testing.assert_allclose(
-            (held.activations @ size).max(axis=1), peak_activation_bytes(table, size)
-        )
+    held, rows = held_counts(table), held_in_rows(table)
+    every = np.random.default_rng(0).integers(0, 99, (20, len(PARTS), table.num_stages))
+    for sizes in every:
+        assert held.activation_bytes(tuple(sizes)).tolist() == rows.peaks(sizes, 4).tolist()
+    batch = tuple(np.moveaxis(every, 1, 0))
+    assert held.activation_bytes(batch)[7].tolist() == rows.peaks(every[7], 4).tolist()
 
 
 def test_descent_keeps_to_its_bounds_and_the_best_point():

@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.costs.model import layer_activation_bytes, layer_flop, model_names
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
 from pipejax.costs.workload import stage_bytes, stage_layers
-from pipejax.schedules.table.held_activations import peak_in_flight, persistent_bytes
+from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
 MODEL = json.loads(data_file("models", "gpt-22b", "model").read_text())
@@ -225,15 +225,15 @@ def test_memory():
     model = pj.load_model("gpt-22b")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     workload = pj.Workload(model, minibatch=8, tensor_parallel=8)
-    persistent, activations, *_ = stage_bytes(workload, table)
+    static, activations, *_ = stage_bytes(workload, table)
     # two bytes of parameter and gradient, twelve of optimizer; the head counts on the last stage
     total = model.parameters + model.head_parameters
-    assert persistent.sum() == pytest.approx(16 * total / 8)
+    assert static.sum() == pytest.approx(16 * total / 8)
     need = pj.memory_bytes(workload, table)
     layer = layer_activation_bytes(model, 1, tensor_parallel=8)
     mask, head = activations[0] - 12 * layer, activations[-1] - 12 * layer
     held = peak_in_flight(table)[1]
-    assert need[1] == pytest.approx(persistent[1] + persistent[2] + held * 12 * layer)
+    assert need[1] == pytest.approx(static[1] + static[2] + held * 12 * layer)
     assert mask > 0
     assert head > 0
 
@@ -242,17 +242,17 @@ def test_stages_share_what_is_on_one_worker():
     model = pj.load_model("gpt-22b")
     alone = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
     assert model.tied_embeddings
-    persistent = stage_bytes(pj.Workload(model, minibatch=1), alone).persistent
-    assert persistent.sum() == pytest.approx(16 * model.parameters)  # the head is the embedding
+    static = stage_bytes(pj.Workload(model, minibatch=1), alone).static
+    assert static.sum() == pytest.approx(16 * model.parameters)  # the head is the embedding
     rows = [
         ["0F0", "0B0", "2F1", "2B1"],
         ["1F0", "1B0", "1F1", "1B1"],
         ["2F0", "2B0", "0F1", "0B1"],
     ]
     table = pj.ScheduleTable.from_rows(rows)  # both pipes have stage 1 on worker 1
-    memory = stage_bytes(pj.Workload(model, minibatch=2), table).persistent
+    memory = stage_bytes(pj.Workload(model, minibatch=2), table).static
     np.testing.assert_allclose(
-        persistent_bytes(table, memory), [memory[0] + memory[2], memory[1], memory[0] + memory[2]]
+        static_bytes(table, memory), [memory[0] + memory[2], memory[1], memory[0] + memory[2]]
     )
     costs = pj.stage_costs(pj.Workload(model, minibatch=2), pj.load_system("h100"), table)
     assert np.flatnonzero(costs.all_reduce).tolist() == [0, 2]
@@ -275,7 +275,7 @@ def test_recompute_cells_say_when_activations_come_back():
     memory = stage_bytes(workload, table)
     layer, kept = (48 * layer_activation_bytes(model, 1, recompute=r) for r in ("none", "full"))
     assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - kept)
-    need = pj.memory_bytes(workload, table)[0] - memory.persistent[0]
+    need = pj.memory_bytes(workload, table)[0] - memory.static[0]
     assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])
     system = pj.load_system("h100")
     cells, inside = (

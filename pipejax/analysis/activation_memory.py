@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import is_number
+from pipejax.base.checks import share
 from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 
@@ -25,7 +25,7 @@ class ActivationMemory(NamedTuple):
       peak: (workers) most that it holds at once.
       peak_at: (workers) when it first holds that much [s].
       sizes: (stages) size of an activation.
-      weight_share: share of it that the weight gradient needs after I.
+      weight_share: (stages) share of it that the weight gradient needs after I.
 
     Example:
       >>> import pipejax as pj
@@ -41,7 +41,7 @@ class ActivationMemory(NamedTuple):
     peak: Float[NumpyArray, " workers"]
     peak_at: Float[NumpyArray, " workers"]
     sizes: Float[NumpyArray, " stages"]
-    weight_share: float
+    weight_share: Float[NumpyArray, " stages"]
 
     def curve(
         self, worker: int
@@ -62,7 +62,7 @@ def activation_memory(
     evaluation: Evaluation,
     *,
     sizes: Sizes = 1.0,
-    weight_share: float = WEIGHT_SHARE,
+    weight_share: Sizes = WEIGHT_SHARE,
     checkpoints: Sizes | None = None,
 ) -> ActivationMemory:
     """Follow what each worker holds of the activations during a run.
@@ -75,7 +75,8 @@ def activation_memory(
     Args:
       evaluation: a run.
       sizes: size of an activation, a number or (stages), in any unit.
-      weight_share: share of it that is held from the end of I to the end of W, in [0, 1].
+      weight_share: share of it that is held from the end of I to the end of W, in [0, 1], a number
+        or (stages).
       checkpoints: what is held between F and R, a number or (stages); as sizes if None.
 
     Returns:
@@ -100,19 +101,20 @@ def activation_memory(
     stages = evaluation.stages
     whole = _per_stage("sizes", sizes, stages)
     inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, stages)
-    if not (is_number(weight_share) and weight_share <= 1):
-        raise ValueError(f"weight_share must be a number from 0 to 1, got {weight_share!r}")
+    shares = np.broadcast_to(np.asarray(weight_share, float), stages)
+    for one in shares.tolist():
+        share(one, "weight_share")
     ops = HeldOps.of(evaluation.table.content)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     parts = HeldParts.of(ops)
-    held = parts.levels(np.stack([whole, weight_share * whole, inputs]))
+    held = parts.levels(np.stack([whole, shares * whole, inputs]))
     worker, time = parts.worker[parts.settled], parts.time[parts.settled]
     peak, peak_at = np.zeros((2, evaluation.workers))
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
     peak_at[worker[is_peak]] = time[is_peak]
-    return ActivationMemory(worker, time, held, peak, peak_at, whole, float(weight_share))
+    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares)
 
 
 def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:

@@ -47,3 +47,10 @@ def number(value: Any, where: str, *, least: float = 0.0) -> float:
     if not is_number(value, least=least):
         raise ValueError(f"{where} must be a number of at least {least:g}, got {value!r}")
     return float(value)
+
+
+def share(value: Any, where: str) -> float:
+    """Check that a value is a number from 0 to 1."""
+    if not is_number(value) or value > 1:
+        raise ValueError(f"{where} must be a number from 0 to 1, got {value!r}")
+    return float(value)

@@ -175,17 +175,46 @@ def layer_activation_bytes(
       Korthikanti et al. (arXiv:2205.05198), Table 2.
     """
     check_recompute(recompute)
-    e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
+    tokens = microbatch_size * model.sequence
     shared_by = tensor_parallel if sequence_parallel else 1
     if recompute == "full":
-        return e * tokens * h / shared_by
-    norms_and_inputs = tokens * h * (4 * e + (2 if model.dropout else 0))
-    queries = e * tokens * (h + 2 * model.kv_hidden) + e * tokens * h
-    mlp = e * tokens * model.ffn_hidden * (3 if model.gated_mlp else 2)
+        return model.element_bytes * tokens * model.hidden / shared_by
+    e, masks = model.element_bytes, (2 if model.dropout else 0)
     keeps_scores = recompute == "none" and not model.flash_attention
     per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
     scores = per_score * model.heads * tokens * model.sequence
-    return norms_and_inputs / shared_by + (queries + mlp + scores) / tensor_parallel
+    needed = layer_weight_grad_bytes(
+        model,
+        microbatch_size,
+        tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
+    )
+    return needed + masks * tokens * model.hidden / shared_by + scores / tensor_parallel
+
+
+def layer_weight_grad_bytes(
+    model: Model,
+    microbatch_size: Number,
+    *,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+) -> Number:
+    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
+
+    These are the layer's inputs of the four products (queries, keys and values; projection; both
+    of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
+    attention and activation function had theirs: only scores and dropout masks are gone after I.
+
+    References:
+      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
+    """
+    e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
+    shared_by = tensor_parallel if sequence_parallel else 1
+    # whole: inputs of the first product of attention and MLP, gradients of the second one's output
+    whole = 4 * h
+    # split: queries, keys, values and the projection's input; all of the MLP in between
+    split = 2 * h + 2 * model.kv_hidden + (3 if model.gated_mlp else 2) * model.ffn_hidden
+    return e * tokens * (whole / shared_by + split / tensor_parallel)
 
 
 def edge_activation_bytes(

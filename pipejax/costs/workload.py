@@ -4,21 +4,22 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import share, whole_number
 from pipejax.costs.model import (
     Model,
     check_recompute,
     edge_activation_bytes,
     layer_activation_bytes,
+    layer_weight_grad_bytes,
 )
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.held_activations import peak_activation_bytes, persistent_bytes
+from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 MAX_COUNT = 10**9  # of sequences or accelerators: products of counts stay exact
@@ -37,9 +38,11 @@ class Workload:
       sequence_parallel: whether they split norms, dropout and messages too.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       recompute: "none", "selective" or "full".
+      weight_share: share of an activation that W needs after I; what the layers need if None.
 
     Raises:
-      ValueError: if a number is below 1 or above `MAX_COUNT`, or recompute is unknown.
+      ValueError: if a number is below 1 or above `MAX_COUNT`, recompute is unknown, or weight_share
+        is not in [0, 1].
 
     Example:
       >>> from pipejax.costs.model import load_model
@@ -55,6 +58,7 @@ class Workload:
     sequence_parallel: bool = False
     data_parallel: int = 1
     recompute: str = "none"
+    weight_share: float | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -64,6 +68,8 @@ class Workload:
                 raise ValueError(f"{name} must be at most {MAX_COUNT}, got {count}")
             object.__setattr__(self, name, count)
         check_recompute(self.recompute)
+        if self.weight_share is not None:
+            share(self.weight_share, "weight_share")
 
     @property
     def recompute_in_layer(self) -> str:
@@ -159,16 +165,23 @@ class StageBytes(NamedTuple):
     """Memory of one copy of each stage, per accelerator.
 
     Attributes:
-      persistent: (stages) parameters, gradients and optimizer state [B].
+      static: (stages) parameters, gradients and optimizer state [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
+      weight_share: (stages) share of that which W needs after I.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
       version: (stages) one more version of the weights, which asynchronous tables keep [B].
     """
 
-    persistent: PerStage
+    static: PerStage
     activations: PerStage
+    weight_share: PerStage
     checkpoint: PerStage
     version: PerStage
+
+    @property
+    def parts(self) -> tuple[PerStage, PerStage, PerStage]:
+        """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
+        return self.activations, self.weight_share * self.activations, self.checkpoint
 
 
 def stage_bytes(
@@ -179,29 +192,34 @@ def stage_bytes(
 ) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
 
-    Full recomputation leaves the input of every layer, or, on stages that the table recomputes
-    in R cells, the same until R and all activations after it.
+    Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
+    table recomputes in R cells, the same until R and all activations after it.
     """
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
-    split, shared = workload.tensor_parallel, workload.sequence_parallel
+    split: dict[str, Any] = {
+        "tensor_parallel": workload.tensor_parallel,
+        "sequence_parallel": workload.sequence_parallel,
+    }
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-
-    def per_layer(recompute: str) -> Number:
-        return layer_activation_bytes(
-            model, size, tensor_parallel=split, sequence_parallel=shared, recompute=recompute
-        )
-
-    kept = per_layer(workload.recompute_in_layer)
-    activations = (layers - recomputed) * kept + recomputed * per_layer("full")
-    mask, head = edge_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
+    kept = layer_activation_bytes(model, size, recompute=workload.recompute_in_layer, **split)
+    inputs = layer_activation_bytes(model, size, recompute="full", **split)
+    mask, head = edge_activation_bytes(model, size, **split)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     edges = first * mask + last * head
-    parameters = stage_parameters(model, layers) / split
+    activations = (layers - recomputed) * kept + recomputed * inputs + edges
+    # the head's product needs what the final norm puts out and the logits' gradient
+    head_needs = last * (head - inputs * (model.vocabulary > 0))
+    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, **split)
+    parameters = stage_parameters(model, layers) / workload.tensor_parallel
+    weight_share = (needed + recomputed * inputs + head_needs) / activations
+    if workload.weight_share is not None:
+        weight_share = np.full(len(layers), float(workload.weight_share))
     return StageBytes(
-        persistent=(2 * model.element_bytes + model.optimizer_bytes) * parameters,
-        activations=activations + edges,
-        checkpoint=layers * per_layer("full") + edges,
+        static=(2 * model.element_bytes + model.optimizer_bytes) * parameters,
+        activations=activations,
+        weight_share=weight_share,
+        checkpoint=layers * inputs + edges,
         version=model.element_bytes * parameters,
     )
 
@@ -209,7 +227,11 @@ def stage_bytes(
 def memory_bytes(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Memory that each worker needs per accelerator: persistent, and activations at their peak.
+    """Memory that each worker needs per accelerator: static, and activations at their peak.
+
+    An activation is taken at the start of F; the end of B frees it, the end of I all but the share
+    that W needs, and the end of W that share. Offloads count as ending at once: `activation_memory`
+    of a run follows them in time.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -231,6 +253,5 @@ def memory_bytes(
       100.6 GB
     """
     memory = stage_bytes(workload, table, assigned)
-    persistent, activations, checkpoint, version = map(np.asarray, memory)
-    held = peak_activation_bytes(table, activations, checkpoint)
-    return persistent_bytes(table, persistent, version) + held
+    peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
+    return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks

@@ -108,6 +108,7 @@ def _point(at: Values) -> _Point:
         at["sequence_parallel"],
         at["data_parallel"],
         at["recompute"],
+        dict(at["schedule"].options).get("weight_share"),
     )
     table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
     return _Point(program, workload, table)

@@ -13,7 +13,6 @@ from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.costs.costs import Costs
-from pipejax.costs.workload import memory_bytes
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import slack as node_slack
 from pipejax.schedules.table.links import Links
@@ -37,7 +36,7 @@ def evaluate(
     costs = priced.of(table)
     evaluation = run(table, costs, link=links)
     held = activations.of(evaluation, priced.workload)
-    result = summary(evaluation, priced) | {"activation_memory": held.as_json()}
+    result = summary(evaluation, priced, held)
     spare = _slack(evaluation, costs) if slack else []
     if json:
         if slack:
@@ -69,12 +68,13 @@ def evaluate(
         out.print(values_by_phase(spare, "slack", seconds))
 
 
-def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
+def summary(evaluation: Evaluation, pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
     """Collect what `--json` prints.
 
     Args:
       evaluation: the run.
       pricing: what it was priced with.
+      held: its memory.
 
     Returns:
       Results by name; times in seconds.
@@ -105,9 +105,9 @@ def summary(evaluation: Evaluation, pricing: Pricing) -> dict[str, Any]:
         work = pricing.workload
         tokens = work.minibatch * work.data_parallel * work.model.sequence
         result["step_time"] = evaluation.step_time
-        result["memory_bytes"] = memory_bytes(pricing.workload, evaluation.table)
+        result["memory_bytes"] = held.static + held.memory.peak
         result["tokens_per_second"] = tokens / evaluation.step_time
-    return result
+    return result | {"activation_memory": held.as_json()}
 
 
 def _slack(evaluation: Evaluation, costs: Costs) -> list[OpValue]:

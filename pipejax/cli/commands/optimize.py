@@ -100,7 +100,7 @@ def optimize(
                 task.costs,
                 memory_limit=task.room.limits.tolist(),
                 sizes=task.room.sizes.tolist(),
-                weight_share=activations.weight_share,
+                weight_share=task.room.weight_share.tolist(),
                 offload=task.may_offload,
                 link=links,
                 objective=objective,
@@ -116,7 +116,7 @@ def optimize(
     if out is not None:
         write_table(best.table, out)
     run = evaluate(best.table, task.costs, link=links)
-    held = activation_memory(run, sizes=task.room.sizes, weight_share=activations.weight_share)
+    held = activation_memory(run, sizes=task.room.sizes, weight_share=task.room.weight_share)
     outcome = Outcome(
         task.table,
         best,
@@ -174,7 +174,10 @@ def _pose(
             "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1
         )
         room = limit.room(like, activations, pricing.workload)
-        options = choice.options.options | {"memory_limit": room.activations}
+        options = choice.options.options | {
+            "memory_limit": room.activations,
+            "weight_share": float(room.weight_share.max()),
+        }
         choice = choice._replace(options=choice.options._replace(options=options))
     table = choice._replace(pricing=pricing._replace(of=price)).build()
     costs = price(table)

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.analysis.evaluate import Evaluation
+from pipejax.cli.options.activations import printed_share
 from pipejax.cli.options.memory_limit import Room
 from pipejax.cli.output.numbers import console, gigabytes, percent, seconds
 from pipejax.schedules.table.table import ScheduleTable
@@ -91,8 +92,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "peak_memory": outcome.held.peak,
         "memory_limit": room.limits,
         "memory_unit": room.unit,
-        "weight_share": outcome.held.weight_share,
-        "persistent_bytes": room.persistent,
+        "weight_share": printed_share(outcome.held),
+        "static_bytes": room.static,
         "offloaded": best.offloaded,
         "seconds": best.seconds,
         "source": best.source,
@@ -143,7 +144,7 @@ def print_report(outcome: Outcome) -> None:
 def _workers(outcome: Outcome) -> Table:
     run, room = outcome.run, outcome.room
     grid = Table("worker", "busy", "idle", "peak in flight", "peak memory", "limit")
-    if room.persistent is not None:
+    if room.static is not None:
         grid.add_column("beside it")
         grid.caption = "beside it: parameters, gradients and optimizer, taken off first"
     for worker in range(run.workers):
@@ -155,8 +156,8 @@ def _workers(outcome: Outcome) -> Table:
             room.text(outcome.held.peak[worker]),
             room.text(room.limits[worker]),
         ]
-        if room.persistent is not None:
-            row.append(gigabytes(room.persistent[worker]))
+        if room.static is not None:
+            row.append(gigabytes(room.static[worker]))
         grid.add_row(*row)
     return grid
 

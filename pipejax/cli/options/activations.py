@@ -8,17 +8,35 @@ import typer
 
 from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
 from pipejax.analysis.evaluate import Evaluation
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import share
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.table.held_activations import static_bytes
+
+WeightShare = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of an activation that W needs after I, from 0 to 1; with --model it follows "
+        "from the layers if not given, else it is 1/3."
+    ),
+]
 
 
 class HeldMemory(NamedTuple):
-    """The activation memory of a run, and the unit of its sizes."""
+    """The memory of a run.
+
+    Attributes:
+      memory: that of its activations.
+      unit: of their sizes, "activations" or "bytes".
+      static: (workers) bytes that last the whole step beside it, if a model says how many.
+    """
 
     memory: ActivationMemory
     unit: str
+    static: Float[NumpyArray, " workers"] | None = None
 
     @property
     def text(self) -> Callable[[float], str]:
@@ -30,16 +48,22 @@ class HeldMemory(NamedTuple):
         held = self.memory
         return {
             "unit": self.unit,
-            "weight_share": held.weight_share,
+            "weight_share": printed_share(held),
             "peak": held.peak,
             "peak_at": held.peak_at,
         }
 
 
+def printed_share(held: ActivationMemory) -> float | list[float]:
+    """The weight share as `--json` says it: one number, or where stages differ one for each."""
+    shares: list[float] = held.weight_share.tolist()
+    return shares[0] if len({*shares}) == 1 else shares
+
+
 class ActivationOptions(NamedTuple):
     """How activations are sized; `of` gives the memory of a run."""
 
-    weight_share: float
+    weight_share: float | None
     sizes: list[float] | None
 
     def of(self, evaluation: Evaluation, workload: Workload | None) -> HeldMemory:
@@ -52,11 +76,11 @@ class ActivationOptions(NamedTuple):
             if self.sizes is not None:
                 raise ValueError("--activation-sizes does not go with --model, which has its own")
             stages = stage_bytes(workload, evaluation.table)
-            whole, inputs = np.asarray(stages.activations), np.asarray(stages.checkpoint)
+            static, whole, shares, inputs, version = map(np.asarray, stages)
             held = activation_memory(
-                evaluation, sizes=whole, weight_share=self.weight_share, checkpoints=inputs
+                evaluation, sizes=whole, weight_share=shares, checkpoints=inputs
             )
-            return HeldMemory(held, "bytes")
+            return HeldMemory(held, "bytes", static_bytes(evaluation.table, static, version))
         sizes = self.sizes or [1.0]
         if len(sizes) not in (1, evaluation.stages):
             raise ValueError(
@@ -64,23 +88,21 @@ class ActivationOptions(NamedTuple):
                 f"stages, got {len(sizes)}"
             )
         one_or_each = sizes[0] if len(sizes) == 1 else sizes
-        held = activation_memory(evaluation, sizes=one_or_each, weight_share=self.weight_share)
+        needed = WEIGHT_SHARE if self.weight_share is None else self.weight_share
+        held = activation_memory(evaluation, sizes=one_or_each, weight_share=needed)
         return HeldMemory(held, "activations")
 
 
 def choose_activations(
     *,
-    weight_share: Annotated[
-        float | None, typer.Option(help="Share of an activation that W needs after I, from 0 to 1.")
-    ] = None,
+    weight_share: WeightShare = None,
     activation_sizes: Annotated[
         str | None, typer.Option(help="Size of an activation, a number or one per stage: 1,1,2.")
     ] = None,
 ) -> ActivationOptions:
     """Read how activations are sized."""
-    weight_share = WEIGHT_SHARE if weight_share is None else weight_share
-    if not 0 <= weight_share <= 1:
-        raise ValueError(f"--weight-share must be a number from 0 to 1, got {weight_share}")
+    if weight_share is not None:
+        share(weight_share, "--weight-share")
     if activation_sizes is None:
         return ActivationOptions(weight_share, None)
     sizes = [

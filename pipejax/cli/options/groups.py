@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from pipejax.cli.options.activations import choose_activations
+from pipejax.cli.options.activations import WeightShare, choose_activations
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import choose_objective
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions, choose_options
@@ -125,6 +125,7 @@ def choose_costs(
     recompute: Annotated[
         Text, typer.Option(help=f"Recomputation, with --model: {', '.join(RECOMPUTE)}.")
     ] = None,
+    weight_share: WeightShare = None,
     comm: Annotated[
         Text, typer.Option(help="Seconds of a message: latency 0, this transmit time.")
     ] = None,
@@ -166,9 +167,8 @@ def choose_costs(
                 "--comm, --latency and --transmit do not go with --model: the "
                 "system's links give message times"
             )
-        return _price_model(
-            model, **{name[2:].replace("-", "_"): value for name, value in with_model.items()}
-        )
+        given = {name[2:].replace("-", "_"): value for name, value in with_model.items()}
+        return _price_model(model, weight_share=weight_share, **given)
     if costs is not None:
         if message:
             raise ValueError(

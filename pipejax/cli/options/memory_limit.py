@@ -10,7 +10,8 @@ from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.costs.workload import Workload, stage_bytes
-from pipejax.schedules.table.held_activations import persistent_bytes
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.table.held_activations import static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import InfeasibleError
 
@@ -23,14 +24,16 @@ class Room(NamedTuple):
     Attributes:
       limits: (workers) room for activations.
       sizes: (stages) what one takes.
+      weight_share: (stages) share of it that W needs after I.
       unit: "activations" or "bytes".
-      persistent: (workers) bytes of parameters, gradients and optimizer beside it, or None.
+      static: (workers) bytes of parameters, gradients and optimizer beside it, or None.
     """
 
     limits: Float[NumpyArray, " workers"]
     sizes: Float[NumpyArray, " stages"]
+    weight_share: Float[NumpyArray, " stages"]
     unit: str
-    persistent: Float[NumpyArray, " workers"] | None
+    static: Float[NumpyArray, " workers"] | None
 
     @property
     def activations(self) -> float:
@@ -84,20 +87,22 @@ class MemoryLimit(NamedTuple):
         if not self.in_bytes:
             sizes = activations.sizes or [1.0]
             each = _for_each(sizes, table.num_stages, "--activation-sizes", "stages")
-            return Room(limits, each, "activations", None)
+            given = activations.weight_share
+            share = np.full(table.num_stages, WEIGHT_SHARE if given is None else given)
+            return Room(limits, each, share, "activations", None)
         if workload is None:
             raise ValueError(f"{OPTION} in bytes needs --model, which says what they hold")
         if activations.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
-        held = stage_bytes(workload, table)
-        persistent = persistent_bytes(table, np.asarray(held.persistent))
-        for worker, (limit, own) in enumerate(zip(limits, persistent, strict=True)):
+        own_bytes, whole, share, _, version = map(np.asarray, stage_bytes(workload, table))
+        static = static_bytes(table, own_bytes, version)
+        for worker, (limit, own) in enumerate(zip(limits, static, strict=True)):
             if own >= limit:
                 raise InfeasibleError(
                     f"parameters, gradients and optimizer of worker {worker} alone take "
                     f"{gigabytes(own)}: infeasible"
                 )
-        return Room(limits - persistent, np.asarray(held.activations, float), "bytes", persistent)
+        return Room(limits - static, whole, share, "bytes", static)
 
 
 def _for_each(

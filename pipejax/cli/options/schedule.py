@@ -7,6 +7,7 @@ import numpy as np
 import typer
 
 from pipejax import schedules
+from pipejax.cli.options.activations import WeightShare
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.table.table import ScheduleTable
@@ -104,9 +105,7 @@ def choose_options(
         float | None,
         typer.Option(help="Activations a worker may hold, for zero-bubble and ada-offload."),
     ] = None,
-    weight_share: Annotated[
-        float | None, typer.Option(help="Share of an activation that W needs after I, from 0 to 1.")
-    ] = None,
+    weight_share: WeightShare = None,
     transfer: Annotated[
         float | None, typer.Option(help="Slots of a message that a schedule is planned for.")
     ] = None,

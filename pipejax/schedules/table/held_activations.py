@@ -1,11 +1,18 @@
-"""Activations in flight over the slots of a table, and their peak."""
+"""What the workers of a table hold, counted in row order: in flight, in bytes, or for any bytes.
 
-from typing import NamedTuple
+On one worker ops run one after the other in row order. So what it holds does not depend on how
+long they take, as long as they take time at all: row order is a run in which each op takes one
+slot. Only transfers to the host run beside them. Here they take no time, as they do where no cost
+of theirs is given; `activation_memory` of a run follows them in time.
+"""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.memory_ledger import PARTS, HeldOps, HeldParts
+from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, Phase
 from pipejax.schedules.cells.weight_versions import versions_held
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -20,8 +27,11 @@ def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
 
     Returns (workers, slots) activations held.
     """
-    one = np.ones(table.num_stages, int)
-    return _held(table, one, one)
+    ops = HeldOps.of(table.content)
+    held = HeldParts.of(HeldOps(*(field[~np.isin(ops.phase, HOST)] for field in ops)))
+    changes = np.zeros((table.num_workers, table.num_slots + 1), int)
+    np.add.at(changes, (held.worker, held.time), held.change)
+    return np.cumsum(changes, axis=1)[:, :-1]
 
 
 def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
@@ -32,59 +42,21 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
     return in_flight(table).max(axis=1)
 
 
-def peak_activation_bytes(
-    table: ScheduleTable, bytes_per_stage: Bytes, checkpoint_bytes: Bytes | None = None
-) -> Float[NumpyArray, " workers"]:
-    """Return the most activation memory that each worker holds at once: (workers) bytes."""
-    kept = np.asarray(bytes_per_stage, float)
-    checkpoint = kept if checkpoint_bytes is None else np.asarray(checkpoint_bytes, float)
-    return _held(table, kept, checkpoint).max(axis=1)
+def held_in_rows(table: ScheduleTable) -> HeldParts:
+    """Follow the rows through the memory ledger, in slots."""
+    ops = HeldOps.of(table.content)
+    on_host = np.isin(ops.phase, HOST)
+    if not on_host.any():
+        return HeldParts.of(ops)
+    # they start and end as the next op that takes time starts
+    takes_time = np.isin(table.phase, (*COMPUTE, *SHARDING, Phase.U))
+    slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
+    coming = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
+    start, end = (np.where(on_host, coming, moment) for moment in (ops.start, ops.end))
+    return HeldParts.of(ops._replace(start=start, end=end))
 
 
-class HeldCounts(NamedTuple):
-    """What each worker holds, as counts: its memory is linear in the bytes of the stages.
-
-    Attributes:
-      copies: (workers, stages) models whose stage the worker holds: 1, or one of each run.
-      stashed: (workers, stages) versions of its weights that it holds besides, at most.
-      activations: (workers, moments, stages) activations held at each moment that could be the
-        peak for some sizes; rows of zeros fill up.
-      checkpoints: (workers, moments, stages) what is held of those only between F and R.
-    """
-
-    copies: Int[NumpyArray, "workers stages"]
-    stashed: Int[NumpyArray, "workers stages"]
-    activations: Int[NumpyArray, "workers moments stages"]
-    checkpoints: Int[NumpyArray, "workers moments stages"]
-
-
-def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count what each worker holds, once for all sizes of stages."""
-    stages, none = np.eye(table.num_stages), np.zeros(table.num_stages)
-    counts = np.stack(
-        [_held(table, one, none) for one in stages] + [_held(table, none, one) for one in stages],
-        axis=-1,
-    )
-    peaks = [_undominated(moments) for moments in counts]
-    padded = np.zeros((len(peaks), max(map(len, peaks)), counts.shape[-1]), int)
-    for worker, moments in enumerate(peaks):
-        padded[worker, : len(moments)] = moments
-    activations, checkpoints = np.split(padded, 2, axis=-1)
-    return HeldCounts(*_models(table), activations, checkpoints)
-
-
-def _undominated(counts: Float[NumpyArray, "slots sizes"]) -> Float[NumpyArray, "moments sizes"]:
-    """Keep the rows that no other row reaches in every entry: one of them is the peak."""
-    ends = np.zeros((1, counts.shape[1]), counts.dtype)
-    grows_next = (np.concatenate([counts[1:], ends]) >= counts).all(axis=1)
-    rows = np.unique(counts[~grows_next], axis=0)  # few: what only grows is no peak
-    if len(rows) == 0:  # the worker holds nothing at all
-        return ends
-    covers = (rows[:, None] >= rows[None, :]).all(axis=2)
-    return rows[covers.sum(axis=0) == 1]
-
-
-def persistent_bytes(
+def static_bytes(
     table: ScheduleTable, bytes_per_stage: Bytes, version_bytes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
     """Return the memory that lasts the whole step: every worker's copy of a stage counts.
@@ -108,18 +80,59 @@ def _models(
     return copies, versions - copies
 
 
-def _held(table: ScheduleTable, size: NumpyArray, checkpoint: NumpyArray) -> NumpyArray:
-    """Sum of the sizes held during each slot: taken in it or before, released after it."""
-    size, checkpoint = np.append(size, 0), np.append(checkpoint, 0)  # the last entry: idle cells
-    at = table.cells
-    recomputes = at.phase == Phase.R
-    has_recompute = np.zeros((table.num_stages + 1, table.num_microbatches + 1), bool)
-    has_recompute[at.stage[recomputes], at.microbatch[recomputes]] = True
-    first = np.where(has_recompute[at.stage, at.microbatch], checkpoint[at.stage], size[at.stage])
-    taken = np.where(at.phase == Phase.F, first, 0)
-    taken = np.where(recomputes, size[at.stage] - checkpoint[at.stage], taken)
-    released = sum(
-        np.where(np.isin(cells.phase, [Phase.B, Phase.W]), size[cells.stage], 0)
-        for cells in (table.cells, table.partners)
-    )
-    return np.cumsum(taken, axis=1) - np.cumsum(released, axis=1) + released
+class HeldCounts(NamedTuple):
+    """What each worker holds, as counts: its memory is linear in the bytes of the stages.
+
+    Attributes:
+      copies: (workers, stages) models whose stage the worker holds: 1, or one of each run.
+      stashed: (workers, stages) versions of its weights that it holds besides, at most.
+      parts: (parts, workers, stages, moments) parts of activations, in the order of the ledger's
+        `PARTS`, held at each moment that is the peak for some sizes; zeros fill up.
+    """
+
+    copies: Int[NumpyArray, "workers stages"]
+    stashed: Int[NumpyArray, "workers stages"]
+    parts: Int[NumpyArray, "parts workers stages moments"]
+
+    def static_bytes(self, static: Any, version: Any) -> Any:
+        """Return what lasts the whole step: (..., workers) bytes, by (..., stages)."""
+        return static @ self.copies.T + version @ self.stashed.T
+
+    def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
+        """Return activations at their peak: (..., workers) bytes, by (..., stages) of each part.
+
+        Only operators are used, so that arrays may be traced.
+        """
+        held = [size @ counts for size, counts in zip(sizes, self.parts, strict=True)]
+        return sum(held[1:], start=held[0]).max(axis=-1).T
+
+
+def held_counts(table: ScheduleTable) -> HeldCounts:
+    """Count what each worker holds, once for all sizes of stages."""
+    held, stages = held_in_rows(table), table.num_stages
+    column = held.part * stages + held.stage
+    moments = []
+    for worker in range(table.num_workers):
+        mine = held.worker == worker
+        own, place = np.unique(column[mine], return_inverse=True)  # few of all columns
+        changes = np.zeros((len(place), len(own)), int)
+        changes[np.arange(len(place)), place] = held.change[mine]
+        peaks = _undominated(np.cumsum(changes, axis=0)[held.settled[mine]])
+        moments.append(np.zeros((len(peaks), len(PARTS) * stages), int))
+        moments[-1][:, own] = peaks
+    parts = np.zeros((table.num_workers, len(PARTS) * stages, max(map(len, moments))), int)
+    for worker, counts in enumerate(moments):
+        parts[worker, :, : len(counts)] = counts.T
+    by_part = parts.reshape(table.num_workers, len(PARTS), stages, -1)
+    return HeldCounts(*_models(table), by_part.swapaxes(0, 1))
+
+
+def _undominated(counts: Int[NumpyArray, "times sizes"]) -> Int[NumpyArray, "moments sizes"]:
+    """Keep the rows that no other row reaches in every entry: one of them is the peak."""
+    ends = np.zeros((1, counts.shape[1]), counts.dtype)
+    grows_next = (np.concatenate([counts[1:], ends]) >= counts).all(axis=1)
+    rows = np.unique(counts[~grows_next], axis=0)  # few: what only grows is no peak
+    if len(rows) == 0:  # the worker holds nothing at all
+        return ends
+    covers = (rows[:, None] >= rows[None, :]).all(axis=2)
+    return rows[covers.sum(axis=0) == 1]

@@ -21,7 +21,7 @@ def optimize(
     *,
     memory_limit: PerEntry,
     sizes: PerEntry = 1.0,
-    weight_share: float = WEIGHT_SHARE,
+    weight_share: PerEntry = WEIGHT_SHARE,
     offload: bool = False,
     link: str | Links = "delay",
     objective: str = "makespan",
@@ -37,7 +37,7 @@ def optimize(
       costs: unbatched [s].
       memory_limit: what a worker can hold, or one entry per worker, in the unit of `sizes`.
       sizes: what an activation takes, or one entry per stage; 1 counts activations.
-      weight_share: share of it that stays after I for W.
+      weight_share: share of it that stays after I for W, or one entry per stage.
       offload: whether activations may go to the host and back, at the costs of O and L.
       link: link model "delay" or "queued", or `Links` with one of them.
       objective: "makespan", or "span": the longest time between a worker's first start and last

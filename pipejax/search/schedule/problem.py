@@ -171,7 +171,7 @@ def pose(
     *,
     memory_limit: PerEntry,
     sizes: PerEntry = 1.0,
-    weight_share: float = WEIGHT_SHARE,
+    weight_share: PerEntry = WEIGHT_SHARE,
     offload: bool = False,
     link: str | Links = "delay",
     objective: str = "makespan",
@@ -191,12 +191,13 @@ def pose(
             raise ValueError(
                 f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
             )
-    if not 0 <= weight_share <= 1:
+    shares = np.broadcast_to(np.asarray(weight_share, float), table.num_stages)
+    if not ((shares >= 0) & (shares <= 1)).all():
         raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
-    whole = np.array(common_parts([*size, *size * weight_share, *limits[:-1], limits[-1]]))
+    whole = np.array(common_parts([*size, *size * shares, *limits[:-1], limits[-1]]))
     stages = table.num_stages
     times = _times(table, costs, offload)
     times_of_links = {

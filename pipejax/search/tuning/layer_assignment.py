@@ -18,7 +18,13 @@ from pipejax.costs.workload import StageLayers
 from pipejax.search.tuning.descent import descend
 from pipejax.search.tuning.microbatch_sizes import OVERRUN, TuningProblem
 from pipejax.search.tuning.step_time_objective import StepTimeObjective, in_bucket
-from pipejax.search.tuning.workload_system_pairs import Pair, pair_bytes, pair_costs
+from pipejax.search.tuning.workload_system_pairs import (
+    Pair,
+    lasting_bytes,
+    pair_bytes,
+    pair_costs,
+    peak_bytes,
+)
 
 Points = Int[NumpyArray, "points stages"]
 AssignedOf = Callable[[Array, Pair], StageLayers]
@@ -176,11 +182,7 @@ class LayerAssignment:
         held = self.problem.family.held(self.num_microbatches)
         size = pair.minibatch / self.num_microbatches
         memory = pair_bytes(self.problem.workload, table, pair._replace(assigned=assigned), size)
-        peaks = (held.activations @ memory.activations + held.checkpoints @ memory.checkpoint).max(
-            axis=1
-        )
-        lasting = held.copies @ memory.persistent + held.stashed @ memory.version
-        return jnp.max(lasting + peaks)
+        return jnp.max(lasting_bytes(held, memory) + peak_bytes(held, memory))
 
     @property
     def _exact(self) -> StepTimeObjective:

@@ -127,7 +127,13 @@ class TuningProblem:
     def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
         """Return what the family keeps for workloads like these: nothing is compiled twice."""
         w = self.workload
-        common = (w.tensor_parallel, w.sequence_parallel, w.data_parallel, w.recompute)
+        common = (
+            w.tensor_parallel,
+            w.sequence_parallel,
+            w.data_parallel,
+            w.recompute,
+            w.weight_share,
+        )
         return self.family.once((what, common), make)
 
     def _objective(self) -> StepTimeObjective:

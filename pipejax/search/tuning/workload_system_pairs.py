@@ -104,9 +104,7 @@ def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs
 
     Returns (pairs, workers) bytes.
     """
-    moments = np.asarray(memory.activations) @ np.moveaxis(held.activations, -1, 1)
-    checkpoints = np.asarray(memory.checkpoint) @ np.moveaxis(held.checkpoints, -1, 1)
-    return (moments + checkpoints).max(axis=-1).T
+    return held.activation_bytes(memory.parts)
 
 
 def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
@@ -114,5 +112,4 @@ def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pa
 
     Returns (pairs, workers) bytes.
     """
-    lasting = np.asarray(memory.persistent) @ held.copies.T
-    return lasting + np.asarray(memory.version) @ held.stashed.T
+    return held.static_bytes(memory.static, memory.version)
