@@ -8,7 +8,8 @@ FIGURES := figures/out
 # processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
-TYPED := --jaxtyping-packages=pipejax,typecheck.check
+# the command line holds no arrays, and names types of rooms that it imports later
+TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.plots,typecheck.check
 # what runs a second time, as users compile it and with the types in signatures executed
 SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py costs.py batch.py)
 

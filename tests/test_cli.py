@@ -419,7 +419,7 @@ MISTAKES = {
         "times are missing",
     ),
     "show format": (["show", *ONE, "--out", "x.gif"], "--out must end in one of"),
-    "show nowhere": (["show", *ONE, "--out", "{tmp}/no/such/x.png"], "No such file"),
+    "show nowhere": (["show", *ONE, "--out", "{tmp}/no/such/x.png"], "there is no folder"),
     "export format": (["export", *ONE, "--format", "xml", "--out", "x"], "--format must be one of"),
     "export nowhere": (["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"], "No such file"),
     "export no out": (["export", *ONE, "--format", "json"], "--out"),
@@ -461,6 +461,20 @@ def test_a_mistake_is_one_clear_line(call, what, tmp_path):
     assert err.count("\n") == 1
     assert "Traceback" not in err
     assert re.search(message, err), err
+
+
+def test_help_version_and_mistakes_of_usage_need_no_jax():
+    code = (
+        "import sys; from pipejax.cli.app import run; "
+        "run(sys.argv[1:]); sys.exit('jax' in sys.modules)"
+    )
+    for arguments in (["--help"], ["--version"], ["evaluate", "--help"], ["evaluate", "--bogus"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
+        assert done.returncode == 0, arguments
+
+
+def test_version(call):
+    assert call("--version") == (0, f"pipejax {pj.__version__}\n", "")
 
 
 def test_a_cold_process_answers_and_fails_cleanly(tmp_path):

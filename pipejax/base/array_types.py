@@ -1,10 +1,11 @@
 """Array types with named axes, for signatures.
 
 The annotations are jaxtyping's and the tests execute them. jaxtyping is a tool of development,
-not of the engine, so where it is not installed the same names stand for the plain array. JAX is
+not of the engine: where nothing has imported it, the same names stand for the plain array. JAX is
 imported by the first module that asks for `Array`: what is below the engine does without it.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
 else:
     NumpyArray = np.ndarray
-    try:
+    if "jaxtyping" in sys.modules:
         from jaxtyping import Bool, Float, Int, Num, UInt
-    except ModuleNotFoundError:
+    else:
 
         class _Unchecked:
             """Stands for `Kind[Array, "axes"]` and means `Array`."""
@@ -27,6 +28,7 @@ else:
                 return item[0]
 
         Bool = Float = Int = Num = UInt = _Unchecked
+
 
 Index = int | np.int32 | np.int64  # a worker, slot or cell, as Python's number or an array's entry
 

@@ -1,53 +1,64 @@
 """The application: commands, and how mistakes are reported."""
 
+import functools
+import importlib
+import os
 import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
-import jax
 import typer
 
-from pipejax.cli.commands import (
-    compare,
-    evaluate,
-    export,
-    jitter,
-    optimize,
-    order,
-    schedules as schedules_command,
-    sensitivity,
-    show,
-    staleness,
-    sweep,
-    train,
-    tune,
-)
+import pipejax as pj
 from pipejax.cli.options.groups import with_options
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
-app = typer.Typer(
-    name="pipejax",
-    help="How long does one LLM training step take under this pipeline schedule on this machine?",
-    add_completion=False,
-    pretty_exceptions_enable=False,
+COMMANDS = (  # each the function of its name in the module of its name
+    "evaluate",
+    "compare",
+    "sensitivity",
+    "tune",
+    "jitter",
+    "staleness",
+    "train",
+    "show",
+    "export",
+    "order",
+    "optimize",
+    "sweep",
+    "schedules",
 )
-for command in (
-    evaluate.evaluate,
-    compare.compare,
-    sensitivity.sensitivity,
-    tune.tune,
-    jitter.jitter,
-    staleness.staleness,
-    train.train,
-    show.show,
-    export.export,
-    order.order,
-    optimize.optimize,
-):
-    app.command()(with_options(command))
-app.command()(sweep.sweep)
-app.command()(schedules_command.schedules)
+ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
+
+
+@functools.cache
+def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Put commands together: all of them, or the one that is called, which is there sooner."""
+    app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
+    app.callback(help=ABOUT)(_program)
+    for name in names:
+        command = getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
+        app.command()(with_options(command))
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pipejax {pj.__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options of the program itself; with it, one command is a command by name too."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,10 +71,10 @@ def run(arguments: Sequence[str]) -> int:
       Exit code: 0, or 2 for a user's mistake, which is named in one line on stderr; where a
       person reads it, the table follows with the place marked.
     """
-    # jax leaves this function without annotations
-    jax.config.update("jax_enable_x64", True)
+    _compute_in_float64()
     try:
-        result = app(list(arguments) or ["--help"], standalone_mode=False)
+        called = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
+        result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _report("interrupted")
@@ -77,6 +88,14 @@ def run(arguments: Sequence[str]) -> int:
         return _report(str(error))
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
+
+
+def _compute_in_float64() -> None:
+    """What a person reads is float64; JAX is not imported for that, a mistake needs none of it."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_x64", True)
+    else:
+        os.environ.setdefault("JAX_ENABLE_X64", "true")
 
 
 def _with_value(message: str, arguments: Sequence[str]) -> str:

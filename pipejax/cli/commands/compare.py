@@ -1,20 +1,21 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pipejax.analysis.comparison import Comparison, compare as compare_levels
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
-from pipejax.costs.workload import memory_bytes
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import Links
+
+if TYPE_CHECKING:
+    from pipejax.analysis.comparison import Comparison
 
 
 def compare(
@@ -87,6 +88,9 @@ def _row(
     name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: Links
 ) -> dict[str, Any]:
     """Evaluate one point; one that does not exist says why instead."""
+    from pipejax.analysis.comparison import compare as compare_levels
+    from pipejax.costs.workload import memory_bytes
+
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)

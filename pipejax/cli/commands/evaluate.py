@@ -1,22 +1,23 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.evaluate import Evaluation, evaluate as run
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
-from pipejax.costs.costs import Costs
-from pipejax.engine.pricing import price
-from pipejax.engine.recurrence import slack as node_slack
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from pipejax.analysis.evaluate import Evaluation
+    from pipejax.costs.costs import Costs
+
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
 
@@ -32,6 +33,8 @@ def evaluate(
     json: JsonFlag = False,
 ) -> None:
     """Evaluate one schedule: step time, bubbles, memory, critical path."""
+    from pipejax.analysis.evaluate import evaluate as run
+
     priced = required(pricing)
     costs = priced.of(table)
     evaluation = run(table, costs, link=links)
@@ -68,7 +71,7 @@ def evaluate(
         out.print(values_by_phase(spare, "slack", seconds))
 
 
-def summary(evaluation: Evaluation, pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
+def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
     """Collect what `--json` prints.
 
     Args:
@@ -110,19 +113,22 @@ def summary(evaluation: Evaluation, pricing: Pricing, held: HeldMemory) -> dict[
     return result | {"activation_memory": held.as_json()}
 
 
-def _slack(evaluation: Evaluation, costs: Costs) -> list[OpValue]:
+def _slack(evaluation: "Evaluation", costs: "Costs") -> list[OpValue]:
     """Slack of every op in seconds; on the critical path 0, up to rounding."""
+    from pipejax.engine.pricing import price
+    from pipejax.engine.recurrence import slack as node_slack
+
     priced = price(evaluation.program, costs)
     return op_values(evaluation, np.asarray(node_slack(evaluation.program, priced)))
 
 
-def _link(evaluation: Evaluation) -> str:
+def _link(evaluation: "Evaluation") -> str:
     links = evaluation.links
     return links.model + f" (one queue per {links.queues})" * (links.model == "rendezvous")
 
 
 def _workers(
-    evaluation: Evaluation, result: dict[str, Any], pricing: Pricing, held: HeldMemory
+    evaluation: "Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
     grid = Table("worker", "stages", "busy", "idle", "peak in flight", f"peak {UNITS[held.unit]}")
     system = pricing.system

@@ -3,24 +3,27 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipejax.analysis.chrome_trace import chrome_trace
-from pipejax.analysis.evaluate import evaluate
 from pipejax.base.files import write_file
 from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
 from pipejax.cli.output.numbers import console, print_json
-from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable, without
 from pipejax.schedules.table.table_files import to_csv, to_json
 
+if TYPE_CHECKING:
+    from pipejax.costs.costs import Costs
 
-def _trace(table: ScheduleTable, costs: Costs, links: Links) -> str:
+
+def _trace(table: ScheduleTable, costs: "Costs", links: Links) -> str:
+    from pipejax.analysis.chrome_trace import chrome_trace
+    from pipejax.analysis.evaluate import evaluate
+
     return chrome_trace(evaluate(table, costs, link=links))
 
 
@@ -38,7 +41,7 @@ def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
 
 
 UNKNOWN = (Phase.U, *HOST, Phase.WAIT_O)  # phases that PyTorch's tables do not have
-FORMATS: Mapping[str, Callable[[ScheduleTable, Costs, Links], str]] = {
+FORMATS: "Mapping[str, Callable[[ScheduleTable, Costs, Links], str]]" = {
     "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
     "json": lambda table, costs, links: to_json(table),
     "chrome-trace": _trace,

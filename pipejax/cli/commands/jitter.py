@@ -1,17 +1,14 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipejax.analysis.distributions import DISTRIBUTIONS, Distribution, Jitter, Straggler
-from pipejax.analysis.jitter import QUANTILES, Jittered, jitter as run
-from pipejax.analysis.jitter_dataset import jitter_dataset
-from pipejax.analysis.robustness import Robustness, robustness
+from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
@@ -20,6 +17,12 @@ from pipejax.cli.output.files import DATASET, check_out, write_dataset
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.schedules.table.links import Links
+
+if TYPE_CHECKING:
+    from pipejax.analysis.distributions import Distribution, Jitter, Straggler
+    from pipejax.analysis.jitter import Jittered
+    from pipejax.analysis.robustness import Robustness
+
 
 KINDS = ", ".join(DISTRIBUTIONS)
 
@@ -56,6 +59,10 @@ def jitter(
     json: JsonFlag = False,
 ) -> None:
     """Run schedules with random durations: quantiles of the step time, and who is robust."""
+    from pipejax.analysis.distributions import Jitter
+    from pipejax.analysis.jitter_dataset import jitter_dataset
+    from pipejax.analysis.robustness import robustness
+
     priced = required(pricing)
     factors = Jitter(
         op=_distribution(op, "--op"),
@@ -111,11 +118,13 @@ def _run(
     options: TableOptions,
     pricing: Pricing,
     links: Links,
-    factors: Jitter,
+    factors: "Jitter",
     samples: int,
     seed: int,
-) -> tuple[dict[str, Jittered], dict[str, str]]:
+) -> "tuple[dict[str, Jittered], dict[str, str]]":
     """Run every schedule; one that does not exist for these numbers says why instead."""
+    from pipejax.analysis.jitter import jitter as run
+
     tables, missing = {}, {}
     for name in names:
         try:
@@ -152,7 +161,9 @@ def _split(text: str, option: str, form: str) -> tuple[str, float]:
     raise ValueError(f"{option} must be {form}, got {text!r}")
 
 
-def _distribution(text: str, option: str) -> Distribution:
+def _distribution(text: str, option: str) -> "Distribution":
+    from pipejax.analysis.distributions import Distribution
+
     name, spread = _split(text, option, f"NAME:SPREAD with a name of {KINDS}")
     try:
         return Distribution(name, spread)
@@ -160,7 +171,9 @@ def _distribution(text: str, option: str) -> Distribution:
         raise ValueError(f"{option} {text}: {error}") from None
 
 
-def _straggler(text: str, option: str) -> Straggler:
+def _straggler(text: str, option: str) -> "Straggler":
+    from pipejax.analysis.distributions import Straggler
+
     form = "PROBABILITY:SLOWDOWN, as 0.01:2"
     first, slowdown = _split(text, option, form)
     try:
@@ -173,8 +186,10 @@ def _straggler(text: str, option: str) -> Straggler:
         raise ValueError(f"{option} {text}: {error}") from None
 
 
-def _row(jittered: Jittered, rank: Robustness, ops: bool) -> dict[str, Any]:
+def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
     """Collect what `--json` prints of a schedule; times in seconds."""
+    from pipejax.analysis.jitter import QUANTILES
+
     row = {
         "schedule": rank.schedule,
         "deterministic": jittered.deterministic,
@@ -199,7 +214,11 @@ def _percentile(level: float) -> str:
     return f"p{100 * level:g}"
 
 
-def _print(runs: dict[str, Jittered], ranked: list[Robustness], quantile: float, ops: bool) -> None:
+def _print(
+    runs: "dict[str, Jittered]", ranked: "list[Robustness]", quantile: float, ops: bool
+) -> None:
+    from pipejax.analysis.jitter import QUANTILES
+
     first = next(iter(runs.values()))
     times = Table(
         "schedule",

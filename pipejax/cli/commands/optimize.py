@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipejax import schedules
-from pipejax.analysis.activation_memory import activation_memory
-from pipejax.analysis.evaluate import evaluate
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice, required
@@ -25,14 +23,15 @@ from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
-from pipejax.search.schedule.optimize import NO_SOLVER, optimize as search_schedule
-from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
-from pipejax.search.schedule.solution import Solution
-from pipejax.search.schedule.store import SolvedProblems, StoreWarning
+
+if TYPE_CHECKING:
+    from pipejax.costs.costs import Costs
+    from pipejax.search.schedule.solution import Solution
+    from pipejax.search.schedule.store import SolvedProblems
+
 
 Text = str | None
 
@@ -55,8 +54,8 @@ def optimize(
     ] = None,
     load: Annotated[Text, typer.Option(help="Seconds of L, back from it; as O.")] = None,
     objective: Annotated[
-        str, typer.Option(help=f"What is to be least: {', '.join(OBJECTIVES)}.")
-    ] = OBJECTIVES[0],
+        str, typer.Option(help="What is to be least: makespan or span.")
+    ] = "makespan",
     time_limit: Annotated[
         str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
     ] = "60",
@@ -79,6 +78,11 @@ def optimize(
     json: JsonFlag = False,
 ) -> None:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be."""
+    from pipejax.analysis.activation_memory import activation_memory
+    from pipejax.analysis.evaluate import evaluate
+    from pipejax.search.schedule.optimize import optimize as search_schedule
+    from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
+
     limit = MemoryLimit.read(memory_limit)
     within = parse_seconds(time_limit, "--time-limit")
     if within == 0:
@@ -138,7 +142,7 @@ class _Task(NamedTuple):
     """What is to be optimised."""
 
     table: ScheduleTable
-    costs: Costs
+    costs: "Costs"
     room: Room
     may_offload: bool
 
@@ -160,7 +164,7 @@ def _pose(
     if load is not None and offload is None:
         raise ValueError(f"--load {load} needs --offload")
 
-    def price(table: ScheduleTable) -> Costs:
+    def price(table: ScheduleTable) -> "Costs":
         costs = pricing.of(table)
         if host and _takes_time(costs):
             raise ValueError(
@@ -185,7 +189,7 @@ def _pose(
     return _Task(table, costs, room, bool(host) or _takes_time(costs))
 
 
-def _takes_time(costs: Costs) -> bool:
+def _takes_time(costs: "Costs") -> bool:
     """Whether the costs say what an offload or a load takes."""
     return any(
         np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
@@ -193,14 +197,18 @@ def _takes_time(costs: Costs) -> bool:
 
 
 def _check_solver() -> None:
+    from pipejax.search.schedule.optimize import NO_SOLVER
+
     try:
         importlib.import_module("ortools")
     except ModuleNotFoundError:
         raise ValueError(NO_SOLVER) from None
 
 
-def _open_store(folder: Path | None, no_store: bool) -> SolvedProblems | None:
+def _open_store(folder: Path | None, no_store: bool) -> "SolvedProblems | None":
     """Choose the store; a folder that was named has to be one that can be written."""
+    from pipejax.search.schedule.store import SolvedProblems
+
     if no_store:
         if folder is not None:
             raise ValueError(f"--store {folder} and --no-store: choose one")
@@ -216,8 +224,8 @@ def _open_store(folder: Path | None, no_store: bool) -> SolvedProblems | None:
 
 
 def _follow(
-    found: Generator[Solution, None, None], show: Callable[[Solution], None]
-) -> tuple[Solution, str | None]:
+    found: "Generator[Solution, None, None]", show: "Callable[[Solution], None]"
+) -> "tuple[Solution, str | None]":
     """Take the last solution, or the one that there is when Ctrl-C ends the search."""
     best: Solution | None = None
     try:
@@ -234,7 +242,7 @@ def _follow(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Solution], None]]:
+def _progress() -> "Iterator[Callable[[Solution], None]]":
     """Show the best so far on stderr, and each improvement, where a person sees it."""
     err = Console(stderr=True, highlight=False)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -242,7 +250,7 @@ def _progress() -> Iterator[Callable[[Solution], None]]:
         task = bar.add_task("looking for a first schedule", total=None)
         last: list[float] = []
 
-        def show(best: Solution) -> None:
+        def show(best: "Solution") -> None:
             line = (
                 f"best {seconds(best.makespan)}, bound {seconds(best.lower_bound)}, gap "
                 f"{percent(best.gap)}, from {best.source}"
@@ -258,6 +266,7 @@ def _progress() -> Iterator[Callable[[Solution], None]]:
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Write what is wrong with the store as one line each."""
+    from pipejax.search.schedule.store import StoreWarning
 
     def write(message: Warning | str, *rest: Any, **more: Any) -> None:
         sys.stderr.write(f"warning: {message}\n")

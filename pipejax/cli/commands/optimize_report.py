@@ -1,18 +1,20 @@
 """How `pipejax optimize` reports what it found."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.analysis.evaluate import Evaluation
 from pipejax.cli.options.activations import printed_share
 from pipejax.cli.options.memory_limit import Room
 from pipejax.cli.output.numbers import console, gigabytes, percent, seconds
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.solution import Solution
+
+if TYPE_CHECKING:
+    from pipejax.analysis.activation_memory import ActivationMemory
+    from pipejax.analysis.evaluate import Evaluation
+    from pipejax.search.schedule.solution import Solution
 
 
 class Outcome(NamedTuple):
@@ -31,9 +33,9 @@ class Outcome(NamedTuple):
     """
 
     given: ScheduleTable
-    best: Solution
-    run: Evaluation
-    held: ActivationMemory
+    best: "Solution"
+    run: "Evaluation"
+    held: "ActivationMemory"
     room: Room
     objective: str
     stopped: str | None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,18 +11,19 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from pipejax.analysis.evaluate import evaluate
-from pipejax.analysis.head_of_line_blocking import TransferWaits, queue_makespans, transfer_waits
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
-from pipejax.engine.lowering.communication_cells import insert_transfers
 from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
-from pipejax.search.transfers import search as transfer_order
-from pipejax.search.transfers.search import TransferOrder, order as search_order
+
+if TYPE_CHECKING:
+    from pipejax.analysis.head_of_line_blocking import TransferWaits
+    from pipejax.search.transfers import search as transfer_order
+    from pipejax.search.transfers.search import TransferOrder
+
 
 FOUND = "found"
 
@@ -43,6 +44,11 @@ def order(
     json: JsonFlag = False,
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them."""
+    from pipejax.analysis.evaluate import evaluate
+    from pipejax.analysis.head_of_line_blocking import queue_makespans, transfer_waits
+    from pipejax.engine.lowering.communication_cells import insert_transfers
+    from pipejax.search.transfers.search import order as search_order
+
     limit = parse_seconds(time_limit, "--time-limit")
     check_out(out, TABLE)
     costs = required(pricing).of(table)
@@ -72,7 +78,7 @@ def order(
 
 
 @contextmanager
-def _progress(iterations: int) -> Iterator[transfer_order.Progress]:
+def _progress(iterations: int) -> "Iterator[transfer_order.Progress]":
     """Show progress on stderr where a person sees it."""
     err = Console(stderr=True)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
@@ -87,10 +93,10 @@ Makespans = dict[str, dict[str, float | None]]
 
 def _as_json(
     table: ScheduleTable,
-    found: TransferOrder,
+    found: "TransferOrder",
     makespans: Makespans,
     shown: str,
-    waits: TransferWaits,
+    waits: "TransferWaits",
     out: Path | None,
 ) -> dict[str, Any]:
     return {
@@ -136,10 +142,10 @@ def _as_json(
 
 def _print(
     table: ScheduleTable,
-    found: TransferOrder,
+    found: "TransferOrder",
     makespans: Makespans,
     shown: str,
-    waits: TransferWaits,
+    waits: "TransferWaits",
     worst: int,
     out: Path | None,
 ) -> None:
@@ -177,7 +183,7 @@ def _makespan_grid(makespans: Makespans) -> Table:
     return grid
 
 
-def _wait_grid(shown: str, waits: TransferWaits, worst: int) -> Table:
+def _wait_grid(shown: str, waits: "TransferWaits", worst: int) -> Table:
     late = [waited for waited in waits.transfers if waited.wait > 0]
     grid = Table(
         "transfer",

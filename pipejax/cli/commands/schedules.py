@@ -4,13 +4,14 @@ from rich.table import Table
 
 from pipejax.cli.options.groups import JsonFlag
 from pipejax.cli.output.numbers import console, print_json
-from pipejax.costs.model import model_names
-from pipejax.costs.system import system_names
 from pipejax.schedules import REGISTRY
 
 
 def schedules(json: JsonFlag = False) -> None:
     """List the schedules that can be built, with their sources; also models and systems."""
+    from pipejax.costs.model import model_names
+    from pipejax.costs.system import system_names
+
     if json:
         listed = [
             {

@@ -1,17 +1,20 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from pipejax.analysis.sensitivity import Elasticities, elasticities, swings
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from pipejax.analysis.sensitivity import Elasticities
+
 
 BAR = 20  # columns of the longest bar
 
@@ -29,6 +32,8 @@ def sensitivity(
     json: JsonFlag = False,
 ) -> None:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
+    from pipejax.analysis.sensitivity import elasticities, swings
+
     priced = required(pricing)
     if priced.workload is None or priced.system is None:
         raise ValueError(
@@ -68,7 +73,7 @@ def sensitivity(
 
 
 def _table(
-    found: Elasticities, ends: dict[str, tuple[float, float]], factors: tuple[float, float]
+    found: "Elasticities", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
 ) -> Table:
     """One row per parameter, the strongest first."""
     grid = Table(
@@ -93,7 +98,7 @@ def _table(
 def _draw(
     out: Path,
     name: str,
-    found: Elasticities,
+    found: "Elasticities",
     ends: dict[str, tuple[float, float]],
     factors: tuple[float, float],
 ) -> None:

@@ -1,16 +1,13 @@
 """`pipejax show`: the timeline, in the terminal or drawn."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 from rich.markup import escape
 from rich.text import Text
 
-from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.analysis.evaluate import Evaluation, evaluate
-from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
 from pipejax.cli.output.files import TIMELINE, check_out
@@ -18,6 +15,12 @@ from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from pipejax.analysis.activation_memory import ActivationMemory
+    from pipejax.analysis.evaluate import Evaluation
+    from pipejax.analysis.timeline import Arrow, Bar
+
 
 TERMINAL = {
     Phase.F: "black on bright_blue",
@@ -55,6 +58,8 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show the timeline of a schedule; without times, in the table's own slots."""
+    from pipejax.analysis.evaluate import evaluate
+
     check_out(out, TIMELINE)
     costs = or_slots(pricing, table)
     evaluation = evaluate(table, costs, link=links)
@@ -82,7 +87,9 @@ def _memory_json(held: HeldMemory) -> dict[str, object]:
     return {"activation_memory": held.as_json() | {"curves": steps}}
 
 
-def _as_json(evaluation: Evaluation, out: Path | None) -> dict[str, object]:
+def _as_json(evaluation: "Evaluation", out: Path | None) -> dict[str, object]:
+    from pipejax.analysis.timeline import arrows, bars
+
     return {
         "schedule": evaluation.schedule,
         "makespan": evaluation.makespan,
@@ -112,8 +119,10 @@ def _as_json(evaluation: Evaluation, out: Path | None) -> dict[str, object]:
 
 
 def _print(
-    evaluation: Evaluation, messages: bool, held: HeldMemory | None, unit: str, width: int | None
+    evaluation: "Evaluation", messages: bool, held: HeldMemory | None, unit: str, width: int | None
 ) -> None:
+    from pipejax.analysis.timeline import arrows, bars
+
     out = console()
     peaks = [] if held is None else [held.text(peak) for peak in held.memory.peak]
     label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
@@ -152,7 +161,7 @@ def _print(
     out.print(legend)
 
 
-def _row(row: list[Bar], columns: int, scale: float) -> Text:
+def _row(row: "list[Bar]", columns: int, scale: float) -> Text:
     """One worker's ops as coloured cells; each at least one column while there is room."""
     cells = [(" ", "")] * columns
     for bar in row:
@@ -169,7 +178,7 @@ def _row(row: list[Bar], columns: int, scale: float) -> Text:
     return Text.assemble(*cells)
 
 
-def _curve(memory: ActivationMemory, worker: int, columns: int, scale: float) -> Text:
+def _curve(memory: "ActivationMemory", worker: int, columns: int, scale: float) -> Text:
     """The most that a worker holds in each column, relative to the largest peak of all."""
     time, held = memory.curve(worker)
     edges = np.arange(columns + 1) / scale
@@ -181,7 +190,7 @@ def _curve(memory: ActivationMemory, worker: int, columns: int, scale: float) ->
     return Text("".join(BLOCKS[k] for k in size), "bright_black")
 
 
-def _lines(lines: list[Arrow], columns: int, scale: float) -> Text:
+def _lines(lines: "list[Arrow]", columns: int, scale: float) -> Text:
     """Messages of one sender as thin lines, from leaving to arriving."""
     cells = [(" ", "")] * columns
     for arrow in lines:

@@ -1,21 +1,23 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.staleness import Staleness, staleness as find
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.groups import JsonFlag, Pricing
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json
-from pipejax.costs.workload import stage_bytes
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from pipejax.analysis.staleness import Staleness
+
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal
 
@@ -30,6 +32,9 @@ def staleness(
     json: JsonFlag = False,
 ) -> None:
     """Show weight versions and delays of an asynchronous table; in unit slots without times."""
+    from pipejax.analysis.staleness import staleness as find
+    from pipejax.costs.workload import stage_bytes
+
     check_out(out, DRAWING)
     costs = None if pricing is None else pricing.of(table)
     found = find(table, costs, link=links)
@@ -76,7 +81,7 @@ def staleness(
         shown.print(f"drawn to {out}", markup=False, soft_wrap=True)
 
 
-def _workers(found: Staleness, held: Float[NumpyArray, " workers"] | None) -> Table:
+def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:
     grid = Table("worker", "stages", "weight versions", "own lag")
     if held is not None:
         grid.add_column("weights")
@@ -91,7 +96,7 @@ def _workers(found: Staleness, held: Float[NumpyArray, " workers"] | None) -> Ta
     return grid
 
 
-def _histogram(found: Staleness) -> Table:
+def _histogram(found: "Staleness") -> Table:
     """Share of the delays, in at most `ROWS` rows of equal width."""
     counts = found.histogram()
     width = -(-len(counts) // ROWS)
@@ -104,7 +109,7 @@ def _histogram(found: Staleness) -> Table:
     return grid
 
 
-def _draw(out: Path, found: Staleness) -> None:
+def _draw(out: Path, found: "Staleness") -> None:
     from pipejax.plots.staleness import draw_delays  # matplotlib is an extra, slow to import
 
     with drawing(out, 0.5, 2.4) as (_, axes):

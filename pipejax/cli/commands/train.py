@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -10,24 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.analysis.staleness import staleness
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
 from pipejax.cli.output.numbers import console, print_json
-from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.training import (
-    Summary,
-    TrainingObjective,
-    TrainingRun,
-    summarise,
-    sweep_randomized_pipedream,
-    sweep_replay,
-)
-from pipejax.training.dataset import training_dataset
+
+if TYPE_CHECKING:
+    from pipejax.costs.costs import Costs
+    from pipejax.training import Summary, TrainingObjective, TrainingRun
+
 
 COLUMNS = 60  # of the bars in the terminal, at most
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -36,8 +30,8 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 class Trained(NamedTuple):
     """The runs of a command, and what they are runs of."""
 
-    runs: TrainingRun
-    summary: Summary
+    runs: "TrainingRun"
+    summary: "Summary"
     step_sizes: list[float]
     seeds: int
     named: dict[str, Any]
@@ -122,6 +116,8 @@ def _timeline(
     seeds: int,
     times: int,
 ) -> Trained:
+    from pipejax.training import summarise, sweep_replay
+
     table, costs = _asynchronous(choice, pricing)
     objective = objectives.make(table.num_stages)
     sizes = choose_step_sizes(step_sizes, objective)
@@ -156,6 +152,9 @@ def _randomized(
     seeds: int,
     times: int,
 ) -> Trained:
+    from pipejax.analysis.staleness import staleness
+    from pipejax.training import summarise, sweep_randomized_pipedream
+
     if updates is None:
         raise ValueError("--rpd needs --updates")
     if updates % times:
@@ -193,7 +192,7 @@ def _randomized(
 
 def _asynchronous(
     choice: TableChoice, pricing: Pricing | None
-) -> tuple[ScheduleTable, Costs | None]:
+) -> "tuple[ScheduleTable, Costs | None]":
     """Return a table that updates weights, and what its ops cost."""
     table = choice.build()
     if not table.updates_within:
@@ -231,7 +230,7 @@ def _timed(pricing: Pricing | None, links: Links) -> dict[str, Any]:
     return {} if pricing is None else {"link": links.model}
 
 
-def _objective(options: ObjectiveOptions, objective: TrainingObjective) -> dict[str, Any]:
+def _objective(options: ObjectiveOptions, objective: "TrainingObjective") -> dict[str, Any]:
     return {"objective": options.name, "stages": objective.num_stages}
 
 
@@ -327,6 +326,8 @@ def _bars(gap: Float[NumpyArray, " samples"]) -> str:
 
 
 def _save(save: Path, trained: Trained) -> None:
+    from pipejax.training.dataset import training_dataset
+
     attributes: Mapping[str, Any] = {k: v for k, v in trained.named.items() if v is not None}
     data = training_dataset(
         trained.runs,
@@ -340,6 +341,7 @@ def _save(save: Path, trained: Trained) -> None:
 
 def _draw(out: Path, trained: Trained) -> None:
     from pipejax.plots.training import draw_gaps  # matplotlib is an extra, slow to import
+    from pipejax.training import summarise
 
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"
     way = "" if trained.named["method"] == "timeline" else "RPD, "

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -16,10 +16,13 @@ from pipejax.cli.options.groups import JsonFlag, Pricing
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
-from pipejax.costs.system import System
-from pipejax.costs.workload import StageLayers, Workload
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import Links
+
+if TYPE_CHECKING:
+    from pipejax.costs.system import System
+    from pipejax.costs.workload import Workload
+
 
 NUMBERS = ("microbatch_size", "microbatches", "step_time", "memory_bytes")
 
@@ -32,8 +35,8 @@ class Task(NamedTuple):
     workers: int
     options: dict[str, Any]
     links: Links
-    workload: Workload
-    system: System
+    workload: "Workload"
+    system: "System"
     memory_limit: bool
     microbatch_size: int | None
     prices: str | None
@@ -131,7 +134,7 @@ def tune(
     _print_searches(out, result)
 
 
-def _modelled(pricing: Pricing | None) -> tuple[Workload, System]:
+def _modelled(pricing: Pricing | None) -> "tuple[Workload, System]":
     """Return model and system, without which there is nothing to tune."""
     if pricing is None or pricing.workload is None or pricing.system is None:
         raise ValueError("tune needs --model NAME --system NAME --minibatch N")
@@ -213,7 +216,7 @@ def _first(found: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(found, name)[0].item() for name in names}
 
 
-def _print_sizes(out: Console, result: dict[str, Any], system: System) -> None:
+def _print_sizes(out: Console, result: dict[str, Any], system: "System") -> None:
     room = gigabytes(float(system.memory_capacity))
     grid = Table(
         "b", "M", "step time", f"memory (of {room})", "fits", title="every legal microbatch size"
@@ -274,6 +277,8 @@ def _recompute(task: Task) -> Shown:
 
 def _assigned(task: Task, count: int, tune_: Any, search: Any, baselines: tuple[str, ...]) -> Shown:
     """Tune layers by stage, search them, and evaluate what would be set without."""
+    from pipejax.costs.workload import StageLayers
+
     size = task.workload.minibatch // count
     numbers = {"microbatch_size": size, "microbatches": count}
     problem = task.problem()

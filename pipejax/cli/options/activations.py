@@ -1,20 +1,23 @@
 """Options of the activation memory: how large an activation is, and what W needs of it."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 
-from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import share
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
+
+if TYPE_CHECKING:
+    from pipejax.analysis.activation_memory import ActivationMemory
+    from pipejax.analysis.evaluate import Evaluation
+    from pipejax.costs.workload import Workload
+
 
 WeightShare = Annotated[
     float | None,
@@ -34,7 +37,7 @@ class HeldMemory(NamedTuple):
       static: (workers) bytes that last the whole step beside it, if a model says how many.
     """
 
-    memory: ActivationMemory
+    memory: "ActivationMemory"
     unit: str
     static: Float[NumpyArray, " workers"] | None = None
 
@@ -54,7 +57,7 @@ class HeldMemory(NamedTuple):
         }
 
 
-def printed_share(held: ActivationMemory) -> float | list[float]:
+def printed_share(held: "ActivationMemory") -> float | list[float]:
     """The weight share as `--json` says it: one number, or where stages differ one for each."""
     shares: list[float] = held.weight_share.tolist()
     return shares[0] if len({*shares}) == 1 else shares
@@ -66,12 +69,15 @@ class ActivationOptions(NamedTuple):
     weight_share: float | None
     sizes: list[float] | None
 
-    def of(self, evaluation: Evaluation, workload: Workload | None) -> HeldMemory:
+    def of(self, evaluation: "Evaluation", workload: "Workload | None") -> HeldMemory:
         """Follow the memory of a run: in bytes where a model says how many.
 
         Raises:
           ValueError: if sizes are given beside a model, or not one for each stage.
         """
+        from pipejax.analysis.activation_memory import activation_memory
+        from pipejax.costs.workload import stage_bytes
+
         if workload is not None:
             if self.sizes is not None:
                 raise ValueError("--activation-sizes does not go with --model, which has its own")

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -11,16 +11,16 @@ from pipejax.cli.options.activations import WeightShare, choose_activations
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import choose_objective
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions, choose_options
-from pipejax.costs.costs import Costs
-from pipejax.costs.measured import read_costs, slot_costs
-from pipejax.costs.model import RECOMPUTE, load_model
-from pipejax.costs.roofline import stage_costs
-from pipejax.costs.system import System, load_system
-from pipejax.costs.workload import Workload
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
+
+if TYPE_CHECKING:
+    from pipejax.costs.costs import Costs
+    from pipejax.costs.system import System
+    from pipejax.costs.workload import Workload
+
 
 Text = str | None
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -29,9 +29,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object an
 class Pricing(NamedTuple):
     """How tables are priced; `of` gives the costs of one."""
 
-    of: Callable[[ScheduleTable], Costs]
-    workload: Workload | None
-    system: System | None
+    of: "Callable[[ScheduleTable], Costs]"
+    workload: "Workload | None"
+    system: "System | None"
 
 
 class TableChoice(NamedTuple):
@@ -123,7 +123,7 @@ def choose_costs(
         int | None, typer.Option(help="Replicas of the pipeline, with --model.", min=1)
     ] = None,
     recompute: Annotated[
-        Text, typer.Option(help=f"Recomputation, with --model: {', '.join(RECOMPUTE)}.")
+        Text, typer.Option(help="Recomputation, with --model: none, selective or full.")
     ] = None,
     weight_share: WeightShare = None,
     comm: Annotated[
@@ -136,6 +136,9 @@ def choose_costs(
     ] = None,
 ) -> Pricing | None:
     """Read how ops and messages are priced; None if no option says so."""
+    from pipejax.costs.costs import Costs
+    from pipejax.costs.measured import read_costs
+
     message = _parse_message(comm, latency, transmit)
     with_model: dict[str, Any] = {
         "--system": system,
@@ -205,6 +208,11 @@ def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float
 
 
 def _price_model(model: str, system: Text, minibatch: int | None, **others: Any) -> Pricing:
+    from pipejax.costs.model import RECOMPUTE, load_model
+    from pipejax.costs.roofline import stage_costs
+    from pipejax.costs.system import load_system
+    from pipejax.costs.workload import Workload
+
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
     given = {name: value for name, value in others.items() if value is not None}
@@ -324,6 +332,8 @@ def required(pricing: Pricing | None) -> Pricing:
     return pricing
 
 
-def or_slots(pricing: Pricing | None, table: ScheduleTable) -> Costs:
+def or_slots(pricing: Pricing | None, table: ScheduleTable) -> "Costs":
     """Return the costs, or the table's own slots where no option gives times."""
+    from pipejax.costs.measured import slot_costs
+
     return slot_costs(table) if pricing is None else pricing.of(table)

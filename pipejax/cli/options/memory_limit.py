@@ -1,6 +1,6 @@
 """`--memory-limit`: activations, or bytes of a device with a model in it."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -9,11 +9,13 @@ from pipejax.base.units import read_bytes
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.costs.workload import Workload, stage_bytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.problem import InfeasibleError
+
+if TYPE_CHECKING:
+    from pipejax.costs.workload import Workload
+
 
 OPTION = "--memory-limit"
 
@@ -74,7 +76,7 @@ class MemoryLimit(NamedTuple):
         return cls(values, bool(in_bytes))
 
     def room(
-        self, table: ScheduleTable, activations: ActivationOptions, workload: Workload | None
+        self, table: ScheduleTable, activations: ActivationOptions, workload: "Workload | None"
     ) -> Room:
         """Return what it leaves for activations.
 
@@ -83,6 +85,9 @@ class MemoryLimit(NamedTuple):
             number, or bytes are given without a model or sizes with one.
           InfeasibleError: if the rest of the model fills a device.
         """
+        from pipejax.costs.workload import stage_bytes
+        from pipejax.search.schedule.problem import InfeasibleError
+
         limits = _for_each(self.values, table.num_workers, OPTION, "workers")
         if not self.in_bytes:
             sizes = activations.sizes or [1.0]

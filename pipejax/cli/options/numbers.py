@@ -2,11 +2,11 @@
 
 import math
 
-from pipejax.costs.costs import PHASE_FIELDS
-
 
 def parse_times(text: str, option: str) -> dict[str, float]:
     """Read op times such as "F=1,B=2"."""
+    from pipejax.costs.costs import PHASE_FIELDS
+
     times: dict[str, float] = {}
     for entry in text.split(","):
         letter, _, value = (part.strip() for part in entry.partition("="))

@@ -3,26 +3,21 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pipejax.training import (
-    Logistic,
-    Quadratic,
-    TrainingObjective,
-    language_model,
-    nesterov_quadratic,
-    random_logistic,
-    random_quadratic,
-    smoothness,
-)
+import pipejax as pj
 
-MAKERS: dict[str, Callable[..., TrainingObjective]] = {
-    "quadratic": random_quadratic,
-    "nesterov": nesterov_quadratic,
-    "logistic": random_logistic,
-    "language": language_model,
+if TYPE_CHECKING:
+    from pipejax.training import TrainingObjective
+
+
+MAKERS = {  # names of functions in `pipejax.training`
+    "quadratic": "random_quadratic",
+    "nesterov": "nesterov_quadratic",
+    "logistic": "random_logistic",
+    "language": "language_model",
 }
 COORDINATES = 8  # of a stage, if no option says how many there are
 SIZES = 8  # step sizes tried, if no option says which
@@ -35,7 +30,7 @@ class ObjectiveOptions(NamedTuple):
     name: str
     settings: dict[str, Any]
 
-    def make(self, stages: int) -> TrainingObjective:
+    def make(self, stages: int) -> "TrainingObjective":
         """Make the objective, with seed 0.
 
         Raises:
@@ -49,7 +44,8 @@ class ObjectiveOptions(NamedTuple):
         settings = dict(self.settings)
         if self.name != "language":
             settings.setdefault("dimension", COORDINATES * stages)
-        return MAKERS[self.name](stages, seed=0, **settings)
+        make: Callable[..., TrainingObjective] = getattr(pj.training, MAKERS[self.name])
+        return make(stages, seed=0, **settings)
 
 
 def choose_objective(
@@ -107,7 +103,7 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def choose_step_sizes(text: str | None, objective: TrainingObjective) -> list[float]:
+def choose_step_sizes(text: str | None, objective: "TrainingObjective") -> list[float]:
     """Read step sizes, or take powers of two downwards: 8 of them from 2 / L, 4 for language.
 
     Args:
@@ -129,6 +125,8 @@ def choose_step_sizes(text: str | None, objective: TrainingObjective) -> list[fl
       ...
       ValueError: --step-sizes must be finite numbers above 0, as 0.25,0.125, got '0'
     """
+    from pipejax.training import Logistic, Quadratic, smoothness
+
     if text is None:
         if not isinstance(objective, Quadratic | Logistic):
             return SIZES_OF_LANGUAGE

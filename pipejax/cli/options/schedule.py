@@ -1,7 +1,7 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -9,8 +9,11 @@ import typer
 from pipejax import schedules
 from pipejax.cli.options.activations import WeightShare
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.table.table import ScheduleTable
+
+if TYPE_CHECKING:
+    from pipejax.costs.costs import Costs
+
 
 Text = str | None
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
@@ -26,7 +29,7 @@ class TableOptions(NamedTuple):
         schedule: str,
         workers: int,
         microbatches: int,
-        costs_of: Callable[[ScheduleTable], Costs] | None = None,
+        costs_of: "Callable[[ScheduleTable], Costs] | None" = None,
     ) -> ScheduleTable:
         """Build a table; options that the schedule does not have are an error.
 
@@ -54,7 +57,7 @@ class TableOptions(NamedTuple):
         return TableOptions({k: v for k, v in self.options.items() if k in takes})
 
 
-def times_of(costs: Costs) -> dict[str, Any]:
+def times_of(costs: "Costs") -> dict[str, Any]:
     """Return what a schedule is planned for, in means over stages and boundaries.
 
     Args:
@@ -63,6 +66,7 @@ def times_of(costs: Costs) -> dict[str, Any]:
     Returns:
       Options of builders: slots, transfer, offload, load.
     """
+    from pipejax.costs.costs import PHASE_FIELDS
 
     def mean(name: str) -> float:
         values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)

@@ -1,14 +1,14 @@
 """A number for every op, listed or summed up by worker and phase."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE
+
+if TYPE_CHECKING:
+    from pipejax.analysis.evaluate import Evaluation
 
 
 class OpValue(NamedTuple):
@@ -27,7 +27,7 @@ class OpValue(NamedTuple):
     value: float
 
 
-def op_values(evaluation: Evaluation, of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
+def op_values(evaluation: "Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
     """List every op with its node's number.
 
     Args:
@@ -37,6 +37,9 @@ def op_values(evaluation: Evaluation, of_node: Float[NumpyArray, " nodes"]) -> l
     Returns:
       Ops row by row, then all-reduces and updates.
     """
+    from pipejax.analysis.timeline import bars
+    from pipejax.engine.lowering.program import SOURCE
+
     program = evaluation.program
     cells = program.node_of_cell[program.node_of_cell != SOURCE]
     nodes = [*cells, *program.beside_cells]  # the order of the bars
@@ -57,6 +60,8 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
     Returns:
       The table.
     """
+    from pipejax.engine.lowering.program import NO_WORKER
+
     grid = Table("worker", "phase", "ops", f"least {name}", "op", f"most {name}", "op")
     groups: dict[tuple[int, str], list[OpValue]] = {}
     for value in values:
