@@ -11,14 +11,12 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import SOURCE, Program, pad
-from pipejax.engine.pricing import NodeCosts, cost_vector
-from pipejax.engine.recurrence import critical_path
+from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import path_on_host, run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-
-MIN_NODES = 64  # smallest compiled shape
 
 
 @short_repr
@@ -125,14 +123,14 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     costs.check_values()
     with np.errstate(over="ignore"):  # an infinite makespan is refused below
         program, vector = lower_and_price(table, costs, link)
-    priced = NodeCosts(vector[program.duration_index], vector[program.lag_index])
-    finish, critical, edges = _run(program, vector)
+        run = run_on_host(program, vector)
+    start, finish = run.start, run.finish
     total = float(finish.max())
     if not np.isfinite(total):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
-    # not finish - duration, which rounds: what ends and what starts at one moment must agree on it
-    start = (finish[program.preds] + priced.lag).max(axis=1)
-    busy, span = busy_times(program, vector), float(spans(program, priced, finish).max())
+    critical, edges = path_on_host(program, run)
+    busy = busy_times(program, vector)
+    span = float(spans(program, run.duration, finish).max())
     node, sent = program.node_of_cell, program.messages
     carried = sent.carrier != SOURCE
     direct = (edges[sent.consumer] & (program.preds[sent.consumer] == sent.producer[:, None])).any(
@@ -159,7 +157,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
         program=program,
         node_start=start,
         node_finish=finish,
-        node_duration=np.asarray(priced.duration),
+        node_duration=run.duration,
         message_start=np.where(carried, start[sent.carrier], finish[sent.producer]),
         message_finish=np.where(carried, finish[sent.carrier], finish[sent.producer])
         + vector[sent.lag_index],
@@ -178,27 +176,6 @@ def lower_and_price(
     program = lower(table, link=link, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
-
-
-def _run(
-    program: Program, vector: Float[NumpyArray, " costs"]
-) -> tuple[
-    Float[NumpyArray, " nodes"], Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes preds"]
-]:
-    """Finish times and critical path in float64; programs of similar size share a compilation."""
-    padded = pad(
-        program,
-        num_nodes=max(MIN_NODES, 1 << (program.num_nodes - 1).bit_length()),
-        max_preds=1 << (program.max_preds - 1).bit_length(),
-    )
-    with jax.enable_x64(True):
-        costs = NodeCosts(vector[padded.duration_index], vector[padded.lag_index])
-        path = jax.tree.map(np.asarray, _critical_path(padded.preds, costs))
-    n, k = program.preds.shape
-    return path.finish[:n], path.nodes[:n], path.edges[:n, :k]
-
-
-_critical_path = jax.jit(critical_path)
 
 
 def _path_share(

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.engine.lowering.program import NO_WORKER, Program
-from pipejax.engine.pricing import NodeCosts, Vector
+from pipejax.engine.pricing import Vector
 
 Scalar = float | Float[Array, ""] | Float[NumpyArray, ""]
 PerWorker = Float[Array, " workers"] | Float[NumpyArray, " workers"]
@@ -33,9 +33,9 @@ def busy_times(program: Program, vector: Vector) -> PerWorker:
     return op_counts(program) @ vector
 
 
-def spans(program: Program, costs: NodeCosts, finish: PerNode) -> PerWorker:
+def spans(program: Program, duration: PerNode, finish: PerNode) -> PerWorker:
     """Time between each worker's own first start and its own last end: (workers) span [s]."""
-    return finish[program.last_node] - (finish - costs.duration)[program.first_node]
+    return finish[program.last_node] - (finish - duration)[program.first_node]
 
 
 def bubble_ratio(busy: PerWorker, total: Scalar) -> Scalar:

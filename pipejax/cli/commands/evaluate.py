@@ -115,11 +115,11 @@ def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dic
 
 def _slack(evaluation: "Evaluation", costs: "Costs") -> list[OpValue]:
     """Slack of every op in seconds; on the critical path 0, up to rounding."""
-    from pipejax.engine.pricing import price
-    from pipejax.engine.recurrence import slack as node_slack
+    from pipejax.analysis.evaluate import lower_and_price
+    from pipejax.engine.recurrence_host import slack_on_host
 
-    priced = price(evaluation.program, costs)
-    return op_values(evaluation, np.asarray(node_slack(evaluation.program, priced)))
+    program, vector = lower_and_price(evaluation.table, costs, evaluation.links)
+    return op_values(evaluation, slack_on_host(program, vector))
 
 
 def _link(evaluation: "Evaluation") -> str:

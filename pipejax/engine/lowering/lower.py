@@ -9,6 +9,7 @@ table update, an all-reduce comes before each of them instead.
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.link_models import LINK_MODELS, Messages
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
@@ -19,7 +20,7 @@ from pipejax.schedules.cells.ops import EXECUTED, HOST, TIMED, Phase
 from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, dependencies_of, row_order
+from pipejax.schedules.table.table import ScheduleTable, row_order
 
 
 def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool = True) -> Program:
@@ -43,7 +44,8 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
         order of columns on a shared host link is a deadlock.
 
     Cost:
-      Linear in the ops of the table.
+      Linear in the ops of the table. The table keeps its latest programs: a second call with the
+      same links returns the same program.
 
     Example:
       >>> from pipejax import schedules
@@ -51,7 +53,11 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
       >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
       (13, 2)
     """
-    links = Links.of(link)
+    return _lower(table, Links.of(link), step_end)
+
+
+@remembered
+def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
     check_host_links(table, links)
     pairs, pair_of_cell = _distinct_pairs(table)
     fused = table.is_fused
@@ -63,7 +69,7 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
         paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
     )
     draft = Draft(table)
-    found = dependencies_of(table)
+    found = table.dependencies
     node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
     if table.offloads:
         _add_host_ops(draft, table, layout, node_of_cell, found, links)

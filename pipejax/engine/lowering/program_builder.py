@@ -3,6 +3,7 @@
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.longest_path import lay_out_edges
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
@@ -96,12 +97,9 @@ class Draft:
             raise self._deadlock(error.cycle, links) from None
         number = np.empty_like(order)
         number[order] = np.arange(self._num_nodes)
-        by_head = np.argsort(number[head], kind="stable")
+        by_head, column, shape = lay_out_edges(self._num_nodes, number[head])
+        preds, lags = np.full(shape, SOURCE, np.int32), np.full(shape, ZERO, np.int32)
         heads = number[head][by_head]
-        count = np.bincount(heads, minlength=self._num_nodes)
-        column = np.arange(len(heads)) - (np.cumsum(count) - count)[heads]
-        preds = np.full((self._num_nodes, max(1, int(count.max(initial=0)))), SOURCE, np.int32)
-        lags = np.full(preds.shape, ZERO, np.int32)
         preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
         nodes = {
             name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)

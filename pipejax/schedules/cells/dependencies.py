@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.ops import Phase
 
@@ -84,6 +85,7 @@ class Dependencies(NamedTuple):
         return np.minimum(self.from_stage, self.to_stage)
 
 
+@remembered
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules to every op of a schedule."""
     where = content.where

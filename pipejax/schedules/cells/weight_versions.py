@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.remembered import remembered
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.ops import Phase
 
@@ -38,6 +39,7 @@ class Versions(NamedTuple):
     update_cell: Int[NumpyArray, "stages microbatches"]
 
 
+@remembered
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage and find what each microbatch sees of them."""
     if content not in _FOUND:
@@ -67,6 +69,7 @@ def _find(content: Content) -> Versions:
     return Versions(newest, read, applied, updates, update_cell)
 
 
+@remembered
 def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     """Count the versions of the weights that each copy of a stage holds at once, at most.
 

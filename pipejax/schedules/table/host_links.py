@@ -11,7 +11,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.schedules.cells.ops import EXECUTED, HOST, format_cell
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, dependencies_of, row_order
+from pipejax.schedules.table.table import ScheduleTable, row_order
 
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
@@ -50,7 +50,7 @@ def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
 
 def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return all that cells wait for where messages take no time."""
-    cells, edges = row_order(table, EXECUTED), dependencies_of(table)
+    cells, edges = row_order(table, EXECUTED), table.dependencies
     same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
     tail, head = host_edges(table, links)
     return (

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.longest_path import finish_times, lay_out_edges, start_times
 from pipejax.base.topological_sort import topological_order
 from pipejax.schedules.cells.cells import Cells
 from pipejax.schedules.cells.ops import Phase
@@ -19,7 +20,6 @@ from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-WIDE = 16  # workers from which a run column by column is faster than one op by op
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 
 
@@ -34,49 +34,28 @@ def slot_times(
 
     Returns (workers, slots) start and finish of each cell [slots]; 0 where a cell is idle.
     """
-    duration = _durations(table, table.slots if slots is None else slots, shares)
     links = Links.of(link)
     check_host_links(table, links)
     tail, head = waiting_cells(table, links)
-    if table.num_workers >= WIDE and np.all(tail % table.num_slots < head % table.num_slots):
-        return _by_columns(duration, tail, head)
-    waits_for: dict[int, list[int]] = {}
-    for u, v in zip(tail.tolist(), head.tolist(), strict=True):
-        waits_for.setdefault(v, []).append(u)
-    start, finish = [0.0] * duration.size, [0.0] * duration.size
-    lasts = duration.ravel().tolist()
-    for cell in topological_order(duration.size, tail, head):
-        start[cell] = max((finish[u] for u in waits_for.get(cell, ())), default=0.0)
-        finish[cell] = start[cell] + lasts[cell]
-    return np.reshape(start, duration.shape), np.reshape(finish, duration.shape)
+    order = _run_order(table, tail, head)
+    number = np.empty_like(order)
+    number[order] = np.arange(1, len(order) + 1)  # 0 is the source
+    by_head, column, shape = lay_out_edges(len(order) + 1, number[head])
+    preds = np.zeros(shape, np.int64)
+    preds[number[head][by_head], column] = number[tail][by_head]
+    duration = _durations(table, table.slots if slots is None else slots, shares)
+    finish = finish_times(preds, np.append(0.0, duration.ravel()[order]))
+    start = start_times(preds, finish)
+    return start[number].reshape(duration.shape), finish[number].reshape(duration.shape)
 
 
-def _by_columns(
-    duration: Float[NumpyArray, "workers slots"],
-    tail: Int[NumpyArray, " edges"],
-    head: Int[NumpyArray, " edges"],
-) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
-    """Run a table column by column, where every edge points to a later column."""
-    workers, slots = duration.shape
-    number = np.arange(duration.size).reshape(slots, workers).T.ravel()  # column by column
-    head, tail = number[head], number[tail]
-    order = np.argsort(head, kind="stable")
-    head, tail = head[order], tail[order]
-    count = np.bincount(head, minlength=duration.size)
-    entry = np.arange(len(head)) - (np.cumsum(count) - count)[head]
-    never = duration.size  # an op that is not there ends at 0
-    waits_for = np.full((max(1, int(count.max(initial=0))), duration.size), never)
-    waits_for[entry, head] = tail
-    finish = np.zeros(duration.size + 1)
-    start, lasts = np.zeros(duration.size), duration.T.ravel()
-    for first in range(0, duration.size, workers):
-        column = slice(first, first + workers)
-        begins = finish.take(waits_for[0, column])
-        for others in waits_for[1:]:
-            np.maximum(begins, finish.take(others[column]), out=begins)
-        start[column] = begins
-        np.add(begins, lasts[column], out=finish[column])
-    return start.reshape(slots, workers).T, finish[:never].reshape(slots, workers).T
+def _run_order(
+    table: ScheduleTable, tail: Int[NumpyArray, " edges"], head: Int[NumpyArray, " edges"]
+) -> Int[NumpyArray, " cells"]:
+    """Order all cells so that each stands after what it waits for: by column where that does."""
+    if np.all(tail % table.num_slots < head % table.num_slots):
+        return np.arange(table.phase.size).reshape(table.phase.shape).T.ravel()
+    return np.array(topological_order(table.phase.size, tail, head))
 
 
 def _durations(

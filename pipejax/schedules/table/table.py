@@ -7,13 +7,14 @@ placed on, and the rows can be executed in order without a deadlock.
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Index, Int, NumpyArray
+from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import Cells, Content, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
@@ -174,6 +175,11 @@ class ScheduleTable:
         return Content(self.cells, self.partners, self.placement, self.weights)
 
     @property
+    def dependencies(self) -> Dependencies:
+        """What waits for what."""
+        return find_dependencies(self.content)
+
+    @property
     def num_workers(self) -> int:
         """Number of workers: rows of the table."""
         return self.content.num_workers
@@ -320,10 +326,13 @@ class ScheduleTable:
         return ScheduleError(reason, grid, place=(worker, slot))
 
 
-def without(table: ScheduleTable, phases: Collection[Phase]) -> ScheduleTable:
-    """Take the cells of some phases out of a table."""
-    if not np.isin(table.phase, list(phases)).any():
-        return table
+def without(table: ScheduleTable, phases: tuple[Phase, ...]) -> ScheduleTable:
+    """Take the cells of some phases out of a table; the table itself where it has none."""
+    return table if len(row_order(table, phases)) == 0 else _without(table, phases)
+
+
+@remembered
+def _without(table: ScheduleTable, phases: tuple[Phase, ...]) -> ScheduleTable:
     return table.with_rows(
         [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
     )
@@ -347,11 +356,7 @@ def _plain(duration: float) -> float:
     return int(duration) if duration == int(duration) else float(duration)
 
 
-def dependencies_of(table: ScheduleTable) -> Dependencies:
-    """Return what waits for what in a table."""
-    return find_dependencies(table.content)
-
-
-def row_order(table: ScheduleTable, phases: Iterable[Phase]) -> Int[NumpyArray, " cells"]:
+@remembered
+def row_order(table: ScheduleTable, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())

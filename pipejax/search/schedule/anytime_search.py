@@ -6,7 +6,9 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from pipejax.analysis.evaluate import lower_and_price
+from pipejax.analysis.metrics import spans
 from pipejax.costs.costs import Costs
+from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
@@ -18,7 +20,7 @@ from pipejax.search.schedule.greedy import greedy_plan
 from pipejax.search.schedule.initial_plans import greedy_starts, is_pipe, pipe_plans
 from pipejax.search.schedule.one_stage_bound import relaxed_bound
 from pipejax.search.schedule.plan import Plan, gradient_end, objective_of
-from pipejax.search.schedule.plan_and_table import host_finish, keeps_limits, to_plan, to_table
+from pipejax.search.schedule.plan_and_table import keeps_limits, to_plan, to_table
 from pipejax.search.schedule.problem import InfeasibleError, Problem
 from pipejax.search.schedule.ring import Ring, cut, shortest_ring
 from pipejax.search.schedule.similarity import rows_keep_limits
@@ -297,8 +299,7 @@ class AnytimeSearch:
     def _measure(self, table: ScheduleTable) -> float:
         """The objective at the real costs [s]."""
         program, vector = lower_and_price(table, self.costs, self.links)
-        finish = host_finish(program, vector)
+        run = run_on_host(program, vector)
         if self.problem.objective == "makespan":
-            return float(finish.max())
-        start = finish - vector[program.duration_index]
-        return float((finish[program.last_node] - start[program.first_node]).max())
+            return float(run.finish.max())
+        return float(spans(program, run.duration, run.finish).max())

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
 from pipejax.schedules.table.links import Links
@@ -76,7 +76,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
             ),
         )
     )
-    start = host_finish(program, vector) - vector[program.duration_index]
+    start = run_on_host(program, vector).start
     at = {
         letter: np.full((problem.num_stages, problem.num_microbatches), NEVER, np.int64)
         for letter in "FBIWOL"
@@ -90,23 +90,6 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     turn = np.where(whole, at["B"], at["I"])
     last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
     return Plan(at["F"], turn, last, whole, at["O"], at["L"])
-
-
-def host_finish(
-    program: Program, vector: Float[NumpyArray, " costs"]
-) -> Float[NumpyArray, " nodes"]:
-    """Finish times of one program at one cost vector, on the host: there is nothing to compile.
-
-    Returns (nodes) finish times, the same floats as those of `evaluate`.
-    """
-    lag, lasts = vector[program.lag_index].tolist(), vector[program.duration_index].tolist()
-    finish: list[float] = []
-    for node, (preds, lags) in enumerate(zip(np.asarray(program.preds).tolist(), lag, strict=True)):
-        ready = max(
-            (finish[u] + w for u, w in zip(preds, lags, strict=True) if u < node), default=0.0
-        )
-        finish.append(ready + lasts[node])
-    return np.array(finish)
 
 
 def keeps_limits(problem: Problem, plan: Plan) -> bool:

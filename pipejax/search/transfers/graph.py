@@ -9,24 +9,20 @@ made without a loop over candidates and run by one vmapped recurrence.
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.analysis.evaluate import lower_and_price
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.longest_path import finish_times_of_many
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import without_transfers
 from pipejax.engine.lowering.link_models import queue_keys
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import NodeCosts
-from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 Orders = Int[NumpyArray, "orders transfers"]
-MIN_NODES = 256  # smallest compiled shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,17 +167,15 @@ def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, 
     Returns (orders, nodes) finish time of every node of `graph.program` [s].
     """
     number, preds, duration = _tables(graph, orders)
-    with jax.enable_x64(True):
-        finish = np.asarray(_finish(preds, duration))
-    return np.take_along_axis(finish, number, axis=1)
+    return np.take_along_axis(finish_times_of_many(preds, duration), number, axis=1)
 
 
 def _tables(
     graph: TransferGraph, orders: Orders
 ) -> tuple[
     Int[NumpyArray, "orders nodes"],
-    Int[NumpyArray, "orders padded max_preds"],
-    Float[NumpyArray, "orders padded"],
+    Int[NumpyArray, "orders nodes max_preds"],
+    Float[NumpyArray, "orders nodes"],
 ]:
     """Number the nodes topologically under each order, and lay their predecessors out.
 
@@ -202,24 +196,4 @@ def _tables(
     waits_for = graph.preds.take(node, axis=0)
     waits_for[batch, number[:, carrier], 1:3] = queue_preds(graph, orders)
     waits_for += batch[:, :, None] * nodes  # positions in all numbers, laid out flat
-    padded = _bucket(nodes)
-    preds = np.full((count, padded, graph.preds.shape[1]), SOURCE, np.int32)
-    preds[:, :nodes] = number.ravel().take(waits_for)
-    duration = np.zeros((count, padded))
-    duration[:, :nodes] = graph.duration[node]
-    return number, preds, duration
-
-
-def _bucket(nodes: int) -> int:
-    """Round up by at most an eighth: tables of similar size share a compilation."""
-    step = max(MIN_NODES, 1 << max(0, (nodes - 1).bit_length() - 3))
-    return -(-nodes // step) * step
-
-
-@jax.jit
-@jax.vmap
-def _finish(
-    preds: Int[Array, "nodes max_preds"], duration: Float[Array, " nodes"]
-) -> Float[Array, " nodes"]:
-    # under rendezvous no edge has a lag: a transfer's whole delay is its duration
-    return critical_path(preds, NodeCosts(duration, jnp.zeros(preds.shape, duration.dtype))).finish
+    return number, number.ravel().take(waits_for), graph.duration[node]

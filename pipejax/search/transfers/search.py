@@ -184,7 +184,7 @@ def _check(costs: Costs, links: Links, iterations: int, seconds: float | None) -
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
     """The order of the table's cells, or the one that stands for them; None for a deadlock."""
     try:
-        return order_of(lower(table, link=links))
+        return order_of(lower(table, link=links, step_end=False))
     except ScheduleError:
         return None
 

@@ -1,0 +1,33 @@
+"""What was found out about an object is kept with it, and goes when it goes."""
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+Owner = TypeVar("Owner")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+MOST = 8  # answers of one function that an object keeps: the latest ones
+
+
+def remembered(
+    function: Callable[Concatenate[Owner, Given], Found],
+) -> Callable[Concatenate[Owner, Given], Found]:
+    """Keep what a function says about a frozen object, by its other arguments, which are hashable.
+
+    Answers are shared, so nobody may change them.
+    """
+
+    @functools.wraps(function)
+    def once(owner: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+        answers = vars(owner).setdefault(f"_{function.__qualname__}", {})
+        key = (args, *kwargs.items())
+        if key not in answers:
+            if len(answers) == MOST:
+                del answers[next(iter(answers))]
+            answers[key] = function(owner, *args, **kwargs)
+        found: Found = answers[key]
+        return found
+
+    return once

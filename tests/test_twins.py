@@ -1,0 +1,126 @@
+"""The recurrence has a twin on the host: nothing is compiled, and every bit is the same."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from jax import monitoring
+from jitter_cases import LINKS, build, costs_of
+
+import pipejax as pj
+from pipejax.analysis.head_of_line_blocking import queue_makespans
+from pipejax.base import longest_path
+from pipejax.base.remembered import MOST, remembered
+from pipejax.engine.lowering import lower
+from pipejax.engine.lowering.program import pad
+from pipejax.engine.recurrence import critical_path, slack
+from pipejax.schedules import REGISTRY
+
+EQUAL = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_twins_agree_to_the_last_bit(name, ties):
+    table = build(name)
+    costs = EQUAL if ties else costs_of(table)
+    for link, queues in LINKS:
+        run = pj.evaluate(table, costs, link=pj.Links(link, queues))
+        program, n = run.program, run.program.num_nodes
+        padded = pad(program, num_nodes=512, max_preds=8)  # one compilation for all
+        priced = pj.price(padded, costs)
+        theirs = critical_path(padded.preds, priced)
+        assert np.array_equal(run.node_finish, theirs.finish[:n])
+        assert np.array_equal(run.critical, theirs.nodes[:n])
+        duration, lag = (np.asarray(part)[:n] for part in priced)
+        lag, preds = lag[:, : program.max_preds], program.preds
+        finish = longest_path.finish_times(preds, duration, lag)
+        nodes, edges = longest_path.critical_path(preds, finish, lag)
+        assert np.array_equal(finish, theirs.finish[:n])
+        assert np.array_equal(nodes, theirs.nodes[:n])
+        assert np.array_equal(edges, theirs.edges[:n, : program.max_preds])
+        spare = longest_path.slack(preds, duration, lag)
+        assert np.array_equal(spare, slack(padded, priced)[:n])
+
+
+def events(call):
+    """What JAX traces, lowers and compiles during a call."""
+    found = []
+
+    def listen(event, *_, **__):
+        found.append(event)
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        call()
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    return found
+
+
+def test_single_runs_compile_nothing():
+    table = build("chimera", m=16)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3, all_reduce=0.1)
+
+    def call():
+        for link, queues in LINKS:
+            run = pj.evaluate(table, costs, link=pj.Links(link, queues))
+        pj.staleness(table, costs)
+        pj.compare(table, costs)
+        pj.transfer_waits(run)
+        queue_makespans(table, costs)
+        pj.order(build("chimera"), costs, iterations=3)
+
+    assert events(call) == []
+    program = pj.lower(table)
+    assert events(lambda: slack(program, pj.price(program, costs))) != []  # they are counted
+
+
+def test_what_is_found_out_about_a_table_is_kept_with_it():
+    table = build()
+    program = pj.lower(table)
+    assert pj.lower(table, link="delay") is program
+    assert pj.lower(table, link=pj.Links("delay")) is program
+    assert pj.lower(table, step_end=False) is not program
+    assert pj.evaluate(table, EQUAL).program is pj.evaluate(table, EQUAL).program
+    assert table.dependencies is table.dependencies
+    assert pj.lower(build()) is not program
+    kept = weakref.ref(program)
+    del program
+    assert kept() is not None
+    del table
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_table_keeps_the_latest_answers():
+    calls = []
+
+    @remembered
+    def add(table, number, *, times=1):
+        calls.append(number)
+        return number * times
+
+    table = build()
+    for number in [*range(MOST), 0, MOST, 1, 0]:
+        assert add(table, number) == number
+    assert calls == [*range(MOST), MOST, 0]  # the first was let go of
+    assert (add(table, 5, times=2), add(table, 5)) == (10, 5)
+
+
+def test_a_search_lowers_each_table_once(monkeypatch):
+    lowered, how = [], lower._lower.__wrapped__
+
+    @remembered
+    def count(table, links, step_end):
+        lowered.append((table, links, step_end))
+        return how(table, links, step_end)
+
+    monkeypatch.setattr(lower, "_lower", count)
+    table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)
+    found = pj.order(table, costs, iterations=3)
+    for each in (table, pj.insert_transfers(table), found.table):
+        queue_makespans(each, costs)
+    assert len(lowered) == len(set(lowered))  # tables compare by identity
+    assert len([links for each, links, _ in lowered if each is table]) == 4
