@@ -1,16 +1,22 @@
 """Costs: what is filled in, what is refused, and gradients that are path counts."""
 
+import copy
+import dataclasses
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
 from pipejax.cli.options.numbers import parse_times
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
 from pipejax.engine.pricing import NodeCosts
+from pipejax.schedules import REGISTRY
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
@@ -23,6 +29,313 @@ def test_backward_is_filled_in_both_ways():
     assert pj.Costs.uniform(TABLE, forward=1.0, backward=3.0, weight_grad=1.0).input_grad == 2.0
     given = pj.Costs.uniform(TABLE, forward=1.0, backward=5.0, input_grad=1.0, weight_grad=1.0)
     assert given.backward == 5.0
+
+
+def registry_tables():
+    """One small table of every schedule that can be built."""
+    options = {"ada-offload": {"memory_limit": 2}, "pipe-offload": {"offload_share": 1.0}}
+    for name in REGISTRY:
+        yield pj.schedules.build(name, num_workers=4, num_microbatches=8, **options.get(name, {}))
+
+
+TABLES = {table.name: table for table in registry_tables()} | {
+    "recomputing": pj.ScheduleTable.from_rows([["0F0", "0R0", "0I0", "0W0"]]),
+    "one of each": pj.ScheduleTable.from_rows([["0F0", "0F1", "0B0", "0I1", "0W1"]]),
+}
+KINDS = {"list": list, "NumPy": np.array, "JAX": jnp.array, "first": lambda pair: pair[0]}
+seconds = st.lists(st.floats(0, 1e6), min_size=2, max_size=2)
+
+
+@given(one=seconds, other=seconds, kind=st.sampled_from(sorted(KINDS)))
+def test_what_follows_is_filled_in(one, other, kind):
+    of = KINDS[kind]
+    whole, part = np.maximum(one, other), np.minimum(one, other)
+    cases = [
+        ({"backward": of(one)}, {"input_grad": of(one), "weight_grad": of(one)}, 0.5),
+        (
+            {"input_grad": of(one), "weight_grad": of(other)},
+            {"backward": of([a + b for a, b in zip(one, other, strict=True)])},
+            1.0,
+        ),
+        (
+            {"backward": of(whole), "input_grad": of(part)},
+            {"weight_grad": of(whole - part)},
+            1.0,
+        ),
+        (
+            {"backward": of(whole), "weight_grad": of(part)},
+            {"input_grad": of(whole - part)},
+            1.0,
+        ),
+    ]
+    for arguments, wanted, factor in cases:
+        costs = pj.Costs(forward=1.0, **arguments)
+        for name, value in {
+            **{k: (v, 1.0) for k, v in arguments.items()},
+            **{k: (v, factor) for k, v in wanted.items()},
+        }.items():
+            np.testing.assert_array_equal(
+                getattr(costs, name), value[1] * np.asarray(value[0]), err_msg=name
+            )
+
+
+def test_what_is_not_given_and_does_not_follow_is_unknown():
+    alone = pj.Costs(weight_grad=1.0)
+    assert (alone.forward, alone.backward, alone.input_grad) == (None, None, None)
+    assert (alone.recompute, alone.offload, alone.load, alone.pair) == (None,) * 4
+    assert (alone.latency, alone.update, alone.unshard) == (0.0, 0.0, 0.0)
+    assert pj.Costs(offload=2.0).load == 2.0
+    assert pj.Costs(offload=2.0, load=3.0).load == 3.0
+    assert pj.Costs(load=3.0).offload is None
+
+
+@pytest.mark.parametrize(("split", "makespan"), [(False, 27.0), (True, 27.0)])
+def test_a_split_backward_is_as_much_work_as_a_whole_one(split, makespan):
+    given_times = {"input_grad": 1, "weight_grad": 1} if split else {"backward": 2}
+    costs = pj.Costs(forward=1, **given_times)
+    assert pj.evaluate(TABLES["zb-h1"], costs).makespan == makespan
+
+
+PHASES = ("F", "B", "I", "W", "R", "O", "L")
+EVERY = {PHASE_FIELDS[letter]: 1.0 for letter in PHASES}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_phase_without_a_cost_is_named(name):
+    table = TABLES[name]
+    program = pj.lower(table)
+    codes = np.unique([table.phase, table.partners.phase])
+    used = {pj.Phase(code).name for code in codes.tolist()}
+    assert "F" in used
+    for letter in PHASES:
+        field = PHASE_FIELDS[letter]
+        costs = unchecked_costs({k: v for k, v in EVERY.items() if k != field})
+        message = rf"phase {letter} has no cost: give .*{field}"
+        for run, what in ((pj.price, program), (pj.evaluate, table), (pj.makespans, program)):
+            if letter in used:
+                with pytest.raises(ValueError, match=message):
+                    run(what, costs)
+            elif run is pj.price:
+                run(what, costs)
+
+
+def test_a_phase_without_a_cost_is_named_inside_a_trace_too():
+    program = pj.lower(TABLES["recomputing"])
+    with pytest.raises(ValueError, match=r"phase R has no cost: give recompute \(R\)"):
+        jax.jit(lambda costs: pj.makespan(program, costs))(pj.Costs(forward=1.0, backward=2.0))
+
+
+def test_a_fused_pair_with_a_cost_needs_none_of_its_ops():
+    rows = [["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]
+    program = pj.lower(pj.ScheduleTable.from_rows(rows))
+    assert pj.Phase.B in program.layout.paired_phases
+    with_pairs = dataclasses.replace(program.layout, phases=())
+    alone = dataclasses.replace(program, layout=with_pairs)  # as if all ops were in pairs
+    assert pj.price(alone, unchecked_costs({"pair": 2.5})).duration.max() == 2.5
+    with pytest.raises(ValueError, match="phase F has no cost"):
+        pj.price(alone, unchecked_costs({}))
+    with pytest.raises(ValueError, match="phase F has no cost"):
+        pj.price(program, unchecked_costs({"pair": 2.5}))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
+    table = TABLES[name]
+    times = {"forward": 1.0, "input_grad": 1.25, "weight_grad": 0.5, "offload": 0.75}
+    costs = pj.Costs.per_worker(table, **times, transfer=0.125)
+    for pipe in range(table.num_pipes):  # all that a microbatch costs on a worker
+        for worker in range(table.num_workers):
+            mine = table.placement[pipe] == worker
+            shares = np.asarray(table.stage_shares)[mine]
+            for field, value in times.items():
+                total = getattr(costs, field)[mine].sum()
+                assert total == pytest.approx(value * shares.mean() if mine.any() else 0)
+    path = tmp_path / "table.json"
+    pj.write_table(table, path)
+    given_times = ["--worker-times", "F=1,I=1.25,W=0.5,O=0.75", "--comm", "0.125"]
+    code, out, _ = call("evaluate", "--table", path, *given_times, "--json")
+    assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
+
+
+def test_batches_of_work_per_worker():
+    table = TABLES["interleaved-1f1b"]
+    forward = np.array([1.0, 2.0, 3.0])
+    many = pj.Costs.per_worker(table, forward=forward, backward=2.0, transfer=0.5)
+    assert many.forward.shape == many.backward.shape == (3, table.num_stages)
+    ends = pj.makespans(pj.lower(table), many)
+    for end, each in zip(ends, forward, strict=True):
+        one = pj.Costs.per_worker(table, forward=each, backward=2.0, transfer=0.5)
+        assert float(end) == pj.evaluate(table, one).makespan
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_makespans_scale_with_the_costs(name):
+    rng = np.random.default_rng(3)
+    table = TABLES[name]
+    stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
+    costs = pj.Costs(
+        **{field: rng.random(stages) for field in ("forward", "backward", "recompute", "offload")},
+        latency=rng.random(links),
+        transmit=rng.random(links),
+    )
+    once = pj.evaluate(table, costs, link="queued").makespan
+    for power in (-3, 5):
+        scaled = jax.tree.map(lambda leaf, by=2.0**power: by * leaf, costs)
+        assert pj.evaluate(table, scaled, link="queued").makespan == 2.0**power * once
+
+
+class TestTrees:
+    """A tree of costs holds anything: only the constructor checks and fills in."""
+
+    def test_leaves_are_put_back_as_they_are(self):
+        costs = pj.Costs(forward=1.0, backward=[2.0, 3.0])
+        leaves, tree = jax.tree.flatten(costs)
+        assert len(leaves) == 4 + 8
+        for wrong in (-1.0, None, object(), "text", np.nan):
+            back = jax.tree.unflatten(tree, [wrong] * len(leaves))
+            assert back.forward is back.weight_grad is back.latency is wrong
+            assert back.recompute is None
+        axes = jax.tree.map(lambda _: 0, costs)
+        assert (axes.forward, axes.backward, axes.recompute) == (0, 0, None)
+
+    def test_paths_name_the_fields(self):
+        paths = jax.tree_util.tree_leaves_with_path(pj.Costs(forward=1.0, backward=2.0))
+        names = [jax.tree_util.keystr(path) for path, _ in paths]
+        assert names[:4] == [".forward", ".backward", ".input_grad", ".weight_grad"]
+
+    @pytest.mark.parametrize(
+        "again", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
+    )
+    def test_copies(self, again):
+        costs = pj.Costs(forward=1.0, input_grad=[1.0, 2.0], weight_grad=jnp.ones(2))
+        other = again(costs)
+        assert jax.tree.structure(other) == jax.tree.structure(costs)
+        for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(costs), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_transformations_of_functions_that_make_costs(self):
+        table = TABLES["zb-h1"]
+        program = pj.lower(table)
+
+        def end(make, backward):
+            return pj.makespan(program, make(1.0, backward))
+
+        def uniform(forward, backward):
+            return pj.Costs.uniform(table, forward=forward, backward=backward)
+
+        for make in (
+            pj.Costs,
+            uniform,
+            lambda f, b: pj.Costs.per_worker(table, forward=f, backward=b),
+        ):
+            whole = jax.jit(jax.vmap(lambda b, make=make: end(make, b)))(jnp.array([2.0, 4.0]))
+            assert whole.tolist() == [27.0, pj.evaluate(table, pj.Costs(1.0, 4.0)).makespan]
+            slopes = jax.grad(lambda f, b, make=make: pj.makespan(program, make(f, b)), (0, 1))
+            assert np.dot(slopes(1.0, 2.0), [1.0, 2.0]) == 27.0  # Euler
+            many = jax.vmap(make)(jnp.ones(3), jnp.full(3, 2.0))
+            assert pj.makespans(program, many).tolist() == [27.0] * 3
+        assert {
+            leaf.shape for leaf in jax.tree.leaves(jax.vmap(uniform)(jnp.ones(3), jnp.ones(3)))
+        } == {(3,)}
+
+
+FORBIDDEN = {
+    "a boolean": True,
+    "a list with a boolean": [1.0, True],
+    "booleans": np.array([True, False]),
+    "JAX booleans": jnp.array([True, False]),
+    "a complex number": 1j,
+    "complex numbers": np.array([1.0, 2.0], complex),
+    "JAX complex numbers": jnp.array([1j]),
+    "text": "1.5",
+    "texts": ["1.5", "2"],
+    "a masked array": np.ma.MaskedArray([1.0, 2.0], mask=[True, False]),
+    "times": np.array([1, 2], "timedelta64[s]"),
+    "nothing among numbers": [1.0, None],
+    "a ragged list": [[1.0], [1.0, 2.0]],
+    "objects": np.array([1.0, 2.0], object),
+    "a number beyond floats": 10**400,
+    "a function": abs,
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+@pytest.mark.parametrize("field", ["forward", "load", "transmit"])
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_number_is_refused(what, field):
+    with pytest.raises(ValueError, match=f"{field} must be a number or an array of them, got "):
+        pj.Costs(**{field: FORBIDDEN[what]})
+    with pytest.raises(ValueError, match=f"{field} must be a number or an array of them, got "):
+        unchecked_costs({field: FORBIDDEN[what]}).check_values()
+
+
+@pytest.mark.parametrize(
+    "wrong", [-1, -1.0, [1.0, -1.0], np.float32(-1), np.nan, -np.inf, [np.inf]]
+)
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.usefixtures("unchecked")
+def test_what_no_time_can_be_is_refused(wrong, field):
+    value = np.ravel(wrong)[-1]
+    with pytest.raises(ValueError, match=f"{field} must be finite and at least 0 .*, got {value}"):
+        pj.Costs(**{field: wrong})
+
+
+def test_traced_values_of_a_wrong_type_are_refused():
+    for wrong in (jnp.array(True), jnp.array(1j)):
+        with pytest.raises(ValueError, match="forward must be a number or an array of them"):
+            jax.jit(lambda value: pj.Costs(forward=value))(wrong)
+
+
+def test_types_of_numbers():
+    assert type(pj.Costs(forward=1).forward) is float
+    assert pj.Costs(forward=np.arange(3)).forward.dtype == np.float64
+    assert pj.Costs(forward=[1, 2]).forward.dtype == np.float64
+    assert pj.Costs(forward=jnp.arange(3)).forward.dtype == jnp.result_type(float)
+    for dtype in (np.float16, np.float32, np.float64, jnp.bfloat16):
+        for make in (np.ones, jnp.ones):
+            costs = pj.Costs(forward=make(2, dtype), backward=make(2, dtype))
+            assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == {
+                np.dtype(dtype)
+            }
+        batch = pj.Costs.uniform(TABLE, forward=np.ones(2, dtype), backward=1.0)
+        wanted = {np.dtype(dtype) if dtype != jnp.bfloat16 else batch.backward.dtype}
+        assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == wanted
+    inside = jax.jit(lambda a, b: pj.Costs(forward=[a, b, 1.0]).forward)(1.0, 2.0)
+    assert inside.tolist() == [1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("backward", "input_grad"), [((3, 1), (3,)), ((4,), (3,)), ((2, 4), (3, 4))]
+)
+def test_axes_that_mean_different_things_are_not_broadcast(backward, input_grad):
+    with pytest.raises(
+        ValueError, match=r"W = B - I \(weight_grad\): shapes .* do not go together"
+    ):
+        pj.Costs(backward=np.ones(backward), input_grad=np.ones(input_grad))
+
+
+@pytest.mark.parametrize("field", ["forward", "update", "latency"])
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4), (3, 1, 1, 1), (5,)])
+def test_one_run_refuses_a_batch(field, shape):
+    if field == "latency" and shape != (3, 1, 1, 1) and shape != (5,):
+        shape = (2, 2, 2, 3)
+    costs = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones(shape)})
+    program = pj.lower(TABLE)
+    for price in (
+        lambda: pj.makespan(program, costs),
+        lambda: pj.price(program, costs),
+        lambda: pj.evaluate(TABLE, costs),
+    ):
+        with pytest.raises(ValueError, match=rf"{field} has shape .* a batch is for makespans"):
+            price()
+
+
+def test_costs_show_what_is_given():
+    assert repr(pj.Costs(forward=1, backward=[2.0, 4.0], latency=1e-6)) == (
+        "Costs(forward=1, backward=float64[2], input_grad=float64[2], weight_grad=float64[2], "
+        "latency=1e-06)"
+    )
+    assert repr(jax.tree.map(lambda _: None, pj.Costs(forward=1.0))).startswith("Costs(")
 
 
 WRONG = {

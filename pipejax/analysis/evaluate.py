@@ -172,7 +172,8 @@ def lower_and_price(
 
     Returns The program and its cost vector [s].
     """
-    step_end = any(np.any(np.asarray(cost) > 0) for cost in (costs.all_reduce, costs.update))
+    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
+    step_end = any(np.any(np.asarray(cost) > 0) for cost in at_end)
     program = lower(table, link=link, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
