@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,21 +14,12 @@ import pytest
 import xarray as xr
 from sweep_cases import GRID, declare, refused, write_grid
 
+from pipejax.base.files import DRAFT
 from pipejax.base.locks import locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
 from pipejax.sweep.blocks import get_block, num_blocks
 from pipejax.sweep.store import opened
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Processes that tests start find what others have compiled; this one compiles for itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        yield
 
 
 def files_of(path):
@@ -77,116 +67,150 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     assert files_of(path) == expected
 
 
-def command(*arguments):
-    return [sys.executable, "-c", "from pipejax.cli import main; main()", *map(str, arguments)]
-
-
 @pytest.fixture(scope="module")
 def grid_file(tmp_path_factory):
     return write_grid(tmp_path_factory.mktemp("grid_file"))
 
 
-def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(whole, grid_file, tmp_path):
-    """Ten kills of a real process, some before the store is there, most while it is written."""
+# runs each line as a command in a process of its own; what they import is imported once, before
+# anything has started a thread
+FORKS = """
+import os, sys
+import xarray, zarr, pipejax.sweep
+from pipejax.cli.app import run
+xarray.Dataset(coords={"x": [0]})
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(2, 1)
+        os._exit(run(line.split()))
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture
+def start():
+    """Start a command; return its process and a function that waits for how it ended."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+    def started(*arguments):
+        server.stdin.write(" ".join(map(str, arguments)) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline()), lambda: int(server.stdout.readline())
+
+    yield started
+    server.communicate()
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def written(path):
+    return len(list(path.glob("block_checksum/[0-9]*")))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
+    kills, whole, grid_file, start, tmp_path
+):
+    """Kills of a real process, some before the store is there, most while it is written."""
     path, rng = tmp_path / "killed.zarr", random.Random(0)
     expected = files_of(whole)
     checksums = [name for name in expected if name.startswith("block_checksum/")]
     seen = []
-    for kill in range(10):
-        process = subprocess.Popen(
-            command("sweep", grid_file, "--out", path, "--resume"),
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        before = len(list(path.glob("block_checksum/[0-9]*")))
-        if kill % 4 == 3:  # at any time, also before anything is written
-            time.sleep(rng.uniform(0, 3))
+    for kill in range(kills):
+        before = written(path)
+        process, end = start("sweep", grid_file, "--out", path, "--resume")
+        if kill % 4 == 2:  # at any time, also before anything is written
+            time.sleep(rng.uniform(0, 1))
         else:  # as soon as another block is written, and a little later
-            while (
-                process.poll() is None and len(list(path.glob("block_checksum/[0-9]*"))) <= before
-            ):
+            while is_running(process) and written(path) <= before:
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.03))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        seen.append(len(list(path.glob("block_checksum/[0-9]*"))))
-    assert len(set(seen)) > 0, seen
+        os.kill(process, signal.SIGKILL)
+        assert end() == signal.SIGKILL, "it was at work when it was killed"
+        seen.append(written(path))
     assert any(0 < count < len(checksums) - 1 for count in seen), seen  # killed in the middle
-    done = subprocess.run(
-        command("sweep", grid_file, "--out", path, "--resume", "--json"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["not_evaluated"] == 0
+    (path / "step_time" / "0.0.0123.partial").write_text("x")  # what Zarr leaves of a chunk
+    _, end = start("sweep", grid_file, "--out", path, "--resume", "--json")
+    assert end() == 0
     assert files_of(path) == expected
-    assert xr.open_zarr(path).load().identical(xr.open_zarr(whole).load())
+    data = xr.open_zarr(path).load()
+    assert data.identical(xr.open_zarr(whole).load())
+    assert (data.status != 0).all()
     assert [p.name for p in tmp_path.iterdir()] == ["killed.zarr"]  # no drafts left
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeypatch):
+    """At any step in which labels and metadata come to their place; then without --resume."""
+    sweep, expected, replace = read_sweep(GRID), files_of(whole), os.replace
+    metadata = {name for name in expected if Path(name).name.startswith(".")}
+    for step in (0, 1, 2, 9):
+        path, left = tmp_path / f"{step}.zarr", [step]
+
+        def killed(*paths, left=left):
+            left[0] -= DRAFT in str(paths[0]) and not str(paths[0]).endswith(".partial")
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            replace(*paths)
+
+        monkeypatch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt), opened(sweep, path, resume=False):
+            pass
+        monkeypatch.setattr(os, "replace", replace)
+        with opened(sweep, path, resume=step > 0):
+            assert metadata <= set(files_of(path))
+        found = files_of(path)
+        assert {name: found[name] for name in metadata} == {n: expected[n] for n in metadata}
 
 
-def wait_for(condition, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
+CLUSTER = """
+import os, pathlib, signal, sys, threading, time
+from distributed import LocalCluster
+from pipejax.cli.app import run
+out, grid = map(pathlib.Path, sys.argv[1:])
+with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    killed = []
+    def kill():
+        while len(list(out.glob("block_checksum/[0-9]*"))) < 2:
+            time.sleep(0.001)
+        os.kill(cluster.workers[0].pid, signal.SIGKILL)
+        killed.append(True)
+    threading.Thread(target=kill, daemon=True).start()
+    address = cluster.scheduler_address
+    code = run(["sweep", str(grid), "--out", str(out), "--scheduler", address, "--json"])
+    sys.exit(code or not killed)
+"""
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tmp_path):
     """A real scheduler and two workers on loopback; one is killed in the middle."""
-    port, out = free_port(), tmp_path / "cluster.zarr"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    logs = (tmp_path / "log").open("w")
-
-    def start(name, *arguments):
-        code = f"from distributed.cli.{name} import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            env=environment,
-            stdout=logs,
-            stderr=logs,
-            cwd=tmp_path,
-        )
-
-    address = f"tcp://127.0.0.1:{port}"
-    servers = [
-        start("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
-    ]
-    worker = (
-        "dask_worker",
-        address,
-        "--nthreads",
-        "1",
-        "--no-nanny",
-        "--no-dashboard",
-        "--local-directory",
-        str(tmp_path / "scratch"),
+    out = tmp_path / "cluster.zarr"
+    client = subprocess.run(
+        [sys.executable, "-c", CLUSTER, out, grid_file],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        timeout=120,
     )
-    servers += [start(*worker), start(*worker)]
-    try:
-        client = subprocess.Popen(
-            command("sweep", grid_file, "--out", out, "--scheduler", address, "--json"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_for(
-            lambda: len(list(out.glob("block_checksum/[0-9]*"))) >= 2 or client.poll(), "two blocks"
-        )
-        servers[1].kill()
-        printed, problem = client.communicate(timeout=120)
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-        logs.close()
-    assert client.returncode == 0, problem
-    found = json.loads(printed)
+    assert client.returncode == 0, client.stderr
+    found = json.loads(client.stdout)
     assert (found["not_evaluated"], found["evaluated_now"]) == (0, read_sweep(GRID).num_points)
     assert files_of(out) == files_of(whole)
 
