@@ -28,6 +28,7 @@ def data(declared, tmp_path_factory):
     return run_sweep(declared, tmp_path_factory.mktemp("out") / "out.zarr").load()
 
 
+@pytest.mark.compiles
 def test_axes_and_units(data):
     assert dict(data.step_time.sizes) == {
         "schedule": 3,
@@ -56,6 +57,7 @@ def test_axes_and_units(data):
     assert data.status.attrs["flag_meanings"].split() == [s.replace(" ", "_") for s in STATUS]
 
 
+@pytest.mark.compiles
 def test_points_are_single_evaluations(data):
     """Every value against the front door, one configuration at a time."""
     rng = random.Random(1)
@@ -117,6 +119,7 @@ def scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_SCRATCH", str(tmp_path))
 
 
+@pytest.mark.compiles
 def test_illegal_points_say_why(data):
     reasons = data.reason.isel(model=0, recompute=0)
     assert str(reasons.sel(schedule="gpipe", microbatch_size=3).values) == (
@@ -134,6 +137,8 @@ def test_illegal_points_say_why(data):
     assert set(np.unique(data.status)) == {1, 2, 3}
 
 
+@pytest.mark.compiles
+@pytest.mark.process
 def test_float32_is_close(tmp_path):
     grid = {**GRID, "outputs": ["bubble_ratio", "bound_by", "share"]}
     exact, short = (
@@ -232,6 +237,7 @@ def grid_file(tmp_path_factory):
     return write_grid(tmp_path_factory.mktemp("grid_file"))
 
 
+@pytest.mark.process
 def test_a_scheduler_that_is_not_there_is_named(grid_file, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pipejax.sweep.cluster.PATIENCE", 0.5)
     address = "tcp://127.0.0.1:9"

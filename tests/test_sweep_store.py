@@ -21,6 +21,8 @@ from pipejax.sweep import read_sweep, run_sweep
 from pipejax.sweep.blocks import get_block, num_blocks
 from pipejax.sweep.store import opened
 
+pytestmark = [pytest.mark.compiles, pytest.mark.process]
+
 
 def files_of(path):
     """Bytes of all files of a store."""
@@ -121,7 +123,6 @@ def written(path):
     return len(list(path.glob("block_checksum/[0-9]*")))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
     kills, whole, grid_file, start, tmp_path
@@ -196,7 +197,6 @@ with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as 
 """
 
 
-@pytest.mark.process
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tmp_path):
     """A real scheduler and two workers on loopback; one is killed in the middle."""
