@@ -1,16 +1,21 @@
 """Builders, crossed over the registry: complete, legal, in order, and clear about what is not."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import pipejax as pj
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
+from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table_files import to_json
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
+F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 BOTH_EVEN = ("chimera", "chimera-asymmetric")
 OPTIONS = {
@@ -135,3 +140,101 @@ def test_every_builder_names_its_source():
     for builder in REGISTRY.values():
         assert "arXiv" in builder.source
         assert builder.summary
+
+
+def pipe_of_two(transmit=0, lasts=(1, 1, 1), microbatches=3):
+    """Two stages on two workers; messages there occupy their link."""
+    return Work(
+        placement=[[0, 1]],
+        pipe_of=[0] * microbatches,
+        lasts={phase: [last, last] for phase, last in zip((F, I, W), lasts, strict=True)},
+        lag=[[[0]], [[0]]],
+        transmit=[[[transmit]], [[0]]],
+        sizes=[3, 3],
+        kept=[1, 1],
+        limits=[9, 9],
+    )
+
+
+def starts(work, **rules):
+    """Start of every op, by its text."""
+    depth = [[99] * len(row) for row in work.placement]
+    run = list_schedule(work, Rules(**{"depth": depth, **rules}))
+    return {f"{stage}{phase.name}{m}": start for phase, stage, m, _, start, _ in run.log}
+
+
+def test_a_link_carries_one_message_at_a_time():
+    found = starts(pipe_of_two(transmit=5))
+    assert [found[f"0F{m}"] for m in range(3)] == [0, 1, 2]
+    assert [found[f"1F{m}"] for m in range(3)] == [6, 11, 16]
+
+
+@pytest.mark.parametrize(
+    ("rules", "worker_0"),
+    [  # a gradient is on its way to worker 0 while it has a W of 3 left and nothing else to do
+        ({}, {"0I0": 4, "0W0": 6, "0I1": 9}),
+        ({"patience": (I,)}, {"0I0": 4, "0W0": 9, "0I1": 7}),
+        ({"depth": [[1, 1]]}, {"0F1": 6, "0I0": 4, "0W0": 7}),
+        ({"active": 1}, {"0F1": 6, "0I0": 4, "0W0": 7}),
+        ({"depth": [[1, 1]], "backlog": 0}, {"0F1": 9, "0I0": 4, "0W0": 6}),
+    ],
+)
+def test_rules_of_the_list_scheduler(rules, worker_0):
+    found = starts(pipe_of_two(lasts=(1, 2, 3), microbatches=2), **rules)
+    assert {name: found[name] for name in worker_0} == worker_0
+
+
+@given(
+    data=st.data(),
+    workers=st.integers(1, 4),
+    microbatches=st.integers(1, 8),
+    stages=st.integers(1, 6),
+    pipes=st.integers(1, 2),
+)
+def test_what_the_list_scheduler_runs_can_run(data, workers, microbatches, stages, pipes):
+    def numbers(low, high, *shape):
+        flat = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=9))
+        return np.resize(flat, shape).tolist()
+
+    placement = numbers(0, workers - 1, pipes, stages)
+    sizes, limit = numbers(2, 4, stages), 4 * stages * pipes
+    work = Work(
+        placement=placement,
+        pipe_of=numbers(0, pipes - 1, microbatches),
+        lasts={phase: numbers(1, 5, stages) for phase in (F, I, W)},
+        lag=numbers(0, 4, 2, pipes, stages - 1),
+        transmit=numbers(0, 3, 2, pipes, stages - 1),
+        sizes=sizes,
+        kept=numbers(0, 2, stages),
+        limits=numbers(limit, 2 * limit, workers),
+    )
+    depth, active = numbers(1, 4, pipes, stages), data.draw(st.integers(1, 4))
+    backlog = data.draw(st.integers(0, 3))
+    run = list_schedule(work, Rules(depth, active, backlog, (F, I)))
+    if run is None:  # memory may stop them: with one microbatch at a time it does not
+        run = list_schedule(work, Rules(depth, 1, backlog, (F, I)))
+    times = {(phase, s, m): (start, end) for phase, s, m, _, start, end in run.log}
+    assert len(times) == len(run.log) == 3 * stages * microbatches
+    assert all(type(time) is int for pair in times.values() for time in pair)
+    for (phase, stage, m), (start, _) in times.items():
+        pipe = work.pipe_of[m]
+        before = stage - 1 if phase is F else stage + 1
+        if phase is W or (phase is I and stage == stages - 1):
+            assert start >= times[I if phase is W else F, stage, m][1]
+        elif 0 <= before < stages:
+            hop = int(phase is I), pipe, min(stage, before)
+            sent = (values[hop[0]][hop[1]][hop[2]] for values in (work.lag, work.transmit))
+            assert start >= times[phase, before, m][1] + sum(sent)
+        if phase is F:
+            ahead = [times[I, stage, n][0] for n in range(m) if work.pipe_of[n] == pipe]
+            assert sum(begun > start for begun in ahead) < depth[pipe][stage]
+    for worker in range(workers):
+        rows = sorted((start, end) for *_, w, start, end in run.log if w == worker)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(rows))
+        changes = sorted(
+            (end if phase in (I, W) else start, change)
+            for phase, s, _, w, start, end in run.log
+            for change in [{F: sizes[s], I: work.kept[s] - sizes[s], W: -work.kept[s]}[phase]]
+            if w == worker
+        )
+        assert max(itertools.accumulate([0, *(c for _, c in changes)])) <= work.limits[worker]

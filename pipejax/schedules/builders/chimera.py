@@ -9,9 +9,8 @@ out in another order, which may suit real durations better.
 from collections.abc import Mapping, Sequence
 
 from pipejax.schedules.cells.placement import bidirectional
-from pipejax.schedules.heuristics.list_scheduling import list_schedule
+from pipejax.schedules.heuristics.plan_table import admission_table
 from pipejax.schedules.table.slot_durations import EQUAL_SLOTS
-from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -99,15 +98,11 @@ def _bidirectional(
     slots: Mapping[str, float],
 ) -> ScheduleTable:
     _check_even(num_workers, num_microbatches, name)
-    placement = bidirectional(num_workers)
-    pipe_of = [m % 2 for m in range(num_microbatches)]
-    rows = list_schedule(placement, pipe_of, slots, shares, num_workers)
-    packed = ScheduleTable.from_rows(
-        rows,
-        placement=placement,
-        pipe_of_microbatch=pipe_of,
-        name=name,
+    return admission_table(
+        name,
+        bidirectional(num_workers),
+        [m % 2 for m in range(num_microbatches)],
+        in_flight_limit=num_workers,
         slots=slots,
         stage_shares=shares,
     )
-    return spread(packed)

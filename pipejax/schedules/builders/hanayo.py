@@ -7,9 +7,8 @@ describes M = P; for more microbatches the pipe admits one when one has left, as
 from collections.abc import Mapping
 
 from pipejax.schedules.cells.placement import zigzag
-from pipejax.schedules.heuristics.list_scheduling import list_schedule
+from pipejax.schedules.heuristics.plan_table import admission_table
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
-from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -38,9 +37,11 @@ def hanayo(
         worker 1   .   1F0  2F0  1F1  2F1  2B0  1B0  2B1  1B1   .
     """
     placement = zigzag(num_workers, waves)
-    num_stages = placement.shape[1]
-    rows = list_schedule(
-        placement, [0] * num_microbatches, slots, [1.0] * num_stages, 2 * num_workers
+    return admission_table(
+        "hanayo",
+        placement,
+        [0] * num_microbatches,
+        in_flight_limit=2 * num_workers,
+        slots=slots,
+        stage_shares=[1.0] * placement.shape[1],
     )
-    packed = ScheduleTable.from_rows(rows, placement=placement, name="hanayo", slots=slots)
-    return spread(packed)

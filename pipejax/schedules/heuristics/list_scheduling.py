@@ -1,77 +1,244 @@
-"""Greedy list scheduling: the order that a placement and slot durations lead to.
+"""The list scheduler: a worker that is free takes the most urgent op that it may start.
 
-Chimera and Hanayo are defined by their placement; the order of a row follows from running the
-pipe in slots. Every worker that is free takes, among the ops whose inputs are there, a backward
-before a forward and an earlier microbatch before a later one. A pipe admits a microbatch at its
-first stage only while fewer than `in_flight_limit` of its microbatches are active, as 1F1B does.
+Gradients come before forwards, for others wait for them, and forwards before weight gradients,
+which fill what is left; of one kind the earlier microbatch comes first, then the later stage.
+What else a published heuristic decides is a rule: how far forwards run ahead, whether a weight
+gradient leaves a gap alone, what goes to the host and when it returns.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from pipejax.schedules.cells.ops import Cell, Op, Phase
-from pipejax.schedules.cells.placement import Placement
-from pipejax.schedules.table.slot_durations import check_slots
+from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.heuristics.timeline import Time, Timeline, Work
+
+ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
+NO_LIMIT = 10**9
+GRADIENT, FORWARD, WEIGHT = range(3)
+Waiting = tuple[int, int, Op]  # microbatch, -stage, op
+KIND = {Phase.B: GRADIENT, Phase.I: GRADIENT, Phase.F: FORWARD, Phase.W: WEIGHT}
 
 
-def list_schedule(
-    placement: Placement,
-    pipe_of: Sequence[int],
-    slots: Mapping[str, float],
-    stage_shares: Sequence[float],
-    in_flight_limit: int,
-) -> list[list[Cell]]:
-    """Order the ops of all workers greedily."""
-    check_slots(slots)
-    num_pipes, num_stages = placement.shape
-    worker_of = placement.tolist()
-    rows: list[list[Cell]] = [[] for _ in range(int(placement.max()) + 1)]
-    ready: list[list[tuple[bool, int, Op]]] = [[] for _ in rows]
-    waiting = [[m for m, q in enumerate(pipe_of) if q == pipe][::-1] for pipe in range(num_pipes)]
-    active = [0] * num_pipes
-    ends: list[tuple[float, int, Op]] = []
-    free = set(range(len(rows)))
-    # ends closer than this are one moment: sums of slots that are no whole numbers are rounded
-    same = 1e-9 * min(slots["F"], slots["B"]) * min(stage_shares)
+class Rules(NamedTuple):
+    """Choices of a list scheduler.
 
-    def offer(op: Op) -> None:
-        worker = worker_of[pipe_of[op.microbatch]][op.stage]
-        heapq.heappush(ready[worker], (op.phase is not Phase.B, op.microbatch, op))
+    Attributes:
+      depth: (pipes, stages) forwards that a stage may be ahead of its gradients.
+      active: microbatches between their first forward and their last gradient, at most.
+      backlog: weight gradients that may be left over before one comes ahead of a forward.
+      patience: phases of ops that a weight gradient must not delay once their time is known,
+        unless it makes room for a forward.
+      due: an activation returns from the host when fewer gradients than this come before its own.
+      host_links: groups of workers that share a host link; the others have their own.
+    """
 
-    def admit(pipe: int) -> None:
-        while waiting[pipe] and active[pipe] < in_flight_limit:
-            active[pipe] += 1
-            offer(Op(Phase.F, 0, waiting[pipe].pop()))
+    depth: Sequence[Sequence[int]]
+    active: int = NO_LIMIT
+    backlog: int = NO_LIMIT
+    patience: tuple[Phase, ...] = ()
+    due: int = 0
+    host_links: Sequence[Sequence[int]] = ()
 
-    def finish(op: Op) -> None:
-        last = num_stages - 1
-        if op.phase is Phase.F:
-            offer(
-                Op(Phase.F, op.stage + 1, op.microbatch)
-                if op.stage < last
-                else Op(Phase.B, last, op.microbatch)
-            )
-        elif op.stage > 0:
-            offer(Op(Phase.B, op.stage - 1, op.microbatch))
-        else:
-            active[pipe_of[op.microbatch]] -= 1
-            admit(pipe_of[op.microbatch])
 
-    for pipe in range(num_pipes):
-        admit(pipe)
-    now = 0.0
-    while True:
-        for worker in sorted(free):
-            if ready[worker]:
-                op = heapq.heappop(ready[worker])[2]
-                rows[worker].append((op,))
-                end = now + slots[op.phase.name] * stage_shares[op.stage]
-                heapq.heappush(ends, (end, worker, op))
-                free.discard(worker)
-        if not ends:
-            return rows
-        now = ends[0][0]
-        while ends and ends[0][0] <= now + same:
-            _, worker, op = heapq.heappop(ends)
-            free.add(worker)
-            finish(op)
+def list_schedule(work: Work, rules: Rules) -> Timeline | None:
+    """Run the workers; None where memory keeps an op from ever starting."""
+    run = _ListScheduler(work, rules).run()
+    computed = sum(phase in KIND for phase, *_ in run.log)
+    return run if computed == work.total else None
+
+
+class _ListScheduler:
+    """One run, event by event: ends of ops, and inputs that arrive."""
+
+    def __init__(self, work: Work, rules: Rules) -> None:
+        self.work, self.rules = work, rules
+        self.timeline = Timeline(work)
+        workers = range(len(work.limits))
+        # what can start, by worker and kind: of one kind the least entry is the most urgent
+        self.ready: list[list[list[Waiting]]] = [[[] for _ in range(3)] for _ in workers]
+        self.entering = [
+            deque(Op(Phase.F, 0, m) for m, own in enumerate(work.pipe_of) if own == pipe)
+            for pipe in range(len(work.placement))
+        ]
+        self.coming: list[list[Time]] = [[] for _ in workers]  # of what a W must not delay
+        self.gradient = work.gradient
+        self.running: list[Op | None] = [None for _ in workers]
+        self.active = 0
+        self.events: list[tuple[Time, int, Op, bool]] = []
+        self.number = itertools.count()
+        groups = {worker: tuple(group) for group in rules.host_links for worker in group}
+        self.sharing = [groups.get(worker, (worker,)) for worker in workers]
+        self.link_busy = [False for _ in workers]
+        self.away: list[list[int]] = [[] for _ in workers]  # on the host, or on the way
+        self.went: list[set[int]] = [set() for _ in workers]  # once: never again
+        lasts = [last for times in work.lasts.values() for last in times]
+        # sums of floats are rounded: times closer than this are one moment
+        is_whole = all(isinstance(last, int) for last in lasts)
+        shortest = min((last for last in lasts if last), default=0)
+        self.same = 0 if is_whole else ROUNDING * shortest
+
+    def run(self) -> Timeline:
+        for microbatches in self.entering:
+            if microbatches:
+                self.push(0, microbatches.popleft(), False)
+        while self.events:
+            now = self.events[0][0]
+            woken: set[int] = set()
+            while self.events and self.events[0][0] <= now + self.same:
+                *_, op, ends = heapq.heappop(self.events)
+                if ends:
+                    woken.update(self.finish(op))
+                else:
+                    woken.add(self.arrive(op))
+            for worker in sorted(woken):
+                chosen = self.choose(worker, now) if self.running[worker] is None else None
+                if chosen is not None:
+                    self.begin(chosen, worker, now)
+            if Phase.O in self.work.lasts:
+                for worker in sorted(woken):
+                    self.use_host_link(worker, now)
+        return self.timeline
+
+    def push(self, moment: Time, op: Op, ends: bool) -> None:
+        heapq.heappush(self.events, (moment, next(self.number), op, ends))
+
+    def arrive(self, op: Op) -> int:
+        """Let an op wait for its worker, which is returned."""
+        worker = self.timeline.worker(op)
+        heapq.heappush(self.ready[worker][KIND[op.phase]], (op.microbatch, -op.stage, op))
+        return worker
+
+    def begin(self, op: Op, worker: int, now: Time) -> None:
+        """Start what a worker computes."""
+        waiting = self.ready[worker][KIND[op.phase]]
+        if waiting[0][2] is op:
+            heapq.heappop(waiting)
+        else:  # what is more urgent may not start yet
+            waiting.remove((op.microbatch, -op.stage, op))
+            heapq.heapify(waiting)
+        self.running[worker] = op
+        if op.phase is Phase.F and op.stage == 0:
+            self.active += 1
+            entering = self.entering[self.work.pipe_of[op.microbatch]]
+            if entering:
+                self.arrive(entering.popleft())
+        for made in self.timeline.start(op, now):
+            arrival = self.timeline.arrival[made]
+            self.push(arrival, made, False)
+            if made.phase in self.rules.patience:
+                heapq.heappush(self.coming[self.timeline.worker(made)], arrival)
+        self.push(self.timeline.clock[worker], op, True)
+
+    def finish(self, op: Op) -> Sequence[int]:
+        """End an op: return the workers for which that may change something."""
+        worker = self.timeline.worker(op)
+        self.timeline.end(op)
+        if op.phase in KIND:
+            self.running[worker] = None
+            if op.phase is self.gradient and op.stage == 0:
+                self.active -= 1
+                return range(len(self.running))
+            return (worker,)
+        if op.phase is Phase.L:
+            self.away[worker].remove(op.microbatch)
+        for sharer in self.sharing[worker]:
+            self.link_busy[sharer] = False
+        return self.sharing[worker]
+
+    def choose(self, worker: int, now: Time) -> Op | None:
+        """Return what a free worker does next."""
+        gradient = self.first(worker, GRADIENT)
+        if gradient is not None and gradient.microbatch not in self.away[worker]:
+            return gradient
+        weight, forward = self.first(worker, WEIGHT), self.wanted(worker)
+        crowded = len(self.ready[worker][WEIGHT]) > self.rules.backlog
+        if forward is not None and not crowded and self.fits(forward, worker):
+            return forward
+        if weight is None or crowded or forward is not None or not self.rules.patience:
+            return weight
+        coming = self.coming[worker]
+        while coming and coming[0] <= now + self.same:
+            heapq.heappop(coming)
+        end = now + self.work.lasts[Phase.W][weight.stage]
+        return weight if not coming or end <= coming[0] + self.same else None
+
+    def first(self, worker: int, kind: int) -> Op | None:
+        """Return the most urgent op of a kind that has its input."""
+        waiting = self.ready[worker][kind]
+        return waiting[0][2] if waiting else None
+
+    def wanted(self, worker: int) -> Op | None:
+        """Return the forward that a worker takes if there is memory."""
+        waiting = self.ready[worker][FORWARD]
+        if not waiting or self.may_enter(waiting[0][2]):
+            return waiting[0][2] if waiting else None
+        entering = (entry for entry in waiting if self.may_enter(entry[2]))
+        return min(entering, default=(0, 0, None))[2]
+
+    def may_enter(self, op: Op) -> bool:
+        """Whether a forward is not too far ahead of the gradients of its stage."""
+        pipe, stage = self.work.pipe_of[op.microbatch], op.stage
+        done = self.timeline.done
+        ahead = done[Phase.F][pipe][stage] - done[self.gradient][pipe][stage]
+        few = stage > 0 or self.active < self.rules.active
+        return few and ahead < self.rules.depth[pipe][stage]
+
+    def fits(self, forward: Op, worker: int) -> bool:
+        """Whether there is memory for a forward and for what returns soon."""
+        size = self.work.sizes[forward.stage]
+        soon = sum(self.is_due(worker, microbatch) for microbatch in self.away[worker])
+        return self.timeline.held[worker] + (1 + soon) * size <= self.work.limits[worker]
+
+    def is_due(self, worker: int, microbatch: int) -> bool:
+        """Whether few gradients are left before the one that needs an activation."""
+        return microbatch - self.timeline.done[Phase.I][0][worker] < self.rules.due
+
+    def use_host_link(self, worker: int, now: Time) -> None:
+        """Start a transfer to or from the host if one is needed and the link is free.
+
+        Only pipes with one stage on each worker offload: stage w is on worker w.
+        """
+        if self.link_busy[worker]:
+            return
+        oldest = min(self.away[worker], default=None)
+        after_return = self.timeline.held[worker] + self.work.sizes[worker]
+        is_due = oldest is not None and self.is_due(worker, oldest)
+        if oldest is not None and is_due and after_return <= self.work.limits[worker]:
+            self.transfer(Op(Phase.L, worker, oldest), now)
+            return
+        is_stuck = oldest == self.timeline.done[Phase.I][0][worker]
+        forward, weight = self.wanted(worker), self.first(worker, WEIGHT)
+        asks = forward is not None and weight is None and not self.fits(forward, worker)
+        youngest = self.youngest(worker) if is_stuck or asks else None
+        if youngest is not None and (is_stuck or self.pays(worker, youngest)):
+            self.went[worker].add(youngest)
+            self.away[worker].append(youngest)
+            self.transfer(Op(Phase.O, worker, youngest), now)
+
+    def youngest(self, worker: int) -> int | None:
+        """Return the activation whose gradient comes last, of those that may go."""
+        running = self.running[worker]
+        ended = self.timeline.done[Phase.F][0][worker]
+        ended -= running is not None and running.phase is Phase.F
+        for microbatch in range(ended - 1, -1, -1):
+            if self.is_due(worker, microbatch):
+                return None
+            if microbatch not in self.went[worker]:
+                return microbatch
+        return None
+
+    def pays(self, worker: int, microbatch: int) -> bool:
+        """Whether an activation can go and return before its gradient."""
+        lasts = self.work.lasts
+        period = max(map(sum, zip(*(lasts[p] for p in (Phase.F, Phase.I, Phase.W)), strict=True)))
+        gradients = microbatch - self.timeline.done[Phase.I][0][worker]
+        return gradients * period >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
+
+    def transfer(self, op: Op, now: Time) -> None:
+        for sharer in self.sharing[op.stage]:
+            self.link_busy[sharer] = True
+        self.timeline.start(op, now)
+        self.push(now + self.work.lasts[op.phase][op.stage], op, True)

@@ -8,9 +8,11 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import is_number, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.heuristics.list_scheduling import ROUNDING
+from pipejax.schedules.heuristics.timeline import Work
 
 Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
-ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
 
 
 class LimitedPipe(NamedTuple):
@@ -83,6 +85,24 @@ class LimitedPipe(NamedTuple):
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.forward)
+
+    def work(self) -> Work:
+        """Return what a scheduler runs; limits have room for the rounding of sums."""
+        lag = [[self.there.tolist()], [self.back.tolist()]]
+        return Work(
+            placement=[list(range(self.num_stages))],
+            pipe_of=[0] * self.num_microbatches,
+            lasts={
+                Phase.F: self.forward.tolist(),
+                Phase.I: self.input_grad.tolist(),
+                Phase.W: self.weight_grad.tolist(),
+            },
+            lag=lag,
+            transmit=np.zeros_like(lag).tolist(),
+            sizes=self.sizes.tolist(),
+            kept=(self.sizes * self.weight_share).tolist(),
+            limits=(self.limits * (1 + ROUNDING)).tolist(),
+        )
 
 
 def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:

@@ -20,7 +20,8 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import HOST, Cell, Op, Phase
-from pipejax.schedules.heuristics.memory_limited_pipe import ROUNDING
+from pipejax.schedules.heuristics.list_scheduling import ROUNDING
+from pipejax.schedules.heuristics.timeline import TimedOp
 
 KNOWN = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
 
@@ -45,7 +46,7 @@ class TimedOps(NamedTuple):
     end: Float[NumpyArray, " ops"]
 
     @classmethod
-    def of(cls, ops: Sequence[tuple[Phase, int, int, int, float, float]]) -> "TimedOps":
+    def of(cls, ops: Sequence[TimedOp]) -> "TimedOps":
         """Make the arrays from one tuple per op."""
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])

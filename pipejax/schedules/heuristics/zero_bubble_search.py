@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
-from pipejax.schedules.heuristics.memory_limited_pipe import ROUNDING, LimitedPipe
+from pipejax.schedules.heuristics.list_scheduling import ROUNDING
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps
+from pipejax.schedules.heuristics.timeline import Time, Timeline
 
-F, I, W = range(3)  # noqa: E741
-PHASES = (Phase.F, Phase.I, Phase.W)
+F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
 
 
-class Rules(NamedTuple):
+class RoundRules(NamedTuple):
     """Choices that are tried both ways.
 
     Attributes:
@@ -39,12 +40,12 @@ class Rules(NamedTuple):
     fills_every_gap: bool
 
 
-ALL_RULES = tuple(Rules(*bits) for bits in itertools.product((True, False), repeat=3))
+ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False), repeat=3))
 
 
 def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     """Plan a pipe with the backward split, under its memory limits."""
-    found = [TimedOps.of(_Plan(pipe, rules).run().log) for rules in ALL_RULES]
+    found = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():
         found.append(ada_offload_starts(pipe))
     return min(found, key=lambda ops: _lengths(ops, by_span))
@@ -61,52 +62,35 @@ def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
     return both if by_span else both[::-1]
 
 
-class _Plan:
-    """A schedule under construction: what each stage has done, and until when."""
+class _Rounds:
+    """Chooses the next op of each stage; the timeline says when it runs and what it takes."""
 
-    def __init__(self, pipe: LimitedPipe, rules: Rules) -> None:
-        stages = range(pipe.num_stages)
-        self.rules = rules
-        self.total = pipe.num_microbatches
-        self.stages = stages
-        self.lasts = [
-            column.tolist() for column in (pipe.forward, pipe.input_grad, pipe.weight_grad)
-        ]
-        self.there, self.back = [0.0, *pipe.there.tolist()], [*pipe.back.tolist(), 0.0]
-        share = pipe.weight_share
-        self.takes = [(pipe.sizes * part).tolist() for part in (1.0, share - 1.0, -share)]
-        self.limit = (pipe.limits * (1 + ROUNDING)).tolist()
-        self.ends: list[list[list[float]]] = [[[] for _ in stages] for _ in PHASES]
-        self.log: list[tuple[Phase, int, int, int, float, float]] = []
-        self.clock = [0.0 for _ in stages]
-        self.held = [0.0 for _ in stages]
-        self.idle = [0.0 for _ in stages]  # since the first op
+    def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
+        self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
+        work = pipe.work()
+        self.timeline = Timeline(work)
+        self.clock, self.held, self.limit = self.timeline.clock, self.timeline.held, work.limits
+        self.lasts, self.sizes, self.kept = work.lasts, work.sizes, work.kept
+        self.back = work.lag[1][0]
+        self.idle: list[Time] = [0 for _ in self.stages]  # since the first op
         self.same = ROUNDING * float(
             pipe.num_microbatches * sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
         )
 
-    def done(self, phase: int, stage: int) -> int:
-        return len(self.ends[phase][stage])
+    def done(self, phase: Phase, stage: int) -> int:
+        return self.timeline.done[phase][0][stage]
 
-    def arrival(self, phase: int, stage: int) -> float:
-        """When the input of the stage's next op of a phase is there."""
-        m = self.done(phase, stage)
-        if phase == F and stage > 0:
-            return self.ends[F][stage - 1][m] + self.there[stage]
-        if phase == I and stage < len(self.stages) - 1:
-            return self.ends[I][stage + 1][m] + self.back[stage]
-        return 0.0
+    def next_op(self, phase: Phase, stage: int) -> Op:
+        return Op(phase, stage, self.done(phase, stage))
 
-    def put(self, phase: int, stage: int) -> None:
-        start = max(self.clock[stage], self.arrival(phase, stage))
-        if self.ends[F][stage]:
+    def put(self, phase: Phase, stage: int) -> None:
+        """Run the stage's next op of a phase behind what it has done, once its input is there."""
+        op = self.next_op(phase, stage)
+        start = max(self.clock[stage], self.timeline.arrival[op])
+        if self.done(F, stage):
             self.idle[stage] += start - self.clock[stage]
-        self.clock[stage] = start + self.lasts[phase][stage]
-        self.log.append(
-            (PHASES[phase], stage, self.done(phase, stage), stage, start, self.clock[stage])
-        )
-        self.ends[phase][stage].append(self.clock[stage])
-        self.held[stage] += self.takes[phase][stage]
+        self.timeline.start(op, start)
+        self.timeline.end(op)  # the stage is asked again when it has ended
 
     def pending(self, stage: int) -> int:
         """Weight gradients that could run now."""
@@ -114,15 +98,15 @@ class _Plan:
 
     def weights_for_room(self, stage: int) -> int | None:
         """Weight gradients that have to run before another forward fits; None if none help."""
-        over = self.held[stage] + self.takes[F][stage] - self.limit[stage]
+        over = self.held[stage] + self.sizes[stage] - self.limit[stage]
         for count in range(self.pending(stage) + 1):
-            if over + count * self.takes[W][stage] <= 0:
+            if over - count * self.kept[stage] <= 0:
                 return count
         return None
 
-    def fill(self, stage: int, phase: int) -> None:
+    def fill(self, stage: int, phase: Phase) -> None:
         """Run weight gradients while the next op of a phase waits for its input."""
-        arrival = self.arrival(phase, stage)
+        arrival = self.timeline.arrival[self.next_op(phase, stage)]
         lasts = self.lasts[W][stage]
         while self.pending(stage) and self.clock[stage] + lasts <= arrival + self.same:
             self.put(W, stage)
@@ -149,7 +133,7 @@ class _Plan:
         gradient = self.clock[last] + self.lasts[I][last]
         for stage in reversed(self.stages[:-1]):
             arrival, clock = gradient + self.back[stage], self.clock[stage]
-            lasts, takes = self.lasts[F][stage], self.takes[F][stage]
+            lasts, takes = self.lasts[F][stage], self.sizes[stage]
             held = self.held[stage]
             late = lasts if self.rules.waits_before_gradient else self.same
             while (
@@ -202,7 +186,7 @@ class _Plan:
             self.fill(stage, F)
             self.put(F, stage)
 
-    def run(self) -> "_Plan":
+    def run(self) -> TimedOps:
         self.warm_up()
         for microbatch in range(1, self.total):
             self.forwards(microbatch)
@@ -214,4 +198,4 @@ class _Plan:
         for stage in self.stages:
             while self.done(W, stage) < self.total:
                 self.put(W, stage)
-        return self
+        return TimedOps.of(self.timeline.log)

@@ -1,17 +1,21 @@
 """Plans to begin with: schedules that others thought of, and greedy ones in many variants."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
+from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps
+from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
-from pipejax.search.schedule.greedy import FEW_ACTIVE, VARIANTS, greedy_plan
+from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.offload_assignment import add_offloads
 from pipejax.search.schedule.plan import NEVER, Plan, objective_of
 from pipejax.search.schedule.plan_and_table import peaks
@@ -19,6 +23,35 @@ from pipejax.search.schedule.problem import Problem
 
 OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
+
+
+class Variant(NamedTuple):
+    """Rules of a greedy plan that no reasoning settles: they are tried.
+
+    Attributes:
+      patient: whether a weight gradient waits where it would delay an op whose time is known.
+      backlog: weight gradients that may be left over before one comes ahead of a forward.
+      extra: forwards that a stage may be ahead of its gradients, beyond those that keep it busy
+        while a microbatch goes to the last stage and comes back.
+      active: microbatches between the first forward and the last input gradient, at most; with
+        one, no worker can fill up that holds all stages of a microbatch.
+    """
+
+    patient: bool
+    backlog: int
+    extra: int
+    active: int = NO_LIMIT
+
+
+VARIANTS = tuple(
+    Variant(patient, backlog, extra)
+    for extra, backlog, patient in itertools.product(
+        (NO_LIMIT, 0, 1, 2, 3), (NO_LIMIT, 0, 1, 2, 4), (False, True)
+    )
+)
+FEW_ACTIVE = tuple(
+    Variant(False, NO_LIMIT, NO_LIMIT, active) for active in (1, 2, 3, 4, 6, 8, 12, 16)
+)
 
 
 class Start(NamedTuple):
@@ -73,6 +106,38 @@ def _plan(problem: Problem, ops: TimedOps) -> Plan:
         starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
     return Plan(
         at[Phase.F], at[Phase.I], at[Phase.W], np.zeros(shape, bool), at[Phase.O], at[Phase.L]
+    )
+
+
+def greedy_plan(
+    problem: Problem, limits: Int[NumpyArray, " workers"], variant: Variant = VARIANTS[0]
+) -> Plan | None:
+    """Run the workers greedily, nothing offloaded; None where memory stops them."""
+    trip = paths(problem).trip + problem.forward + problem.input_grad
+    rules = Rules(
+        depth=(-(-trip // (problem.forward + problem.gradient)) + variant.extra).tolist(),
+        active=variant.active,
+        backlog=variant.backlog,
+        patience=(Phase.F, Phase.I) if variant.patient else (),
+    )
+    run = list_schedule(_work(problem, limits), rules)
+    return None if run is None else _plan(problem, TimedOps.of(run.log))
+
+
+def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
+    return Work(
+        placement=problem.placement.tolist(),
+        pipe_of=problem.pipe_of.tolist(),
+        lasts={
+            Phase.F: problem.forward.tolist(),
+            Phase.I: problem.input_grad.tolist(),
+            Phase.W: problem.weight_grad.tolist(),
+        },
+        lag=problem.lag.tolist(),
+        transmit=problem.transmit.tolist(),
+        sizes=problem.sizes.tolist(),
+        kept=problem.kept.tolist(),
+        limits=limits.tolist(),
     )
 
 

@@ -7,6 +7,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
 from pipejax.schedules.table.links import Links
@@ -100,27 +101,8 @@ def keeps_limits(problem: Problem, plan: Plan) -> bool:
 
 def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
     """Return the most parts that each worker holds at once: (workers) parts."""
-    size, kept = problem.sizes[:, None], problem.kept[:, None]
-    whole, out = plan.whole, plan.offload != NEVER
-    every = np.ones_like(whole)
-    input_end, end = input_grad_end(problem, plan), gradient_end(problem, plan)
-    left = plan.offload + (0 if problem.offload is None else problem.offload[:, None])
-    moments, workers, changes = [], [], []
-    for time, change, which in (
-        (plan.forward, size, every),
-        (input_end, kept - size, ~whole),
-        (end, -kept, ~whole),
-        (input_end, -size, whole),
-        (left, -size, out),
-        (plan.load, size, out),
-    ):
-        moments.append(np.broadcast_to(time, whole.shape)[which])
-        workers.append(problem.worker[which])
-        changes.append(np.broadcast_to(change, whole.shape)[which])
-    moment, worker, change = map(np.concatenate, (moments, workers, changes))
-    order = np.lexsort((change, moment))  # at one moment, what leaves comes first
-    peak = np.zeros(problem.num_workers, np.int64)
-    for w in range(problem.num_workers):
-        mine = order[worker[order] == w]
-        peak[w] = np.cumsum(change[mine]).max(initial=0)
-    return peak
+    ops = timed_ops(problem, plan)
+    recomputed = np.zeros(len(ops.phase), bool)
+    held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
+    sizes = np.stack([problem.sizes, problem.kept, problem.sizes])
+    return HeldParts.of(held).peaks(sizes, problem.num_workers)
