@@ -290,7 +290,7 @@ def test_pipe_offload_holds_less_whatever_the_times(share):
     for seed in range(5):
         run = run_of(table, random_costs(p, seed))
         assert np.all(peak_over_time(run, [1] * p, 1 / 3) <= most)
-    free = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    free = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, offload=0.0))
     plain = pj.schedules.build("1f1b", num_workers=p, num_microbatches=m)
     assert free.makespan == pj.evaluate(plain, pj.Costs(forward=1.0, backward=2.0)).makespan
 
