@@ -15,7 +15,7 @@ def makespan(table, link, queues="worker"):
     return pj.evaluate(table, COSTS, link=pj.Links(link, queues)).makespan
 
 
-def test_delay():  # a message occupies nobody: the second forward hides behind the first message
+def test_delay():  # a message uses no resource: the second forward hides behind the first message
     assert makespan(GPIPE, "delay") == F + (L + X) + 2 * F + 2 * B + (L + X) + B + 0 * F + (
         max(0, 2 * F - 2 * F)
     )

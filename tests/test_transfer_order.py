@@ -369,7 +369,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
     assert pj.evaluate(read, costs, link="rendezvous").makespan == result["makespan"]
     assert run([*SMALL, *TIMES, "--iterations", "3"]) == 0
     text = capsys.readouterr().out
-    for part in ("one per direction", "by producer", "transfers wait", "messages occupy nobody"):
+    for part in ("one per direction", "by producer", "transfers wait", "messages use no resource"):
         assert part in text
 
 

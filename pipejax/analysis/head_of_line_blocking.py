@@ -160,7 +160,7 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Evaluate one table with each scope of the queues, and with messages that occupy nobody.
+    """Evaluate one table with each scope of the queues, and with messages that use no resource.
 
     Args:
       table: the schedule, with or without communication cells.

@@ -16,7 +16,7 @@ class LinearBatch(NamedTuple):
     """Examples that one gradient is taken of.
 
     Attributes:
-      features: (examples, stages, width) x of each example, dealt to the stages.
+      features: (examples, stages, width) x of each example, partitioned over the stages.
       targets: (examples) y of each example.
     """
 

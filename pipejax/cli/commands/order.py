@@ -160,7 +160,7 @@ def _print(
         f"by producer ({seconds(producer)})"
     )
     to.print(
-        f"  {percent(found.free_gap)} above the run in which messages occupy nobody "
+        f"  {percent(found.free_gap)} above the run in which messages use no resource "
         f"({seconds(found.free_bound)})"
     )
     to.print(

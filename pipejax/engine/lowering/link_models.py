@@ -79,7 +79,7 @@ def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyA
 def _delay(
     draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
 ) -> Carried:
-    """The consumer starts latency + transmit later; the message occupies nobody."""
+    """The consumer starts latency + transmit later; the message uses no resource."""
     del table, links
     lag = layout.message(messages.direction, messages.pipe, messages.boundary)
     draft.add_edges(messages.producer, messages.consumer, lag)

@@ -25,7 +25,7 @@ class MessageTable(NamedTuple):
 
     Attributes:
       producer: (messages) node that makes the message.
-      carrier: (messages) node that transmits it, or the source where it occupies nobody.
+      carrier: (messages) node that transmits it, or the source where it uses no resource.
       consumer: (messages) node that waits for it.
       lag_index: (messages) position of the delay between producer or carrier and consumer.
       phase: (messages) SEND_F or SEND_B.

@@ -114,7 +114,7 @@ class Problem:
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     def with_microbatches(self, count: int) -> "Problem":
-        """Return the same problem with fewer or more microbatches, dealt to the pipes in turn."""
+        """Return the same problem with fewer or more microbatches, on the pipes in turn."""
         pipe_of = np.resize(self.pipe_of, count)
         return dataclasses.replace(self, pipe_of=pipe_of)
 

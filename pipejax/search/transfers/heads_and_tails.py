@@ -11,12 +11,12 @@ from pipejax.search.transfers.graph import TransferGraph
 
 
 class Need(NamedTuple):
-    """What the schedule leaves a transfer, if messages occupied nobody.
+    """What the schedule leaves a transfer, if messages used no resource.
 
     Attributes:
       head: (transfers) earliest time at which its producer can have ended [s].
       tail: (transfers) least time from its end to the end of the schedule [s].
-      makespan: makespan if messages occupied nobody [s].
+      makespan: makespan if messages used no resource [s].
     """
 
     head: Float[NumpyArray, " transfers"]

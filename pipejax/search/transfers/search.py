@@ -50,7 +50,7 @@ class TransferOrder:
       baselines: makespan of known orders: "own" (the cells of the table, or the order that
         rendezvous assumes without cells), "by producer" (as PyTorch lowers a schedule) and
         "by need" (the best greedy order); None where the order deadlocks.
-      free_bound: makespan if messages occupied nobody.
+      free_bound: makespan if messages used no resource.
       queue_bound: no order is faster: the larger of `free_bound` and what the busiest queue takes.
       evaluated: orders that the engine ran.
       stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
