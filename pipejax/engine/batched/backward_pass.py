@@ -1,7 +1,11 @@
-"""The way backward: which ops are on the critical path, and how often each cost stands on it.
+"""The backward pass: which ops are on the critical path, and how often each cost stands on it.
 
 Of exact maxima a path is a bit per configuration, eight to a byte; of smooth ones the path is
-spread, and a weight takes the place of the bit.
+spread, and a weight takes the place of the bit. The steps are those of reverse mode:
+
+1. the last op is on the path;
+2. from the last op to the first, "on the path" goes along the edges that the choices say;
+3. a cost counts for every op on the path that uses it.
 """
 
 from typing import Any
@@ -21,7 +25,6 @@ from pipejax.engine.batched.interpreted_program import (
 from pipejax.engine.batched.single_xla_call import (
     Number,
     Unsigned,
-    as_single_xla_call,
     count_up,
     put_row,
     take_row,
@@ -43,19 +46,16 @@ def counts_on_path(
     Returns (columns, configurations) counts, of smooth maxima shares.
     """
     exact = choices.dtype == jnp.uint8
-
-    def loops(program: ForwardProgram, backward: BackwardProgram, choices: Array) -> Array:
-        weights = _bit_rows(choices, backward.num_ops) if exact else choices
-        path = _path(backward, weights)
-        return _counts(program, backward, weights, path, num_columns, dtype)
-
-    return as_single_xla_call(loops)(*jax.tree.map(jnp.asarray, (program, backward)), choices)
+    weights = _bit_rows(choices, backward.num_ops) if exact else choices
+    path = _path(backward, weights)
+    return _counts(program, backward, weights, path, num_columns, dtype)
 
 
 def _bit_rows(choices: Array, num_ops: Number) -> Array:
     """Turn bytes of one configuration and eight ops into bytes of one op and eight configurations.
 
-    Bit i of byte j belongs to configuration i * bytes + j.
+    Bit i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
+    each other, which needs no shuffle across lanes. `_counts` takes them apart the same way.
     """
     width = choices.shape[1] // BITS
 
@@ -75,22 +75,29 @@ def _bit_rows(choices: Array, num_ops: Number) -> Array:
 def _share(path: Array, weight: Array, says: Array) -> Array:
     """Part of a path that follows a choice, its opposite, or both."""
     if path.dtype == jnp.uint8:
+        # weight ^ 0 is the choice, weight ^ 255 its opposite, and "always" sets all bits
         always = jnp.where(says == ALWAYS, 255, 0).astype(jnp.uint8)
         opposite = jnp.where(says == CHOICE, 0, 255).astype(jnp.uint8)
         return path & ((weight ^ opposite) | always)
+    # weight, 1 - weight or 1, as a straight line
     slope = jnp.where(says == ALWAYS, 0, jnp.where(says == CHOICE, 1, -1)).astype(path.dtype)
     start = jnp.where(says == CHOICE, 0, 1).astype(path.dtype)
     return path * (start + slope * weight)
 
 
 def _path(backward: BackwardProgram, weights: Array) -> Array:
-    """Hand "is on the critical path" from the last op back along the edges."""
+    """Hand "is on the critical path" from the last op back along the edges.
+
+    An op's readers all come after it, so its own bit is complete when its edges are reached. Of
+    exact maxima at most one reader hands the bit on: a configuration has one path, and adding is
+    the same as setting the bit.
+    """
     on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
 
     def step(e: Array, path: Array) -> Array:
         reader, read, says = (backward.edges[e, c] for c in range(3))
         share = _share(take_row(path, reader), take_row(weights, reader), says)
-        return put_row(path, take_row(path, read) + share, read)  # paths are disjoint
+        return put_row(path, take_row(path, read) + share, read)
 
     op = jax.lax.broadcasted_iota(Unsigned, weights.shape, 0)
     start = jnp.where(op == backward.num_ops - Unsigned(1), on, on * 0)
@@ -105,7 +112,11 @@ def _counts(
     num_columns: int,
     dtype: np.dtype[Any],
 ) -> Array:
-    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost."""
+    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost.
+
+    Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a byte
+    can count; runs are added up in the wider type of the result.
+    """
     is_bits = weights.dtype == jnp.uint8
     parts = (BITS if is_bits else 1, weights.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)

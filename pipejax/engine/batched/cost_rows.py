@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import whole_number
 from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.engine.lowering.program import Program
@@ -42,6 +43,14 @@ class CostRows:
         """Number of rows, that of zeros included."""
         return len(self.sources)
 
+    def only_read(self, leaves: Leaves) -> Leaves:
+        """Return the fields that are read."""
+        return {name: leaves[name] for name, _ in self.fields}
+
+    def pieces(self, leaves: Leaves) -> tuple[Any, ...]:
+        """Return the fields that are read as matrices: (N or 1, entries) [s] each."""
+        return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
+
     def list(self, leaves: Leaves) -> list[Float[Array, " batch"]]:
         """Return the rows one by one, of size 1 where the whole batch shares one.
 
@@ -57,28 +66,52 @@ class CostRows:
         return rows
 
 
-def batch_leaves(costs: Costs, layout: CostLayout) -> tuple[Leaves, int]:
-    """Read a batch of costs."""
+def batch_leaves(
+    costs: Costs, layout: CostLayout, batch_size: int | None = None
+) -> tuple[Leaves, int]:
+    """Read a batch of costs: its leaves, N or 1 first, and N."""
     given = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
-    size = max((np.shape(leaf)[0] for leaf in given.values() if np.ndim(leaf)), default=1)
+    shapes = {name: np.shape(leaf) for name, leaf in given.items()}
+    size = _batch_size({name: shape for name, shape in shapes.items() if shape}, layout, batch_size)
     trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
     trailing.check_shapes(layout.num_stages, layout.num_pipes)
     dtype = jnp.result_type(float, *(_plain(leaf) for leaf in given.values()))
     leaves: Leaves = {}
     for name, leaf in given.items():
-        count = np.shape(leaf)[0] if np.ndim(leaf) else 1
-        if count not in (1, size):
-            raise ValueError(
-                f"{name} has a batch axis of {count}, others have {size}: every leaf needs the "
-                "same batch axis first, or is a scalar"
-            )
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
             leaf = leaf[:1]  # one value seen N times: keep one
-        if isinstance(leaf, jax.Array) and leaf.ndim:
-            leaves[name] = jnp.asarray(leaf, dtype)
+        if isinstance(leaf, jax.Array):
+            leaves[name] = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         else:
             leaves[name] = np.atleast_1d(np.asarray(leaf, dtype))
     return leaves, size
+
+
+def _batch_size(
+    shapes: dict[str, tuple[int, ...]], layout: CostLayout, batch_size: int | None
+) -> int:
+    """Find the length of the batch axis, which is the first of every leaf that is no scalar."""
+    if batch_size is None:
+        size = max((shape[0] for shape in shapes.values()), default=1)
+        one = {name: layout.num_stages - (name in MESSAGE_FIELDS) for name in shapes}
+        if size > 1 and all(shape == (size,) == (one[name],) for name, shape in shapes.items()):
+            name = next(iter(shapes))
+            what = "boundaries" if name in MESSAGE_FIELDS else "stages"
+            raise ValueError(
+                f"{name} has shape {shapes[name]}: a batch, or one entry for each of {size} "
+                f"{what}? Give batch_size={size} for a batch, or use makespan for one "
+                "configuration"
+            )
+    else:
+        size = whole_number(batch_size, "batch_size")
+    for name, shape in shapes.items():
+        if shape[0] not in (1, size):
+            other = "others have" if batch_size is None else "batch_size is"
+            raise ValueError(
+                f"{name} has a batch axis of {shape[0]}, {other} {size}: every leaf needs the "
+                "same batch axis first, or is a scalar"
+            )
+    return size
 
 
 def _plain(leaf: Any) -> Any:

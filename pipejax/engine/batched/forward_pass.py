@@ -1,89 +1,67 @@
-"""The forward pass: values of all ops of a program, and which operand each waited for."""
+"""The forward pass: values of all ops of a program, and which operand each waited for.
+
+A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
+program; an op reads two rows, adds rows of costs and writes one row. The program is data: the rows
+an op reads stands in `code`, so one compilation serves all programs of a bucket of sizes.
+
+How the loops are written decides how fast they are. XLA updates a carried buffer in place only if
+nothing reads the old buffer after the write; where it cannot tell, it copies all of it, every time.
+So a tile's buffers are carried from tile to tile instead of made anew, every write is one row, and
+where reads and writes of one buffer meet, a made-up dependence puts them in order (see `_run`).
+"""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, NumpyArray
+from pipejax.base.array_types import Array
 from pipejax.engine.batched.binary_program import NEVER_SLOT
 from pipejax.engine.batched.interpreted_program import GROUP, ForwardProgram
-from pipejax.engine.batched.single_xla_call import (
-    Unsigned,
-    as_single_xla_call,
-    count_up,
-    put_row,
-    take_row,
-)
+from pipejax.engine.batched.single_xla_call import Unsigned, count_up, put_row, take_row
 
 Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
-
-
-class Tiles(NamedTuple):
-    """Configurations of a batch that are solved one tile after the other.
-
-    Attributes:
-      first: the first configuration.
-      num_tiles: number of tiles.
-      lanes: configurations of a tile.
-    """
-
-    first: Array | NumpyArray | np.int32
-    num_tiles: int
-    lanes: int
 
 
 def values_and_choices(
     program: ForwardProgram,
     pieces: tuple[Array, ...],
-    tiles: Tiles,
+    first: Array,
     temperature: Array | None,
     *,
+    tiles: tuple[int, int],
     keep: bool,
 ) -> tuple[Array, Array]:
-    """Run a program over tiles of configurations, one after the other.
+    """Run a program over so many tiles of so many lanes, from the first configuration on.
 
     Returns (tiles, lanes) makespans [s], and the choices if kept: of exact maxima (groups, tiles,
     lanes) bytes, whose bits say which of `GROUP` ops waited for their second operand; of smooth
     ones (ops, tiles, lanes) weights of the second operand.
     """
-    exact, dtype = temperature is None, pieces[0].dtype
+    exact, dtype, (_, lanes) = temperature is None, pieces[0].dtype, tiles
     rows = len(program.code) // GROUP if exact else len(program.code)
-    shape = (rows if keep else 1, tiles.num_tiles, tiles.lanes)
-
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
-    def loops(
-        program: ForwardProgram, pieces: tuple[Array, ...], first: Array, temperature: Array
-    ) -> tuple[Array, Array]:
-        def tile(t: Array, carry: Carry) -> Carry:
-            values, choices, columns, cost, state = carry
-            at = first + t * Unsigned(tiles.lanes)
-            columns = _columns(columns, pieces, at)
-            cost = _cost(cost, program, columns)
-            state, choices = _run(
-                program, cost, state, choices, t, None if exact else temperature, keep
-            )
-            return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
+    def tile(t: Array, carry: Carry) -> Carry:
+        values, choices, columns, cost, state = carry
+        columns = _columns(columns, pieces, first + t * Unsigned(lanes))
+        cost = _cost(cost, program, columns)
+        state, choices = _run(program, cost, state, choices, t, temperature, keep)
+        return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
-        # what a tile needs is made once, and written over by the next one
-        slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, tiles.lanes), 0)
-        empty = functools.partial(jnp.zeros, dtype=dtype)
-        start = (
-            empty((tiles.num_tiles, tiles.lanes)),
-            jnp.zeros(shape, jnp.uint8 if exact else dtype),
-            empty((num_columns, tiles.lanes)),
-            empty((len(program.terms), tiles.lanes)),
-            jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
-        )
-        values, choices, *_ = count_up(0, tiles.num_tiles, tile, start)
-        return values, choices
-
-    temperature = jnp.asarray(0 if temperature is None else temperature, dtype)
-    first = jnp.asarray(tiles.first).astype(Unsigned)
-    return as_single_xla_call(loops)(jax.tree.map(jnp.asarray, program), pieces, first, temperature)
+    # what a tile needs is made once, and written over by the next one
+    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
+    empty = functools.partial(jnp.zeros, dtype=dtype)
+    start = (
+        empty(tiles),
+        jnp.zeros((rows if keep else 1, *tiles), jnp.uint8 if exact else dtype),
+        empty((num_columns, lanes)),
+        empty((len(program.terms), lanes)),
+        jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
+    )
+    values, choices, *_ = count_up(0, tiles[0], tile, start)
+    return values, choices
 
 
 def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
@@ -123,7 +101,11 @@ def _run(
     temperature: Array | None,
     keep: bool,
 ) -> tuple[Array, Array]:
-    """Values of a tile by slots, and the choices with its own entered."""
+    """Values of a tile by slots, and the choices with its own entered.
+
+    No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
+    its write never mean the same row. An iteration runs a group of ops, as many as a byte has bits.
+    """
     kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -135,8 +117,9 @@ def _run(
             other = take_row(state, second) + take_row(cost, lag)
             value, weight = _maximum(one, other, temperature)
             if keep:
-                # the last row stays zero; where it is added to an index, XLA writes the value
-                # after the choice has read the state, which it would copy otherwise
+                # The last row of `kept` stays zero. Added to the index of the write it makes the
+                # write wait for `kept`, thus for the choice, which has read the state by then:
+                # otherwise XLA might write first, and copy the state for the choice to read.
                 kept = put_row(kept, weight, Unsigned(u))
                 slot = slot + kept[GROUP, 0].astype(Unsigned)
             state = put_row(state, value + take_row(cost, own), slot)
@@ -157,7 +140,12 @@ def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
 
 
 def _maximum(one: Array, other: Array, temperature: Array | None) -> tuple[Array, Array]:
-    """Maximum of two operands, and the weight of the second; at a tie the first one wins."""
+    """Maximum of two operands, and the weight of the second.
+
+    The second wins only if it is larger. Operands come in the order of a node's predecessors, so
+    over a chain of such maxima the first predecessor that attains the maximum wins, as in
+    `recurrence`.
+    """
     if temperature is None:
         second_wins = other > one
         return jax.lax.select(second_wins, other, one), second_wins

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
 from pipejax.engine.batched.backward_pass import BITS, counts_on_path
-from pipejax.engine.batched.forward_pass import Tiles, values_and_choices
+from pipejax.engine.batched.forward_pass import values_and_choices
 from pipejax.engine.batched.interpreted_program import BackwardProgram, ForwardProgram
 from pipejax.engine.batched.sharding import Spread
-from pipejax.engine.batched.single_xla_call import wide_vectors
+from pipejax.engine.batched.single_xla_call import Unsigned, as_single_xla_call, wide_vectors
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
@@ -62,6 +62,17 @@ def interpreted_makespans(
     if threads <= 1:
         return run(pieces)
     return _side_by_side(run, pieces, size, threads)
+
+
+def interpreted_in_trace(
+    program: ForwardProgram,
+    pieces: tuple[Array, ...],
+    backward: BackwardProgram | None,
+    temperature: float | None,
+) -> tuple[Array, Array | None]:
+    """Solve as `interpreted_makespans` does, as part of a computation that JAX traces."""
+    smoothing = None if temperature is None else jnp.asarray(temperature, pieces[0].dtype)
+    return _in_trace(program, backward, smoothing, pieces)
 
 
 def _side_by_side(
@@ -132,44 +143,51 @@ def _run(
     backward: BackwardProgram | None,
     temperature: Array | None,
     pieces: tuple[Array, ...],
+    *,
+    plain: bool = False,
 ) -> tuple[Array, Array | None]:
+    """Solve a batch in blocks; plain loops are no single calls, and take one wide tile."""
+    plain = plain or jax.default_backend() != "cpu"
+    call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
-    tiles, width = _block(program, size, dtype, backward, temperature)
-    block = tiles * width
-    if block > size:
-        pieces = tuple(_lengthened(p, block) if len(p) == size else p for p in pieces)
+    tiles = _block(program, size, dtype, backward, temperature, plain)
+    block = tiles[0] * tiles[1]
+    if block > size:  # repeat the last configuration
+        place = np.minimum(np.arange(block), size - 1)
+        pieces = tuple(p[place] if len(p) == size else p for p in pieces)
+    # counts below 2**16 take half the bytes
+    small = temperature is None and backward is not None and len(backward.uses) < 1 << 16
+    forward_pass = functools.partial(values_and_choices, tiles=tiles, keep=backward is not None)
+    backward_pass = functools.partial(
+        counts_on_path,
+        num_columns=1 + sum(piece.shape[1] for piece in pieces),
+        dtype=np.dtype(np.uint16) if small else dtype,
+    )
 
-    def solve(at: Array) -> tuple[Array, Array | None]:
-        keep = backward is not None
-        values, choices = values_and_choices(
-            program, pieces, Tiles(at, tiles, width), temperature, keep=keep
-        )
+    def solve(first: Array) -> tuple[Array, Array | None]:
+        values, choices = call(forward_pass)(program, pieces, first.astype(Unsigned), temperature)
         if backward is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
-        small = (
-            temperature is None and len(backward.uses) < 1 << 16
-        )  # half the bytes for the same numbers
-        return values.reshape(-1), counts_on_path(
-            program,
-            backward,
-            choices,
-            num_columns=1 + sum(piece.shape[1] for piece in pieces),
-            dtype=np.dtype(np.uint16) if small else dtype,
-        )
+        return values.reshape(-1), call(backward_pass)(program, backward, choices)
 
     found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
     return cut
 
 
+# Compiler options are for the outermost jit alone, which is the caller's. Nor do loops that are
+# one function each fit into every computation: where they do not, XLA aborts the process.
+_in_trace = jax.jit(functools.partial(_run, plain=True))
+
+
 def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> Solved:
     """Solve a batch block by block in one loop; the state of a block fits into cache."""
-    shapes = jax.eval_shape(solve, np.int32(0))
+    shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
     whole = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
     def step(k: Int[Array, ""], done: Solved) -> Solved:
-        at = jnp.minimum(k * block, size - block)
+        at = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
             lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, -1),
             done,
@@ -179,28 +197,22 @@ def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> So
     return jax.lax.fori_loop(0, -(-size // block), step, whole)
 
 
-def _lengthened(piece: Array, size: int) -> Array:
-    """Costs with the last configuration again and again."""
-    return jnp.concatenate(
-        [piece, jnp.broadcast_to(piece[-1:], (size - len(piece), *piece.shape[1:]))]
-    )
-
-
 def _block(
     program: ForwardProgram,
     size: int,
     dtype: np.dtype,
     backward: BackwardProgram | None,
     temperature: Array | None,
+    plain: bool,
 ) -> tuple[int, int]:
     """Tiles of a block, and configurations of a tile.
 
-    As many as the choices and paths of all ops leave room for, and blocks of one size. An
-    accelerator takes one wide tile: its threads are what a CPU's vectors are.
+    As many as the choices and paths of all ops leave room for, and blocks of one size. Plain
+    loops take one wide tile: the threads of an accelerator are what the vectors of a CPU are.
     """
     bits = 3 if temperature is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
     width = lanes(dtype)
-    if jax.default_backend() != "cpu":
+    if plain:
         room = ACCELERATOR_BYTES * 8 // (bits * len(program.code))
         return 1, max(width, min(size, size if backward is None else room) // BITS * BITS)
     most = MAX_TILES

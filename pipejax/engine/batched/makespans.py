@@ -3,14 +3,20 @@
 Two forms of the recurrence do the work: `unrolled.py` for the values of large batches of small
 programs, `interpreter.py` for everything else. Both follow the first-predecessor rule of
 `recurrence.py`, so a batch gives what `makespan` gives one by one.
+
+For JAX's transformations the makespans are one function with a derivative rule, `_values`:
+d makespan = sum of counts times d cost. That is linear in d cost, so forward and reverse mode both
+follow. The counts come from what solves the batch (`_solve`): costs that are numbers go to threads,
+parts and devices, tracers to the interpreter's loops, inside of the caller's trace.
 """
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
@@ -26,9 +32,15 @@ from pipejax.engine.batched.interpreted_program import (
     forward_program,
     num_columns,
 )
-from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makespans, lanes
+from pipejax.engine.batched.interpreter import (
+    Counts,
+    Pieces,
+    interpreted_in_trace,
+    interpreted_makespans,
+    lanes,
+)
 from pipejax.engine.batched.sharding import Spread, spread_of, spread_out
-from pipejax.engine.batched.unrolled import MAX_OPS, unrolled_makespans
+from pipejax.engine.batched.unrolled import MAX_OPS, unrolled
 from pipejax.engine.lowering.program import Program
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
@@ -36,9 +48,10 @@ WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of 
 WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake of a compilation
 
 Shapes = tuple[tuple[int, ...] | None, ...]
+Values = Float[Array, " batch"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Plan:
     """What a program and the shapes of its costs determine."""
 
@@ -51,67 +64,94 @@ class _Plan:
         """What the backward pass needs: only gradients pay for it."""
         return backward_program(self.ops, self.rows)
 
+    @functools.cached_property
+    def unrolled(self) -> Callable[[Leaves], Values]:
+        """A kernel of the program's own, which is forgotten with the plan."""
+        return unrolled(self.ops, self.rows)
 
+
+# a plan holds no program, so that a program which nobody else holds goes, and its plans with it
 _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """A program and how it is to be solved: everything but the costs."""
+
+    plan: _Plan
+    temperature: float | None
+    unroll: bool | None
+    max_bytes: int
 
 
 def makespans(
     program: Program,
     costs: Costs,
     *,
+    batch_size: int | None = None,
     temperature: float | None = None,
     unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
-) -> Float[Array, " batch"]:
+) -> Values:
     """Makespans of a batch of costs.
+
+    A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
+    it always takes the fastest way, under grad and vmap too; where jit traces the costs, the same
+    loops become part of the caller's computation, on one thread.
 
     Args:
       program: lowered schedule.
-      costs: every leaf a scalar, or with a leading batch axis N: f[N], f[N, stages], ...
+      costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), ...
+      batch_size: N, where shapes do not say it: all leaves are scalars, or have one axis that is
+        as long as that of the stages.
       temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
         above as T goes to 0 [s].
-      unroll: whether to compile the program into one kernel of its own (exact maxima only); by
-        the work if None.
+      unroll: whether to compile the program into one kernel of its own (exact maxima of costs that
+        are not traced); by the work if None.
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
       (batch) makespans [s].
 
     Raises:
-      ValueError: if batch axes differ, a leaf has the wrong number of entries, a cost is
-        negative or not finite, or the temperature is not above 0.
+      ValueError: if batch axes differ or may be axes of stages, a leaf has the wrong number of
+        entries, a cost is negative or not finite, the temperature is not above 0, or the program
+        is traced.
+
+    Differentiation:
+      The derivative with respect to a cost is how often it stands on the critical path, the same
+      as that of `makespan`, also at ties. Second derivatives are 0; of smooth makespans they are
+      refused.
 
     Cost:
       State of a configuration is one number per live op. The interpreter compiles once per
-      bucket of sizes, the unrolled one once per program.
+      bucket of sizes, the unrolled form once per program.
 
     Example:
-      >>> import numpy as np, pipejax as pj
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> delays = np.array([0.0, 0.1, 1.0])
-      >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=delays)
-      >>> [f"{time:.1f}" for time in makespans(pj.lower(table), costs)]
-      ['33.0', '34.6', '49.0']
+      >>> import jax, numpy as np, pipejax as pj
+      >>> program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=8))
+      >>> def step_times(delays):
+      ...     return pj.makespans(program, pj.Costs(forward=1.0, backward=2.0, transmit=delays))
+      >>> delays = np.array([0.0, 0.125, 1.0, 2.0])
+      >>> step_times(delays).tolist()
+      [33.0, 35.0, 49.0, 67.0]
+      >>> jax.grad(lambda delays: step_times(delays).sum())(delays).tolist()
+      [6.0, 16.0, 16.0, 18.0]
     """
-    plan, leaves, size = _prepare(program, costs, temperature)
-    unroll = _unrolls(unroll, plan, size, temperature)
-    parts = []
-    for cut, count, over in _cuts(plan, leaves, size, max_bytes, 0):
-        if unroll:
-            length = max(map(len, cut.values()))
-            values = unrolled_makespans(cut, ops=plan.ops, rows=plan.rows, size=length)
-        else:
-            pieces = _pieces(plan.rows, cut, count, over)
-            values, _ = interpreted_makespans(
-                plan.forward, pieces, temperature=temperature, over=over
-            )
-        parts.append(values[:count])
-    return parts[0] if len(parts) == 1 else jax.numpy.concatenate(parts)
+    problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
+    read = problem.plan.rows.only_read(leaves)
+    values = _values(problem, read) if _is_traced(read) else _solve(problem, read)[0]
+    return values if len(values) == size else jnp.broadcast_to(values, (size,))
 
 
 def makespans_and_grad(
-    program: Program, costs: Costs, *, temperature: float | None = None, max_bytes: int = MAX_BYTES
-) -> tuple[Float[Array, " batch"], Costs]:
+    program: Program,
+    costs: Costs,
+    *,
+    batch_size: int | None = None,
+    temperature: float | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[Values, Costs]:
     """Makespans of a batch, and the derivative with respect to every cost.
 
     One choice per op is kept, not the finish times; the counts follow it back from the end.
@@ -119,6 +159,7 @@ def makespans_and_grad(
     Args:
       program: lowered schedule.
       costs: as for `makespans`.
+      batch_size: as for `makespans`.
       temperature: as for `makespans`; the derivative is then that of the smooth makespan.
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
@@ -132,35 +173,43 @@ def makespans_and_grad(
     Example:
       >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
-      >>> costs = pj.Costs.uniform(table, forward=np.ones(2), backward=2.0, transfer=0.5)
+      >>> costs = pj.Costs(forward=np.ones(2), backward=2.0, transmit=0.5)
       >>> values, counts = makespans_and_grad(pj.lower(table), costs)
-      >>> values.tolist(), counts.forward.ravel().tolist(), counts.transmit.ravel().tolist()
+      >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
-    plan, leaves, size = _prepare(program, costs, temperature)
-    values, counts = [], []
-    for cut, count, over in _cuts(plan, leaves, size, max_bytes, plan.rows.num_rows):
-        pieces = _pieces(plan.rows, cut, count, over)
-        value, found = interpreted_makespans(
-            plan.forward, pieces, backward=plan.backward, temperature=temperature, over=over
-        )
-        values.append(value[:count])
-        counts.append(_on_host(found)[:, :count])
-    gradient = _as_costs(
-        plan.rows, counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1), leaves
-    )
-    return values[0] if len(values) == 1 else jax.numpy.concatenate(values), gradient
+    problem, leaves, size = _prepare(program, costs, batch_size, temperature, None, max_bytes)
+    values, counts = _solve(problem, problem.plan.rows.only_read(leaves), with_counts=True)
+    gradient = {}
+    for name, leaf in leaves.items():
+        found = counts[name] if name in counts else np.zeros((1,) * leaf.ndim, leaf.dtype)
+        xp = jnp if isinstance(found, jax.Array) else np
+        shape = (size, *leaf.shape[1:])
+        gradient[name] = found if found.shape == shape else xp.broadcast_to(found, shape)
+    return jnp.broadcast_to(values, (size,)), unchecked_costs(gradient)
 
 
 def _prepare(
-    program: Program, costs: Costs, temperature: float | None
-) -> tuple[_Plan, Leaves, int]:
-    """Check a batch; return the plan of its program, its costs and its size."""
+    program: Program,
+    costs: Costs,
+    batch_size: int | None,
+    temperature: float | None,
+    unroll: bool | None,
+    max_bytes: int,
+) -> tuple[_Problem, Leaves, int]:
+    """Check a batch; return how its program is solved, its costs and its size."""
     costs.check_values()
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
-    leaves, size = batch_leaves(costs, program.layout)
-    return _plan(program, costs), leaves, size
+    if unroll and temperature is not None:
+        raise ValueError(f"unroll=True is for exact maxima, got temperature={temperature!r}")
+    if _is_traced(program):
+        raise ValueError(
+            "the program is traced: close over it, as in jax.jit(lambda costs: "
+            "pj.makespans(program, costs)), or make it a static argument"
+        )
+    leaves, size = batch_leaves(costs, program.layout, batch_size)
+    return _Problem(_plan(program, costs), temperature, unroll, max_bytes), leaves, size
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
@@ -175,42 +224,156 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     return plans[shapes]
 
 
-def _cuts(
-    plan: _Plan, leaves: Leaves, size: int, max_bytes: int, results: int
+def _is_traced(tree: Program | Leaves) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _values(problem: _Problem, leaves: Leaves) -> Values:
+    """Makespans as a function that JAX differentiates: (batch) makespans [s]."""
+    return _solve(problem, leaves)[0]
+
+
+@_values.defjvp
+def _values_jvp(
+    problem: _Problem, primals: tuple[Leaves], tangents: tuple[Leaves]
+) -> tuple[Values, Values]:
+    """Sum the tangents over the critical path of each configuration.
+
+    Counts of exact maxima are constants almost everywhere. Without derivatives of their own they
+    follow from what an outer level of differentiation sees as numbers, for which there is a faster
+    way; what that level differentiates is the value, by this rule.
+    """
+    (leaves,), (moved,) = primals, tangents
+    fixed = leaves if problem.temperature is None else _without_curvature(leaves)
+    values, counts = _solve(problem, jax.lax.stop_gradient(fixed), with_counts=True)
+    if _is_traced(leaves):
+        values = _values(problem, leaves)
+    products = [(count * moved[name]).reshape(len(values), -1) for name, count in counts.items()]
+    return values, sum(product.sum(axis=1) for product in products)
+
+
+@jax.custom_jvp
+def _without_curvature(leaves: Leaves) -> Leaves:
+    """Leaves as they are, once: a second derivative is refused where it would not be 0."""
+    return leaves
+
+
+@_without_curvature.defjvp
+def _refuse(primals: tuple[Leaves], tangents: tuple[Leaves]) -> tuple[Leaves, Leaves]:
+    raise NotImplementedError(
+        "makespans(..., temperature=T) has first derivatives only; without a temperature the "
+        "second ones are 0"
+    )
+
+
+def _solve(
+    problem: _Problem, leaves: Leaves, *, with_counts: bool = False
+) -> tuple[Values, Leaves]:
+    """Makespans of a batch (batch) [s], and if wanted the counts of each leaf on the path."""
+    if _is_traced(leaves):
+        return _solve_in_trace(problem, leaves, with_counts)
+    with jax.ensure_compile_time_eval():  # numbers stay numbers where a trace is under way
+        return _solve_in_parts(problem, leaves, with_counts)
+
+
+def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
+    """Solve a traced batch; under vmap the new axis only makes the batch larger."""
+    plan = problem.plan
+    backward = plan.backward if with_counts else None
+
+    @jax.custom_batching.custom_vmap
+    def solve(leaves: Leaves) -> tuple[Values, Leaves]:
+        values, counts = interpreted_in_trace(
+            plan.forward, plan.rows.pieces(leaves), backward, problem.temperature
+        )
+        return values, {} if counts is None else _by_leaf(plan.rows, counts, leaves)
+
+    @solve.def_vmap
+    def solve_larger(
+        axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
+    ) -> tuple[tuple[Values, Leaves], tuple[bool, dict[str, bool]]]:
+        is_batched = in_batched[0]
+        size = max(leaf.shape[is_batched[name]] for name, leaf in leaves.items())
+
+        def flat(leaf: Array, batched: bool) -> Array:
+            if not batched and len(leaf) == 1:
+                return leaf
+            trailing = leaf.shape[1 + batched :]
+            leaf = leaf if batched else leaf[None]
+            return jnp.broadcast_to(leaf, (axis_size, size, *trailing)).reshape(-1, *trailing)
+
+        flattened = {name: flat(leaf, is_batched[name]) for name, leaf in leaves.items()}
+        found = _solve(problem, flattened, with_counts=with_counts)
+        result: tuple[Values, Leaves] = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), found
+        )
+        return result, jax.tree.map(lambda _: True, result)
+
+    return solve(leaves)
+
+
+def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
+    """Solve a batch of numbers, by the fastest way that there is."""
+    plan, temperature = problem.plan, problem.temperature
+    size = max(map(len, leaves.values()))
+    unroll = not with_counts and _unrolls(problem, size)
+    values, counts = [], []
+    results = plan.rows.num_rows if with_counts else 0
+    for part, count, over in _parts(leaves, size, problem.max_bytes, results):
+        if unroll:
+            values.append(plan.unrolled(part)[:count])
+            continue
+        value, found = interpreted_makespans(
+            plan.forward,
+            _pieces(plan.rows, part, count, over),
+            backward=plan.backward if with_counts else None,
+            temperature=temperature,
+            over=over,
+        )
+        values.append(value[:count])
+        if found is not None:
+            counts.append(_on_host(found)[:, :count])
+    value = values[0] if len(values) == 1 else jnp.concatenate(values)
+    if not with_counts:
+        return value, {}
+    whole = counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1)
+    return value, _by_leaf(plan.rows, whole, leaves)
+
+
+def _parts(
+    leaves: Leaves, size: int, max_bytes: int, results: int
 ) -> Iterator[tuple[Leaves, int, Spread | None]]:
-    """Cut the costs that a program reads into parts of at most `max_bytes`, each with its size.
+    """Cut costs into parts of at most `max_bytes`, each with its size.
 
     A batch that is laid out over several devices stays whole.
     """
-    leaves = {name: leaves[name] for name, _ in plan.rows.fields}
     over = spread_of(leaves)
     if over is not None:
         yield leaves, size, over
         return
-    itemsize = next(iter(leaves.values())).dtype.itemsize
+    dtype = next(iter(leaves.values())).dtype
     columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
-    part = max(1, max_bytes // (itemsize * (columns + results + 1)))
+    part = max(1, max_bytes // (dtype.itemsize * (columns + results + 1)))
     for low in range(0, size, part):
         count = min(part, size - low)
         cut = {
             name: leaf[low : low + count] if len(leaf) > count else leaf
             for name, leaf in leaves.items()
         }
-        placed, over = spread_out(cut, count, lanes(cut[next(iter(cut))].dtype))
+        placed, over = spread_out(cut, count, lanes(dtype))
         yield placed, count, over
 
 
-def _unrolls(unroll: bool | None, plan: _Plan, size: int, temperature: float | None) -> bool:
+def _unrolls(problem: _Problem, size: int) -> bool:
     """Decide whether a program gets a kernel of its own."""
-    if unroll and temperature is not None:
-        raise ValueError(f"unroll=True is for exact maxima, got temperature={temperature!r}")
-    if unroll is not None:
-        return unroll
-    work = size * plan.ops.num_ops
-    return temperature is None and plan.ops.num_ops <= MAX_OPS and work >= WORTH_UNROLLING
+    if problem.unroll is not None:
+        return problem.unroll
+    num_ops = problem.plan.ops.num_ops
+    return problem.temperature is None and num_ops <= MAX_OPS and size * num_ops >= WORTH_UNROLLING
 
 
-def _on_host(counts: Counts | None) -> Counts:
+def _on_host(counts: Counts) -> Counts:
     """Counts as NumPy's array, where this process has them all."""
     if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
         return counts
@@ -225,33 +388,24 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> P
     """
     if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    used = [
-        leaves[name].reshape(len(leaves[name]), -1)[:, :entries] for name, entries in rows.fields
-    ]
+    pieces = rows.pieces(leaves)
     if over is not None or size * num_columns(rows) >= WORTH_COMPILING:
-        return tuple(used)
-    dtype = used[0].dtype
+        return pieces
+    dtype = pieces[0].dtype
     matrix = np.empty((max(size, lanes(dtype)), num_columns(rows) - 1), dtype)
     matrix[size:] = 0
-    at = 0
-    for leaf in used:
-        matrix[:size, at : at + leaf.shape[1]] = leaf
-        at += leaf.shape[1]
+    used = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
+    matrix[:size, : used.shape[1]] = used
     return (matrix,)
 
 
-def _as_costs(rows: CostRows, counts: Counts, leaves: Leaves) -> Costs:
-    """Give every cost the counts of its column."""
-    columns = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
-    gradient: dict[str, Array | NumpyArray] = {}
-    dtype = next(iter(leaves.values())).dtype
+def _by_leaf(rows: CostRows, counts: Counts, leaves: Leaves) -> Leaves:
+    """Give every leaf the counts of its columns: a batch axis first, then as the leaf."""
+    first = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
+    found: dict[str, Array | NumpyArray] = {}
     for name, leaf in leaves.items():
         shape = (counts.shape[1], *leaf.shape[1:])
-        first = columns.get((name, 0))
-        if first is None:  # the program does not read it
-            gradient[name] = np.broadcast_to(np.zeros((), dtype), shape)
-        else:
-            entries = int(np.prod(shape[1:]))
-            found = counts[first : first + entries].astype(dtype, copy=False)
-            gradient[name] = found.T.reshape(shape)
-    return unchecked_costs(gradient)
+        low = first[name, 0]
+        columns = counts[low : low + int(np.prod(shape[1:]))]
+        found[name] = columns.astype(leaf.dtype, copy=False).T.reshape(shape)
+    return found

@@ -20,23 +20,12 @@ from pipejax.engine.batched.single_xla_call import wide_vectors
 MAX_OPS = 700  # about a second of compilation
 
 
-def unrolled_makespans(
-    leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
-) -> Float[Array, " batch"]:
-    """Makespans of a batch: (batch) makespans [s]."""
-    return _compiled()(leaves, ops=ops, rows=rows, size=size)
+def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Float[Array, " batch"]]:
+    """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
+    return jax.jit(functools.partial(_unrolled, ops, rows), compiler_options=wide_vectors())
 
 
-@functools.cache
-def _compiled() -> Callable[..., Float[Array, " batch"]]:
-    """Compile with options that are known once there is a backend."""
-    static = ("ops", "rows", "size")
-    return jax.jit(_unrolled, static_argnames=static, compiler_options=wide_vectors())
-
-
-def _unrolled(
-    leaves: Leaves, *, ops: BinaryOps, rows: CostRows, size: int
-) -> Float[Array, " batch"]:
+def _unrolled(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Float[Array, " batch"]:
     cost = rows.list(leaves)
     values = {START: jnp.zeros(1, cost[ZERO_ROW].dtype)}
     row = rows.row_of_position
@@ -48,7 +37,7 @@ def _unrolled(
         if second != NO_OPERAND:
             operands.append(_plus(values[second], lag, cost))
         values[op] = _plus(functools.reduce(_first_of, operands), own, cost)
-    return jnp.broadcast_to(values[ops.num_ops - 1], (size,))
+    return jnp.broadcast_to(values[ops.num_ops - 1], (max(map(len, leaves.values())),))
 
 
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
