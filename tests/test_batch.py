@@ -146,7 +146,7 @@ def test_pairs_are_priced():
     program = pj.lower(pj.ScheduleTable.from_rows(rows))
     for pair in (None, np.array([[3.0, 2.5], [1.0, 4.0]])):
         costs = pj.Costs(forward=np.array([1.0, 2.0]), backward=np.array([2.0, 3.0]), pair=pair)
-        values, counts = pj.makespans_and_grad(program, costs)
+        values, counts = pj.makespans_and_grad(program, costs, batch_size=2)
         ones = [
             pj.Costs(forward=f, backward=b, pair=None if pair is None else pair[k])
             for k, (f, b) in enumerate([(1.0, 2.0), (2.0, 3.0)])

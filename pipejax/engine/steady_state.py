@@ -68,13 +68,11 @@ class SteadyState:
     """A program with places where periods can be put in.
 
     Attributes:
-      program: the program; with no period put in it is what it was.
       periods: one for each part of the schedule that grows with the microbatches.
       rest: what comes after the last cut.
       microbatches: by how many microbatches the program can grow.
     """
 
-    program: Program
     periods: tuple[Period, ...]
     rest: Piece
     microbatches: int
@@ -102,7 +100,7 @@ def steady_state(program: Program) -> SteadyState:
         )
         at, before = found.cut, first
     rest = columns.piece(at, columns.num_columns, before, [SOURCE, ENDS])
-    return SteadyState(program, tuple(periods), rest, microbatches)
+    return SteadyState(tuple(periods), rest, microbatches)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -273,7 +273,7 @@ def _solve(
     """Makespans of a batch (batch) [s], and if wanted the counts of each leaf on the path."""
     if _is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
-    with jax.ensure_compile_time_eval():  # numbers stay numbers where a trace is under way
+    with jax.core.eval_context():  # numbers stay numbers, whatever trace is under way
         return _solve_in_parts(problem, leaves, with_counts)
 
 
