@@ -220,6 +220,6 @@ def test_programs_that_nobody_holds_are_let_go():
     pj.makespan(program, pj.Costs(forward=1.0, backward=2.0))
     (plan,) = module._plans[program].values()
     held = [weakref.ref(each) for each in (program, plan, plan.ops, plan.unrolled)]
-    del program, plan
+    del table, program, plan  # a table keeps what it was lowered to
     gc.collect()
     assert [each() for each in held] == [None] * 4
