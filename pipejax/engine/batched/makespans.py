@@ -134,9 +134,9 @@ def makespans(
       ...     return pj.makespans(program, pj.Costs(forward=1.0, backward=2.0, transmit=delays))
       >>> delays = np.array([0.0, 0.125, 1.0, 2.0])
       >>> step_times(delays).tolist()
-      [33.0, 35.0, 49.0, 67.0]
+      [33.0, 35.0, 49.0, 65.0]
       >>> jax.grad(lambda delays: step_times(delays).sum())(delays).tolist()
-      [6.0, 16.0, 16.0, 18.0]
+      [6.0, 16.0, 16.0, 16.0]
     """
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
     read = problem.plan.rows.only_read(leaves)
