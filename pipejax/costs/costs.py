@@ -152,8 +152,9 @@ class Costs:
           1.5
         """
         del table
-        others |= {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
-        return cls._alike(None, forward=forward, transfer=transfer, latency=latency, **others)
+        split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
+        times = {"forward": forward, **split, "latency": latency, **others}
+        return cls._alike(None, transfer=transfer, **times)
 
     @classmethod
     def per_worker(
@@ -161,11 +162,7 @@ class Costs:
         table: ScheduleTable,
         *,
         forward: "Seconds",
-        backward: "Seconds | None" = None,
-        input_grad: "Seconds | None" = None,
-        weight_grad: "Seconds | None" = None,
         transfer: "Seconds | None" = None,
-        latency: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
         """Divide what one microbatch takes on one worker over the stages that it meets there.
@@ -177,12 +174,9 @@ class Costs:
         Args:
           table: the schedule.
           forward: F of one microbatch on one worker [s]; a number or a batch, as in `uniform`.
-          backward: B; the sum of I and W if None.
-          input_grad: I; half of B if None.
-          weight_grad: W; what B leaves over I if None.
           transfer: transmit time of a message, which is not divided; `transmit=` is the same.
-          latency: latency of a message, which is not divided.
-          **others: further fields of `Costs`; those of ops are divided.
+          **others: further fields of `Costs`: `backward`, or `input_grad` and `weight_grad`, and
+            whatever else an op takes is divided, `latency` is not.
 
         Returns:
           The costs: op times of shape (stages,), or (N, stages) for a batch.
@@ -204,8 +198,7 @@ class Costs:
         workers = table.placement[0]
         there = np.bincount(workers, minlength=table.num_workers)[workers]
         part = np.asarray(table.stage_shares) / there
-        others |= {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
-        return cls._alike(part, forward=forward, transfer=transfer, latency=latency, **others)
+        return cls._alike(part, forward=forward, transfer=transfer, **others)
 
     @classmethod
     def _alike(cls, part: NumpyArray | None, *, transfer: Any, **times: Any) -> "Costs":

@@ -8,13 +8,12 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import is_number
-from pipejax.base.units import load_json
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.base.units import check_keys, load_json
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
-MESSAGE_KEYS = ("latency", "transmit", "bytes", "bandwidth")
 
 
 def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
@@ -47,9 +46,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     """
     data = load_json(Path(path))
     known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back")
-    for key in data:
-        if key not in known:
-            raise ValueError(f"{path}: unknown key {key!r}: known are {', '.join(known)}")
+    check_keys(data, dict.fromkeys(known, ""), str(path))
     if data.get("unit") not in tuple(UNIT_SECONDS):
         raise ValueError(
             f'{path}: "unit" must be one of {", ".join(UNIT_SECONDS)}, got {data.get("unit")!r}'
@@ -63,13 +60,9 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
         for key, field in fields.items()
         if key in data
     }
-    there = _message(data.get("message", {}), table, f"{path}: message", scale)
-    back = (
-        _message(data["message_back"], table, f"{path}: message_back", scale)
-        if "message_back" in data
-        else there
-    )
-    for name in ("latency", "transmit"):
+    both = "message", "message_back" if "message_back" in data else "message"
+    there, back = (_message(data.get(key, {}), table, f"{path}: {key}", scale) for key in both)
+    for name in MESSAGE_FIELDS:
         times[name] = np.stack([there[name], back[name]])[:, None, :]
     try:
         costs = Costs(**times)
@@ -94,11 +87,7 @@ def _message(
     section: Any, table: ScheduleTable, where: str, scale: float
 ) -> dict[str, Float[NumpyArray, " boundaries"]]:
     """Read latency and transmit time of every stage boundary."""
-    if not isinstance(section, dict):
-        raise ValueError(f"{where} must be an object with the keys {', '.join(MESSAGE_KEYS)}")
-    for key in section:
-        if key not in MESSAGE_KEYS:
-            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(MESSAGE_KEYS)}")
+    check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
     values = {
         key: _numbers(value, table.num_stages - 1, f"{where}: {key}", "stage boundaries")
         for key, value in section.items()

@@ -85,15 +85,13 @@ def stage_work(
     """
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
-    split, shared = workload.tensor_parallel, workload.sequence_parallel
+    split = workload.tensor_parallel
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
     flop = layer_flop(model, size, workload.recompute_in_layer)
     in_head = head_flop(model, size)
-    boundary = boundary_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    kept = layer_activation_bytes(model, size, tensor_parallel=split, sequence_parallel=shared)
-    _, head_kept = edge_activation_bytes(
-        model, size, tensor_parallel=split, sequence_parallel=shared
-    )
+    boundary = boundary_bytes(model, size, **workload.parallel)
+    kept = layer_activation_bytes(model, size, **workload.parallel)
+    _, head_kept = edge_activation_bytes(model, size, **workload.parallel)
     moved = model.element_bytes * model.layer_parameters / split + kept
     parameters = stage_parameters(model, layers) / split
     placement = table.placement
@@ -185,12 +183,10 @@ def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
 
 def _nearer(system: System, is_near: bool | Flags) -> Link:
     """Return the link inside a node where it is near, else the network's."""
-    return Link(
-        *(
-            jnp.where(is_near, getattr(system.node, name), getattr(system.network, name))
-            for name in ("bandwidth", "latency", "efficiency")
-        )
+    link: Link = jax.tree.map(
+        lambda near, far: jnp.where(is_near, near, far), system.node, system.network
     )
+    return link
 
 
 def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:

@@ -222,12 +222,9 @@ def _share(value: Any, where: str) -> float:
 
 def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
     """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
-    given = section.get("efficiency", 1.0)
-    steps = (
-        given
-        if isinstance(given, list)
-        else [{"from_GFLOP" if dimension == "FLOP" else "from_MB": 0, "share": given}]
-    )
+    steps = section.get("efficiency", 1.0)
+    if not isinstance(steps, list):
+        return Efficiency(shares=(_share(steps, f"{where}: efficiency"),))
     sizes, shares = [], []
     for step in steps:
         check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")

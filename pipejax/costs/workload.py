@@ -72,6 +72,14 @@ class Workload:
             share(self.weight_share, "weight_share")
 
     @property
+    def parallel(self) -> dict[str, Any]:
+        """How one worker splits a layer, as arguments of the formulas of `Model`."""
+        return {
+            "tensor_parallel": self.tensor_parallel,
+            "sequence_parallel": self.sequence_parallel,
+        }
+
+    @property
     def recompute_in_layer(self) -> str:
         """What is recomputed besides whole layers: "none" or "selective"."""
         return "selective" if self.recompute == "selective" else "none"
@@ -197,20 +205,18 @@ def stage_bytes(
     """
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
-    split: dict[str, Any] = {
-        "tensor_parallel": workload.tensor_parallel,
-        "sequence_parallel": workload.sequence_parallel,
-    }
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    kept = layer_activation_bytes(model, size, recompute=workload.recompute_in_layer, **split)
-    inputs = layer_activation_bytes(model, size, recompute="full", **split)
-    mask, head = edge_activation_bytes(model, size, **split)
+    kept = layer_activation_bytes(
+        model, size, recompute=workload.recompute_in_layer, **workload.parallel
+    )
+    inputs = layer_activation_bytes(model, size, recompute="full", **workload.parallel)
+    mask, head = edge_activation_bytes(model, size, **workload.parallel)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     edges = first * mask + last * head
     activations = (layers - recomputed) * kept + recomputed * inputs + edges
     # the head's product needs what the final norm puts out and the logits' gradient
     head_needs = last * (head - inputs * (model.vocabulary > 0))
-    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, **split)
+    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, **workload.parallel)
     parameters = stage_parameters(model, layers) / workload.tensor_parallel
     weight_share = (needed + recomputed * inputs + head_needs) / activations
     if workload.weight_share is not None:
