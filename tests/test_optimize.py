@@ -79,7 +79,8 @@ def check(best, costs, limits, share=THIRD, sizes=None, **run):
         (4, 8, 2, 10.0, 290.0),
         (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
         (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
-        (4, 8, 1, 10.0, 440.0),
+        (3, 4, 1, 10.0, 220.0),
+        pytest.param(4, 8, 1, 10.0, 440.0, marks=pytest.mark.slow),
     ],
 )
 def test_known_optima(workers, microbatches, limit, offload, makespan):
@@ -90,6 +91,7 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     check(best, costs, limit)
 
 
+@pytest.mark.slow  # (4, 8, 2, 10.0) above shows it in a smaller pipe
 def test_offloading_makes_up_for_half_of_the_memory():
     table = pipe(8, 16)
     costs = equal(table, 10.0)
@@ -182,7 +184,7 @@ def test_spans_are_shorter_than_the_published_searched_ones():
     costs = pj.Costs.uniform(
         table, forward=29.802, input_grad=29.428, weight_grad=19.53, transfer=0.577
     )
-    best = solve(table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=8.0)
+    best = solve(table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=2.0)
     assert 1 - 32 * (29.802 + 29.428 + 19.53) / best.makespan <= 0.0022 + 5e-5
     assert pj.evaluate(best.table, costs).max_span == pytest.approx(best.makespan, rel=1e-12)
 
@@ -193,14 +195,14 @@ def test_a_period_put_in_keeps_limits_and_the_end():
         forward=[2.0, 3.0, 2.0], input_grad=[3.0, 2.0, 2.0], weight_grad=[1.0, 2.0, 1.0]
     )
     problem = pose(table, costs, memory_limit=2)
-    ring = shortest_ring(problem, 2, 100, 10.0, 2)
+    ring = shortest_ring(problem, 2, 100, 3.0, 2)
     whole = cut(problem, ring)
     folded = fold(problem, 2, depth_of(problem, whole) + 1)
     small = problem.with_microbatches(folded.microbatches)
     start = cut(small, ring)
     model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
     model.hint(start)
-    plans = [found.plan for found in search(model, 10.0, 2) if found.plan is not None]
+    plans = [found.plan for found in search(model, 2.0, 2) if found.plan is not None]
     assert folded.repeats > 5
     for plan in plans:
         many = extended(problem, folded, plan)
@@ -239,7 +241,7 @@ def test_times_that_are_no_multiples_of_anything_state_their_rounding():
 def test_the_first_solution_needs_no_search_and_each_is_better():
     table = pipe(8, 32)
     costs = equal(table, 10.0)
-    run = pj.optimize(table, costs, memory_limit=4, offload=True, time_limit=3.0, threads=2)
+    run = pj.optimize(table, costs, memory_limit=4, offload=True, time_limit=1.5, threads=2)
     first = next(run)
     assert first.source == "greedy"
     makespans = [first.makespan, *(better.makespan for better in run)]

@@ -104,7 +104,7 @@ def steady_state(program: Program) -> SteadyState:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _FoundPeriod:
     """Columns cut to cut + length come again from cut + length on, with later microbatches.
 
     Where microbatches alternate between pipes, each shifts by more than its own number of them.
@@ -187,7 +187,7 @@ class _Columns:
         )
         return [SOURCE, ENDS, *crossing]
 
-    def matched(self, found: _Found) -> tuple[Frontier, Frontier]:
+    def matched(self, found: _FoundPeriod) -> tuple[Frontier, Frontier]:
         """Frontiers before and after a period, in the same order; empty if they differ."""
         before, after = (self.frontier(cut) for cut in (found.cut, found.cut + found.length))
         place = {self._key(node): node for node in after}
@@ -219,7 +219,7 @@ class _Columns:
         )
 
 
-def _choose(columns: _Columns, num_microbatches: int) -> list[_Found]:
+def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
     """Choose the longest runs of periods that together hold every kind of op once."""
     kinds = {
         columns.kind[node]
@@ -227,7 +227,7 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_Found]:
         for node in nodes
         if columns.microbatch[node] != NO_MICROBATCH
     }
-    chosen: list[_Found] = []
+    chosen: list[_FoundPeriod] = []
     covered: set[Kind] = set()
     for found in _candidates(columns):
         held = Counter(
@@ -253,7 +253,7 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_Found]:
     )
 
 
-def _candidates(columns: _Columns) -> Iterator[_Found]:
+def _candidates(columns: _Columns) -> Iterator[_FoundPeriod]:
     """Runs of periods, the longest first, and of those the one with the shortest period."""
     number: dict[Hashable, int] = {}
     sequence = np.array(
@@ -270,7 +270,7 @@ def _candidates(columns: _Columns) -> Iterator[_Found]:
         yield from _first_cut(columns, first, first + size, -minus_length)
 
 
-def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator[_Found]:
+def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator[_FoundPeriod]:
     """Find the first cut in a run at which the frontier comes again too, if there is one."""
     shifts = {
         later[1] - earlier[1]
@@ -280,7 +280,7 @@ def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator
     if len(shifts) != 1 or min(shifts) < 1:
         return
     for cut in range(first, end - length + 1):
-        found = _Found(cut, length, min(shifts), repeats=(end - first) // length + 1)
+        found = _FoundPeriod(cut, length, min(shifts), repeats=(end - first) // length + 1)
         if columns.matched(found)[0]:
             yield found
             return

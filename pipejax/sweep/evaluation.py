@@ -56,7 +56,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     return values
 
 
-class _Point(NamedTuple):
+class _GridPoint(NamedTuple):
     """One schedule and workload, ready to be priced on any system."""
 
     program: Program
@@ -92,7 +92,7 @@ def _cut(work: StageWork, systems: System, part: slice) -> tuple[StageWork, Syst
     return work._replace(**near), jax.tree.map(lambda leaf: leaf[part], systems)
 
 
-def _point(at: Values) -> _Point:
+def _point(at: Values) -> _GridPoint:
     counts = at.get("microbatches")
     if counts is None:
         counts, rest = divmod(at["minibatch"], at["microbatch_size"])
@@ -111,7 +111,7 @@ def _point(at: Values) -> _Point:
         dict(at["schedule"].options).get("weight_share"),
     )
     table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
-    return _Point(program, workload, table)
+    return _GridPoint(program, workload, table)
 
 
 def _links(at: Values) -> Links:
@@ -129,7 +129,7 @@ def _lowered(
     return table, lower(table, link=links)
 
 
-def _run(point: _Point, work: StageWork, systems: System, sweep: Sweep) -> Values:
+def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
     """Price and evaluate a batch of systems."""
     costs = _price(work, systems)
     given = jax.tree.map(lambda leaf: leaf.astype(sweep.dtype), costs)

@@ -24,7 +24,7 @@ LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
 Size = TypeVar("Size", float, NumpyArray)
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """One entry of the ledger.
 
     Attributes:
@@ -38,14 +38,14 @@ class Entry(NamedTuple):
     change: int
 
 
-LEDGER: Mapping[Phase, tuple[Entry, ...]] = {
-    Phase.F: (Entry(START, LEFT_BY_F, 1),),
-    Phase.R: (Entry(START, CHECKPOINT, -1), Entry(START, WHOLE, 1)),
-    Phase.B: (Entry(END, WHOLE, -1),),
-    Phase.I: (Entry(END, WHOLE, -1), Entry(END, FOR_W, 1)),
-    Phase.W: (Entry(END, FOR_W, -1),),
-    Phase.O: (Entry(END, LEFT_BY_F, -1),),
-    Phase.L: (Entry(START, LEFT_BY_F, 1),),
+LEDGER: Mapping[Phase, tuple[LedgerEntry, ...]] = {
+    Phase.F: (LedgerEntry(START, LEFT_BY_F, 1),),
+    Phase.R: (LedgerEntry(START, CHECKPOINT, -1), LedgerEntry(START, WHOLE, 1)),
+    Phase.B: (LedgerEntry(END, WHOLE, -1),),
+    Phase.I: (LedgerEntry(END, WHOLE, -1), LedgerEntry(END, FOR_W, 1)),
+    Phase.W: (LedgerEntry(END, FOR_W, -1),),
+    Phase.O: (LedgerEntry(END, LEFT_BY_F, -1),),
+    Phase.L: (LedgerEntry(START, LEFT_BY_F, 1),),
 }
 
 

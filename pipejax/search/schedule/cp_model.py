@@ -288,4 +288,4 @@ class ScheduleModel:
             for place, variable in variables.items():
                 if letter not in "OL" or value.boolean_value(self.out[place]):
                     starts[letter][place] = value.value(variable)
-        return Plan(starts["F"], starts["I"], starts["W"], whole, starts["O"], starts["L"])
+        return Plan.of(starts, whole)

@@ -96,17 +96,14 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
 
 
 def _plan(problem: Problem, ops: TimedOps) -> Plan:
-    shape = problem.num_stages, problem.num_microbatches
     at = {
-        phase: np.full(shape, NEVER, np.int64)
-        for phase in (Phase.F, Phase.I, Phase.W, Phase.O, Phase.L)
+        letter: np.full((problem.num_stages, problem.num_microbatches), NEVER, np.int64)
+        for letter in "FIWOL"
     }
-    for phase, starts in at.items():
-        which = ops.phase == phase
+    for letter, starts in at.items():
+        which = ops.phase == Phase[letter]
         starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
-    return Plan(
-        at[Phase.F], at[Phase.I], at[Phase.W], np.zeros(shape, bool), at[Phase.O], at[Phase.L]
-    )
+    return Plan.of(at)
 
 
 def greedy_plan(

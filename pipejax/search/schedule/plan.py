@@ -1,6 +1,7 @@
 """A plan: when every op starts, in units of the problem."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,6 +32,19 @@ class Plan:
     whole: Bool[NumpyArray, "stages microbatches"]
     offload: PerOp
     load: PerOp
+
+    @classmethod
+    def of(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
+        """Make a plan from the starts by phase letter; by default it is split, and all stays."""
+        nowhere = np.full_like(starts["F"], NEVER)
+        return cls(
+            forward=starts["F"],
+            input_grad=starts["I"],
+            weight_grad=starts["W"],
+            whole=np.zeros(nowhere.shape, bool) if whole is None else whole,
+            offload=starts.get("O", nowhere),
+            load=starts.get("L", nowhere),
+        )
 
     def finer(self, parts: int) -> "Plan":
         """Return the same plan on a finer grid."""

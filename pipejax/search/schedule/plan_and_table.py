@@ -90,7 +90,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     whole = at["B"] != NEVER
     turn = np.where(whole, at["B"], at["I"])
     last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
-    return Plan(at["F"], turn, last, whole, at["O"], at["L"])
+    return Plan.of({**at, "I": turn, "W": last}, whole)
 
 
 def keeps_limits(problem: Problem, plan: Plan) -> bool:

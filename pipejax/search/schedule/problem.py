@@ -16,6 +16,11 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.integer_grid import choose_grid, common_parts
 
+_OPS = ("forward", "input_grad", "weight_grad", "backward")
+_MESSAGES = ("lag", "transmit")
+_ENDS = ("step_end", "update")
+TIMES = (*_OPS, *_MESSAGES, *_ENDS)
+HOST_TIMES = ("offload", "load")
 OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
 
@@ -99,11 +104,6 @@ class Problem:
         return self.placement[self.pipe_of].T
 
     @property
-    def may_stay_whole(self) -> bool:
-        """Whether a whole backward is anywhere faster than its two halves."""
-        return bool((self.backward < self.input_grad + self.weight_grad).any())
-
-    @property
     def queues(self) -> bool:
         """Whether messages occupy their links."""
         return bool(self.transmit.any())
@@ -124,19 +124,7 @@ class Problem:
         A solver gives every value of a small domain a variable of its own: that helps it to close
         a small problem and keeps it from improving a large one.
         """
-        times = (
-            "forward",
-            "input_grad",
-            "weight_grad",
-            "backward",
-            "lag",
-            "transmit",
-            "step_end",
-            "update",
-            "offload",
-            "load",
-        )
-        counts = {name: getattr(self, name) for name in times}
+        counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
         finer = {name: parts * count for name, count in counts.items() if count is not None}
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
@@ -226,17 +214,14 @@ def pose(
         exact=grid.exact,
         offload=units.get("offload"),
         load=units.get("load"),
-        **{name: units[name] for name in (*_OPS, "step_end", "update")},
+        **{name: units[name] for name in (*_OPS, *_ENDS)},
     )
-
-
-_OPS = ("forward", "input_grad", "weight_grad", "backward")
 
 
 def _times(
     table: ScheduleTable, costs: Costs, offload: bool
 ) -> dict[str, Float[NumpyArray, " stages"]]:
-    names = [*_OPS, "all_reduce", "update", *(("offload", "load") if offload else ())]
+    names = [*_OPS, "all_reduce", "update", *(HOST_TIMES if offload else ())]
     times = {
         name: np.broadcast_to(np.asarray(getattr(costs, name), float), (table.num_stages,))
         for name in names

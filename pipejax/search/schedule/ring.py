@@ -15,7 +15,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from pipejax.search.schedule.cp_search import new_solver
-from pipejax.search.schedule.plan import NEVER, Plan
+from pipejax.search.schedule.plan import Plan
 from pipejax.search.schedule.problem import Problem
 
 PARTS = 24  # large units in the longest forward and backward: small rings are solved in seconds
@@ -169,5 +169,4 @@ def cut(problem: Problem, ring: Ring) -> Plan:
     for (letter, stage, number), start in ring.starts.items():
         places = np.arange(number, shape[1], count)
         at[letter][stage, places] = start + ring.length * (places // count)
-    nowhere = np.full(shape, NEVER, np.int64)
-    return Plan(at["F"], at["I"], at["W"], np.zeros(shape, bool), nowhere, nowhere)
+    return Plan.of(at)

@@ -10,19 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipejax.search.schedule.problem import Problem
-
-TIMES = (
-    "forward",
-    "input_grad",
-    "weight_grad",
-    "backward",
-    "lag",
-    "transmit",
-    "step_end",
-    "update",
-)
-HOST_TIMES = ("offload", "load")
+from pipejax.search.schedule.problem import HOST_TIMES, TIMES, Problem
 
 
 def stretch(problem: Problem, other: Problem) -> Fraction | None:
@@ -90,13 +78,8 @@ def distance(problem: Problem, other: Problem) -> float:
 
 def _proportions(problem: Problem) -> np.ndarray:
     work = float((problem.forward + problem.gradient).sum()) or 1.0
-    host = [
-        np.zeros(problem.num_stages) if times is None else times
-        for times in (problem.offload, problem.load)
-    ]
-    times = [
-        np.ravel(values) / work for values in (*(getattr(problem, name) for name in TIMES), *host)
-    ]
+    given = [getattr(problem, name) for name in (*TIMES, *HOST_TIMES)]
+    times = [np.ravel(np.zeros(problem.num_stages) if t is None else t) / work for t in given]
     limits = problem.limits[problem.placement]
     return np.concatenate(
         [*times, *(np.ravel(part / limits) for part in (problem.sizes, problem.kept))]
