@@ -81,6 +81,10 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     events, versions = _events(content), find_versions(content)
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, np.isin(events.phase, (Phase.B, Phase.W))
+    # All versions of all groups stand in one array, a group's versions side by side: version 0,
+    # which is there from the start, then one for each of its updates. `made` is the slot of the
+    # update that makes a version, `unread` the slot behind which nothing needs it any more: the
+    # later of the update that replaces it and the last backward that reads it.
     groups, group = np.unique(events.group, return_inverse=True)
     updates = np.bincount(group, weights=is_update, minlength=len(groups)).astype(np.int64)
     first = np.cumsum(updates + 1) - (updates + 1)  # version 0 of each group, among all versions
@@ -92,6 +96,9 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     stage, microbatch = events.stage[is_gradient], events.microbatch[is_gradient]
     reads = first[group[is_gradient]] + versions.read[stage, microbatch]
     np.maximum.at(unread, reads, slot[is_gradient] + 1)
+    # Counting what is held is then a sweep over moments: +1 when a version is made, -1 when it
+    # goes. All copies are swept at once, for each has a range of moments of its own, and every
+    # copy's changes add up to 0, so one running sum serves all.
     copy = np.repeat(groups // content.weights.runs, updates + 1)
     # at one moment the versions that go are counted before those that come
     moments = content.num_slots + 2

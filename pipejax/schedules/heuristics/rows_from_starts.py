@@ -166,6 +166,8 @@ def _with_waits(
     ):
         op = Op(Phase(code), stage, microbatch)
         if op.phase is Phase.F:
+            # the theorem of the module: take as free only what is certain before this F, and wait
+            # for the fewest oldest offloads with which the level keeps the limit
             enough = (
                 k
                 for k in range(certain, len(offloaded))
@@ -186,6 +188,7 @@ def _with_waits(
         else:
             free += gives
             if op.phase in (Phase.B, Phase.I):
+                # it waited for its load, and the load for all offloads before it on the link
                 certain = max(certain, before_load.get((stage, microbatch), 0))
         cells.append((op,))
     return cells

@@ -97,7 +97,13 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
 
 
 def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> int:
-    """Longest path through the ops of one stage, with the waits that its memory asks for."""
+    """Longest path through the ops of one stage, with the waits that its memory asks for.
+
+    Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
+    Then F and I of the stage are two chains: each F follows the one before it, each I follows its
+    own F by the trip to the last stage and back, and the I before it. Memory links them back: if F
+    of microbatch k finds room only after i gradients, it waits for the i-th one.
+    """
     first, least = (
         int(problem.forward[stage]),
         int(min(problem.input_grad[stage], problem.backward[stage])),
@@ -112,6 +118,7 @@ def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> i
     forward_end, input_end = start, [0] * count
     for k, (inputs, weights) in enumerate(order):
         if inputs:
+            # as many weight gradients as input gradients: the last of them ran behind its own I
             wait = input_end[inputs - 1] + (least_more if weights >= inputs else 0)
             forward_end = max(forward_end, wait)
         forward_end += first

@@ -104,6 +104,9 @@ class ScheduleModel:
         row = self._on_worker[worker]
         row.append(model.new_fixed_size_interval_var(starts["F"], forward, ""))
         self._input_end[key], self._gradient_end[key] = self._time(""), self._time("")
+        # A whole backward that saves no time is never better: two halves can stand back to back.
+        # Where it may save time, I stands for B and takes its length, and W, of no length then,
+        # stands at its end: what waits for either needs to know nothing of the choice.
         if whole >= split + weight:
             row.append(model.new_fixed_size_interval_var(starts["I"], split, ""))
             row.append(model.new_fixed_size_interval_var(starts["W"], weight, ""))
@@ -131,6 +134,7 @@ class ScheduleModel:
             since = self._add_offload(
                 stage, microbatch, int(problem.offload[stage]), int(problem.load[stage])
             )
+        # two intervals from one start: what I frees, and what stays for W
         for end, parts in ((self._input_end[key], size - kept), (self._gradient_end[key], kept)):
             if parts:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
@@ -217,6 +221,8 @@ class ScheduleModel:
                 self.model.add(later["F"] >= self.start["F"][stage, one] + lasts)
                 self.model.add(later["I"] >= self._input_end[stage, one])
                 self.model.add(later["W"] >= self._gradient_end[stage, one])
+            # The cumulative resource knows this too, but propagates it only once starts are fixed;
+            # as an order of ops it moves bounds at once. Offloads free memory without a gradient.
             if "memory-order" in self.redundant and problem.offload is None:
                 worker = int(problem.placement[pipe, stage])
                 order = memory_order(problem, stage, worker, len(passing))

@@ -80,6 +80,8 @@ class FoldedModel(ScheduleModel):
         """Tie the middle and weigh the period."""
         super().__init__(small, horizon)
         self.folded = folded
+        # As many are tied as are on a worker at once, and one group more: at the cut, all that a
+        # worker has in hand repeats already.
         self.period = self.model.new_int_var(0, horizon, "period")
         first, last = folded.warm, folded.warm + folded.tied
         for variables in self.start.values():
@@ -96,6 +98,9 @@ class FoldedModel(ScheduleModel):
 
     def _separate(self, before: int, behind: int) -> None:
         """What the last group before has to do on a worker ends before the next group comes."""
+        # Between the two the n periods are put in. What is put in repeats tied groups, so it meets
+        # on a worker what those met, some periods earlier. Only what lies before all tied groups
+        # and what lies behind them could meet anew or change sides: this keeps them apart.
         problem = self.problem
         sharing = {w: group for group in problem.host_links for w in group}
         stages = range(problem.num_stages)
