@@ -55,7 +55,7 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
                 JITTER,
                 samples=samples,
                 seed=SEED,
-                on_part=lambda count: progress.advance(task, count),
+                on_progress=lambda count: progress.advance(task, count),
             )
     data = jitter_dataset(runs)
     return data.assign_attrs({f"{name} [s]": value for name, value in {**TIMES, **MESSAGE}.items()})

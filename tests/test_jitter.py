@@ -70,7 +70,7 @@ def test_more_samples_parts_and_precision_change_no_sample():
     done = []
     whole = pj.jitter(table, costs, ALL, samples=3000, link="queued")
     parts = pj.jitter(
-        table, costs, ALL, samples=3000, link="queued", max_bytes=10**6, on_part=done.append
+        table, costs, ALL, samples=3000, link="queued", max_bytes=10**6, on_progress=done.append
     )
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
     assert sum(done) == 3000

@@ -101,7 +101,7 @@ def jitter(
     seed: int = 0,
     link: str | Links = "delay",
     max_bytes: int = MAX_BYTES,
-    on_part: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> Jittered:
     """Evaluate a schedule many times, each with random durations of its ops and messages.
 
@@ -118,7 +118,7 @@ def jitter(
       link: link model, or `Links`.
       max_bytes: durations at once, about; more samples go through in parts, which changes no
         result.
-      on_part: called with the number of samples of each part that is done.
+      on_progress: called with the number of samples of each part that is done.
 
     Returns:
       The makespans, and how often each op and message is on the critical path.
@@ -151,8 +151,8 @@ def jitter(
         for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
             makespans[first : first + len(values)] = values
             counts = counts + on_path if first else on_path
-            if on_part is not None:
-                on_part(len(values))
+            if on_progress is not None:
+                on_progress(len(values))
     if not np.isfinite(makespans).all():
         raise ValueError("a makespan is too large for a float: costs must be smaller")
     nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))

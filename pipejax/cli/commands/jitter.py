@@ -1,7 +1,8 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from pipejax.cli.output.files import DATASET, check_out, write_dataset
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.distributions import Distribution, Jitter, Straggler
@@ -27,6 +29,38 @@ if TYPE_CHECKING:
 KINDS = ", ".join(DISTRIBUTIONS)
 
 
+class SamplingOptions(NamedTuple):
+    """What varies, and how many samples are drawn of it."""
+
+    op: Annotated[str, typer.Option(help=f"Jitter of each op, as NAME:SPREAD; names: {KINDS}.")] = (
+        "lognormal:0"
+    )
+    worker: Annotated[
+        str, typer.Option(help="Jitter of each worker, the same for all of its ops.")
+    ] = "lognormal:0"
+    message: Annotated[str, typer.Option(help="Jitter of each message.")] = "lognormal:0"
+    straggler: Annotated[
+        str, typer.Option(help="A worker is slow in a sample, as PROBABILITY:SLOWDOWN.")
+    ] = "0:1"
+    op_straggler: Annotated[str, typer.Option(help="An op is slow, as PROBABILITY:SLOWDOWN.")] = (
+        "0:1"
+    )
+    samples: Annotated[int, typer.Option(help="Samples.", min=1)] = 10_000
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0
+
+    def factors(self) -> "Jitter":
+        """Read the distributions."""
+        from pipejax.analysis.distributions import Jitter
+
+        return Jitter(
+            op=_distribution(self.op, "--op"),
+            worker=_distribution(self.worker, "--worker"),
+            message=_distribution(self.message, "--message"),
+            straggler=_straggler(self.straggler, "--straggler"),
+            op_straggler=_straggler(self.op_straggler, "--op-straggler"),
+        )
+
+
 def jitter(
     options: TableOptions,
     pricing: Pricing | None,
@@ -34,21 +68,7 @@ def jitter(
     schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
     workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
     microbatches: Annotated[int, typer.Option(help="Microbatches M.", min=1)],
-    op: Annotated[
-        str, typer.Option(help=f"Jitter of each op, as NAME:SPREAD; names: {KINDS}.")
-    ] = "lognormal:0",
-    worker: Annotated[
-        str, typer.Option(help="Jitter of each worker, the same for all of its ops.")
-    ] = "lognormal:0",
-    message: Annotated[str, typer.Option(help="Jitter of each message.")] = "lognormal:0",
-    straggler: Annotated[
-        str, typer.Option(help="A worker is slow in a sample, as PROBABILITY:SLOWDOWN.")
-    ] = "0:1",
-    op_straggler: Annotated[
-        str, typer.Option(help="An op is slow, as PROBABILITY:SLOWDOWN.")
-    ] = "0:1",
-    samples: Annotated[int, typer.Option(help="Samples.", min=1)] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
+    sampling: SamplingOptions,
     quantile: Annotated[float, typer.Option(help="Quantile that ranks.")] = 0.95,
     ops: Annotated[
         bool, typer.Option("--ops", help="Show how often ops are on the critical path.")
@@ -59,18 +79,11 @@ def jitter(
     json: JsonFlag = False,
 ) -> None:
     """Run schedules with random durations: quantiles of the step time, and who is robust."""
-    from pipejax.analysis.distributions import Jitter
     from pipejax.analysis.jitter_dataset import jitter_dataset
     from pipejax.analysis.robustness import robustness
 
     priced = required(pricing)
-    factors = Jitter(
-        op=_distribution(op, "--op"),
-        worker=_distribution(worker, "--worker"),
-        message=_distribution(message, "--message"),
-        straggler=_straggler(straggler, "--straggler"),
-        op_straggler=_straggler(op_straggler, "--op-straggler"),
-    )
+    factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     check_out(out, DATASET)
@@ -78,9 +91,8 @@ def jitter(
     check_options(options, names)
     if len(set(names)) < len(names):
         raise ValueError(f"--schedules names a schedule twice: {schedules}")
-    runs, missing = _run(
-        names, workers, microbatches, options, priced, links, factors, samples, seed
-    )
+    tables, missing = _build(names, workers, microbatches, options, priced)
+    runs = _run(tables, priced, links, factors, sampling)
     ranked = robustness(list(runs.values()), quantile=quantile)
     if out is not None:
         write_dataset(jitter_dataset(runs), out)
@@ -96,8 +108,8 @@ def jitter(
                 "queues": links.queues,
                 "host_links": links.host_links,
                 "jitter": settings,
-                "samples": samples,
-                "seed": seed,
+                "samples": sampling.samples,
+                "seed": sampling.seed,
                 "quantile": quantile,
                 "out": None if out is None else str(out),
                 "rows": rows,
@@ -111,20 +123,10 @@ def jitter(
         console().print(f"samples in {out}", markup=False, soft_wrap=True)
 
 
-def _run(
-    names: list[str],
-    workers: int,
-    microbatches: int,
-    options: TableOptions,
-    pricing: Pricing,
-    links: Links,
-    factors: "Jitter",
-    samples: int,
-    seed: int,
-) -> "tuple[dict[str, Jittered], dict[str, str]]":
-    """Run every schedule; one that does not exist for these numbers says why instead."""
-    from pipejax.analysis.jitter import jitter as run
-
+def _build(
+    names: list[str], workers: int, microbatches: int, options: TableOptions, pricing: Pricing
+) -> tuple[dict[str, ScheduleTable], dict[str, str]]:
+    """Build every schedule; one that does not exist for these numbers says why instead."""
     tables, missing = {}, {}
     for name in names:
         try:
@@ -133,21 +135,27 @@ def _run(
             missing[name] = str(error)
     if not tables:
         raise ValueError(next(iter(missing.values())))
-    runs = {}
+    return tables, missing
+
+
+def _run(
+    tables: dict[str, ScheduleTable],
+    pricing: Pricing,
+    links: Links,
+    factors: "Jitter",
+    sampling: SamplingOptions,
+) -> "dict[str, Jittered]":
+    """Run every table, with progress on stderr where a person sees it."""
+    from pipejax.analysis.jitter import jitter as run
+
+    drawn: dict[str, Any] = {"samples": sampling.samples, "seed": sampling.seed, "link": links}
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("sampling", total=samples * len(tables))
-        for name, table in tables.items():
-            runs[name] = run(
-                table,
-                pricing.of(table),
-                factors,
-                samples=samples,
-                seed=seed,
-                on_part=lambda count: progress.advance(task, count),
-                link=links,
-            )
-    return runs, missing
+        task = progress.add_task("sampling", total=sampling.samples * len(tables))
+        drawn["on_progress"] = partial(progress.advance, task)
+        return {
+            name: run(table, pricing.of(table), factors, **drawn) for name, table in tables.items()
+        }
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, float]:

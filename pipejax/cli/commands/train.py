@@ -1,6 +1,7 @@
 """`pipejax train`: how fast a small objective is trained along a timeline."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -27,6 +28,40 @@ COLUMNS = 60  # of the bars in the terminal, at most
 HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
+class TrainingOptions(NamedTuple):
+    """What is run: along a timeline, or Randomized PipeDream."""
+
+    rpd: Annotated[
+        bool,
+        typer.Option(
+            "--rpd",
+            help="Randomized PipeDream instead of the timeline: --updates block "
+            "updates with the delays of the table, or up to --delta.",
+        ),
+    ] = False
+    updates: Annotated[
+        int | None, typer.Option(help="Block updates, for --rpd; a multiple of --times.", min=1)
+    ] = None
+    delta: Annotated[
+        int | None,
+        typer.Option(
+            help="Largest delay in block updates, for --rpd without a table: then "
+            "--workers is the number of stages.",
+            min=0,
+        ),
+    ] = None
+    step_sizes: Annotated[
+        str | None,
+        typer.Option(help="Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given."),
+    ] = None
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each step size, with seeds from 0.", min=1)
+    ] = 3
+    times: Annotated[
+        int, typer.Option(help="Equal parts of the time at whose ends to look.", min=1)
+    ] = 100
+
+
 class Trained(NamedTuple):
     """The runs of a command, and what they are runs of."""
 
@@ -43,35 +78,7 @@ def train(
     objectives: ObjectiveOptions,
     pricing: Pricing | None,
     links: Links,
-    rpd: Annotated[
-        bool,
-        typer.Option(
-            "--rpd",
-            help="Randomized PipeDream instead of the timeline: --updates block "
-            "updates with the delays of the table, or up to --delta.",
-        ),
-    ] = False,
-    updates: Annotated[
-        int | None, typer.Option(help="Block updates, for --rpd; a multiple of --times.", min=1)
-    ] = None,
-    delta: Annotated[
-        int | None,
-        typer.Option(
-            help="Largest delay in block updates, for --rpd without a table: then "
-            "--workers is the number of stages.",
-            min=0,
-        ),
-    ] = None,
-    step_sizes: Annotated[
-        str | None,
-        typer.Option(help="Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given."),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(help="Runs of each step size, with seeds from 0.", min=1)
-    ] = 3,
-    times: Annotated[
-        int, typer.Option(help="Equal parts of the time at whose ends to look.", min=1)
-    ] = 100,
+    training: TrainingOptions,
     out: Annotated[
         Path | None, typer.Option(help="Draw the gap to this file (.png, .pdf, .svg).")
     ] = None,
@@ -85,15 +92,8 @@ def train(
     """
     check_out(out, DRAWING)
     check_out(save, DATASET, "--save")
-    if rpd:
-        trained = _randomized(
-            choice, objectives, pricing, links, updates, delta, step_sizes, seeds, times
-        )
-    else:
-        for name, value in {"--updates": updates, "--delta": delta}.items():
-            if value is not None:
-                raise ValueError(f"{name} needs --rpd")
-        trained = _timeline(choice, objectives, pricing, links, step_sizes, seeds, times)
+    way = _randomized if training.rpd else _timeline
+    trained = way(choice, objectives, pricing, links, training)
     if save is not None:
         _save(save, trained)
     if out is not None:
@@ -112,33 +112,19 @@ def _timeline(
     objectives: ObjectiveOptions,
     pricing: Pricing | None,
     links: Links,
-    step_sizes: str | None,
-    seeds: int,
-    times: int,
+    training: TrainingOptions,
 ) -> Trained:
-    from pipejax.training import summarise, sweep_replay
+    from pipejax.training import sweep_replay
 
+    for name, value in {"--updates": training.updates, "--delta": training.delta}.items():
+        if value is not None:
+            raise ValueError(f"{name} needs --rpd")
     table, costs = _asynchronous(choice, pricing)
     objective = objectives.make(table.num_stages)
-    sizes = choose_step_sizes(step_sizes, objective)
-    with _at_work(sizes, seeds):
-        runs = sweep_replay(
-            objective,
-            table,
-            step_sizes=sizes,
-            seeds=range(seeds),
-            costs=costs,
-            times=times,
-            link=links,
-        )
-        found = summarise(runs)
-    named = {
-        "method": "timeline",
-        **_table(table),
-        **_objective(objectives, objective),
-        **_timed(pricing, links),
-    }
-    return Trained(runs, found, sizes, seeds, named, "slots" if pricing is None else "s")
+    named = {"method": "timeline", **_table(table), **_objective(objectives, objective)}
+    named |= _timed(pricing, links)
+    run = partial(sweep_replay, objective, table, costs=costs, times=training.times, link=links)
+    return _run(run, objective, training, named, "slots" if pricing is None else "s")
 
 
 def _randomized(
@@ -146,15 +132,12 @@ def _randomized(
     objectives: ObjectiveOptions,
     pricing: Pricing | None,
     links: Links,
-    updates: int | None,
-    delta: int | None,
-    step_sizes: str | None,
-    seeds: int,
-    times: int,
+    training: TrainingOptions,
 ) -> Trained:
     from pipejax.analysis.staleness import staleness
-    from pipejax.training import summarise, sweep_randomized_pipedream
+    from pipejax.training import sweep_randomized_pipedream
 
+    updates, delta, times = training.updates, training.delta, training.times
     if updates is None:
         raise ValueError("--rpd needs --updates")
     if updates % times:
@@ -175,19 +158,27 @@ def _randomized(
         stages = _stages_of_delta(choice, pricing)
         law, named = {"delta": delta}, {"schedule": None, "delta": delta}
     objective = objectives.make(stages)
-    sizes = choose_step_sizes(step_sizes, objective)
-    with _at_work(sizes, seeds):
-        runs = sweep_randomized_pipedream(
-            objective,
-            step_sizes=sizes,
-            seeds=range(seeds),
-            updates=updates,
-            every=updates // times,
-            **law,
-        )
-        found = summarise(runs)
     named = {"method": "rpd", **named, **_objective(objectives, objective)}
-    return Trained(runs, found, sizes, seeds, named, None)
+    every = updates // times
+    run = partial(sweep_randomized_pipedream, objective, updates=updates, every=every, **law)
+    return _run(run, objective, training, named, None)
+
+
+def _run(
+    sweep: "Callable[..., TrainingRun]",
+    objective: "TrainingObjective",
+    training: TrainingOptions,
+    named: dict[str, Any],
+    unit: str | None,
+) -> Trained:
+    """Run every step size with every seed, with a sign of life on stderr where a person sees it."""
+    from pipejax.training import summarise
+
+    sizes, seeds = choose_step_sizes(training.step_sizes, objective), training.seeds
+    line = f"compiling, and training {len(sizes) * seeds} runs side by side"
+    with Console(stderr=True).status(line):
+        runs = sweep(step_sizes=sizes, seeds=range(seeds))
+        return Trained(runs, summarise(runs), sizes, seeds, named, unit)
 
 
 def _asynchronous(
@@ -232,12 +223,6 @@ def _timed(pricing: Pricing | None, links: Links) -> dict[str, Any]:
 
 def _objective(options: ObjectiveOptions, objective: "TrainingObjective") -> dict[str, Any]:
     return {"objective": options.name, "stages": objective.num_stages}
-
-
-def _at_work(sizes: list[float], seeds: int) -> Any:
-    """A sign of life on stderr where a person sees it."""
-    count = len(sizes) * seeds
-    return Console(stderr=True).status(f"compiling, and training {count} runs side by side")
 
 
 def _as_json(trained: Trained, out: Path | None, save: Path | None) -> dict[str, Any]:
@@ -341,11 +326,11 @@ def _save(save: Path, trained: Trained) -> None:
 
 def _draw(out: Path, trained: Trained) -> None:
     from pipejax.plots.training import draw_gaps  # matplotlib is an extra, slow to import
-    from pipejax.training import summarise
 
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"
     way = "" if trained.named["method"] == "timeline" else "RPD, "
-    runs, found = trained.runs, summarise(trained.runs)
+    runs, found = trained.runs, trained.summary
+    clock = None if runs.time is None else f"time [{trained.unit or 'slots'}]"
     with drawing(out, 0.5, 2.8) as (_, axes):
         draw_gaps(
             axes,
@@ -354,8 +339,6 @@ def _draw(out: Path, trained: Trained) -> None:
             trained.step_sizes,
             diverged=found.diverged > 0,
             best=found.best,
-            time_label="block updates"
-            if runs.time is None
-            else f"time [{trained.unit or 'slots'}]",
+            time_label=clock or "block updates",
         )
         axes.set_title(f"{way}{schedule}, {trained.named['stages']} stages", loc="left")

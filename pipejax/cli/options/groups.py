@@ -271,8 +271,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of every group that it takes as an argument.
 
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
-    receives what the group's options choose; every other argument is an option of its own. Where
-    it has the name of a group's option, it is the command that reads it.
+    receives what the group's options choose. An argument that is a named tuple of options is a
+    group too; every other argument is an option of its own. Where it has the name of a group's
+    option, it is the command that reads it.
 
     Args:
       command: function of the command.
@@ -281,31 +282,34 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
       The function that typer sees, with all options in its signature.
     """
     wanted = inspect.signature(command).parameters
+    makers: dict[str, Callable[..., Any]] = {
+        name: p.annotation for name, p in wanted.items() if hasattr(p.annotation, "_fields")
+    } | _GROUPS
     groups = [
         name
-        for name in _GROUPS
+        for name in makers
         if name in wanted or (name == "options" and any(group in wanted for group in _TABLES))
     ]
     shared: dict[str, inspect.Parameter] = {}
     for group in sorted(groups, key=lambda name: name == "options"):  # --schedule comes first
         shared |= {
             name: parameter
-            for name, parameter in inspect.signature(_GROUPS[group]).parameters.items()
-            if name not in _GROUPS or (name == "table" and group in _TABLES)
+            for name, parameter in inspect.signature(makers[group]).parameters.items()
+            if name not in makers or (name == "table" and group in _TABLES)
         }
-    own = {name: parameter for name, parameter in wanted.items() if name not in _GROUPS}
+    own = {name: parameter for name, parameter in wanted.items() if name not in makers}
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         chosen: dict[str, Any] = {}
         for group in sorted(groups, key=lambda name: name not in _INPUTS):
-            takes = inspect.signature(_GROUPS[group]).parameters
+            takes = inspect.signature(makers[group]).parameters
             inputs = {
                 name: chosen.get(name) if name in _INPUTS else given[name]
                 for name in takes
                 if name not in own
             }
-            chosen[group] = _GROUPS[group](**inputs)
+            chosen[group] = makers[group](**inputs)
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})
 
