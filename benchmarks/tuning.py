@@ -23,12 +23,9 @@ import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.costs.model import Model
 from pipejax.costs.system import Efficiency, Link, System
-from pipejax.search.tuning import (
-    ScheduleFamily,
-    TuningProblem,
-    search_microbatches,
-    tune_microbatches,
-)
+from pipejax.search.tuning.microbatch import search_microbatches, size_objective, tune_microbatches
+from pipejax.search.tuning.problem import TuningProblem
+from pipejax.search.tuning.schedule_family import ScheduleFamily
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "chimera")
 WORKERS = (4, 8)
@@ -127,7 +124,8 @@ def random_pairs(schedule, workers, count, seed, minibatches=MINIBATCHES):
     problem = TuningProblem.of(
         ScheduleFamily(schedule, workers), workloads, systems, memory_limit=False
     )
-    least = problem.relaxed_need(np.arange(count), np.ones(count))
+    free = problem.given(np.arange(count), limited=False)
+    _, least = size_objective(problem).evaluate(np.zeros(count), free)
     room = least * between(rng, 1.4, 40, count)
     systems = [
         dataclasses.replace(system, memory_capacity=float(each))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,26 +16,27 @@ from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.memory_ledger import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import (
-    LayerAssignment,
-    PartPrices,
-    ScheduleFamily,
-    TooManyError,
-    TuningProblem,
-    descend,
-    descent,
-    design_systems,
-    price_of,
+from pipejax.search.tuning import descent, step_time_objective, tune as front_door
+from pipejax.search.tuning.descent import descend
+from pipejax.search.tuning.layer_assignment import search_stages, tune_stages
+from pipejax.search.tuning.microbatch import (
     relax_microbatches,
-    search_designs,
-    search_layers,
     search_microbatches,
-    search_recompute,
-    tune_layers,
+    size_objective,
     tune_microbatches,
-    tune_recompute,
 )
-from pipejax.search.tuning.rounding import compositions, whole_with_sum
+from pipejax.search.tuning.problem import TuningProblem
+from pipejax.search.tuning.rounding import (
+    TooManyError,
+    compositions,
+    improve,
+    swaps,
+    whole_with_sum,
+)
+from pipejax.search.tuning.schedule_family import ScheduleFamily
+from pipejax.search.tuning.stage_choices import LAYERS, RECOMPUTED, RECOMPUTED_ALIKE
+from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
+from pipejax.search.tuning.tune import tune
 
 SYSTEM = pj.load_system("h100")
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
@@ -92,27 +94,25 @@ def test_the_relaxation_is_exact_at_multiples_of_the_workers(schedule):
     best = search_microbatches(family, [workload], [SYSTEM], memory_limit=False)
     at = np.flatnonzero((best.sizes.microbatches % 4 == 0) & best.sizes.is_legal)
     assert len(at) > 7
-    relaxed = problem.relaxed_step_times(np.zeros(len(at), int), best.sizes.size[at].astype(float))
+    free = problem.given(np.zeros(len(at), int), limited=False)
+    relaxed, need = size_objective(problem).evaluate(np.log(best.sizes.size[at]), free)
     np.testing.assert_allclose(relaxed, best.sizes.step_time[at], rtol=1e-6)
-    forecast = problem.forecast(best.sizes)
-    legal = best.sizes.is_legal
-    np.testing.assert_allclose(forecast[legal], best.sizes.step_time[legal], rtol=1e-6)
-    assert np.all(np.isinf(forecast[~legal]))
+    np.testing.assert_allclose(need, best.sizes.memory_bytes[at], rtol=1e-6)
 
 
 @pytest.mark.parametrize("capacity", [30.0, 300.0])  # short of memory, and not
 def test_the_gradient_of_the_relaxed_step_time_is_that_of_differences(capacity):
     problem = TuningProblem.of(family_of("1f1b"), [WORKLOAD] * 3, [with_memory(capacity)] * 3)
     at, step = np.log([1.3, 4.7, 21.0]), 1e-6
-    given = problem.given_of(np.arange(3))
-    values, gradient = problem.objective.value_and_grad(at, given)
-    up, down = (problem.objective.values(at + sign * step, given) for sign in (1, -1))
+    objective, owner = size_objective(problem), np.arange(3)
+    given = problem.given(owner)
+    values, gradient = objective.value_and_grad(at, given)
+    up, down = (objective.evaluate(at + sign * step, given)[0] for sign in (1, -1))
     np.testing.assert_allclose(gradient, (up - down) / (2 * step), rtol=1e-5)
-    np.testing.assert_allclose(values, problem.objective.values(at, given))
-    free = problem.relaxed_step_times(np.arange(3), np.exp(at))
-    assert np.array_equal(
-        free < np.asarray(values), problem.relaxed_need(np.arange(3), np.exp(at)) > capacity * 1e9
-    )
+    np.testing.assert_allclose(values, objective.evaluate(at, given)[0])
+    free, need = objective.evaluate(at, problem.given(owner, limited=False))
+    assert np.array_equal(free < np.asarray(values), need > capacity * 1e9)
+    assert (capacity > 100) == np.all(need < capacity * 1e9)
 
 
 def test_memory_is_a_limit():
@@ -219,38 +219,34 @@ def few_layers(schedule="1f1b", count=3, **changes):
 @pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
-    tuned, best = tune_layers(problem, 8), search_layers(problem, 8)
+    tuned, best = tune_stages(problem, 8, LAYERS), search_stages(problem, 8, LAYERS)
     assert best.evaluated == 3 * 84  # ways to write 10 as a sum of 4
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert tuned.layers.sum(axis=1).tolist() == [10, 10, 10]
-    even = LayerAssignment(problem, 8).step_times(problem.pairs.assigned, np.arange(3))
+    even, _ = problem.evaluate(8, problem.pairs.assigned, np.arange(3))
     assert np.all(tuned.step_time < even)  # the head makes the even split a bad one
-    np.testing.assert_allclose(tuned.relaxed_layers.sum(axis=1), 10)
+    np.testing.assert_allclose(tuned.relaxed.layers.sum(axis=1), 10)
 
 
 def test_recomputed_layers_are_those_of_the_exhaustive_search():
     owner, free = np.arange(3), few_layers()
     layers = free.pairs.assigned.layers
     least, most = (
-        LayerAssignment(free, 4).memory_bytes(StageLayers(layers, again), owner)[0]
-        for again in (layers, 0 * layers)
+        free.evaluate(4, StageLayers(layers, again), owner)[1][0] for again in (layers, 0 * layers)
     )
     limit = (least + most) / 2
     problem = few_layers(memory_capacity=limit)
-    tuned, best = tune_recompute(problem, 4), search_recompute(problem, 4)
-    common = search_recompute(problem, 4, common=True)
+    tuned, best = tune_stages(problem, 4, RECOMPUTED), search_stages(problem, 4, RECOMPUTED)
+    common = search_stages(problem, 4, RECOMPUTED_ALIKE)
     np.testing.assert_allclose(tuned.step_time, best.step_time, rtol=1e-12)
     assert np.all(tuned.memory_bytes <= limit)
-    none, full = (
-        LayerAssignment(problem, 4).step_times(StageLayers(layers, again), owner)
-        for again in (0 * layers, layers)
-    )
-    assert np.all(np.isinf(none))
+    full, _ = problem.evaluate(4, StageLayers(layers, layers), owner)
+    assert most > limit
     assert np.all((tuned.step_time < full) & (tuned.step_time <= common.step_time))
     with pytest.raises(
         ValueError, match=r"pair 0: nothing fits: the smallest need found is .* 1.0 GB"
     ):
-        tune_recompute(few_layers(memory_capacity=1e9), 4)
+        tune_stages(few_layers(memory_capacity=1e9), 4, RECOMPUTED)
 
 
 def test_stage_times_and_memory_of_layers_are_those_of_the_library():
@@ -259,20 +255,16 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
     one = StageLayers(*(each[0] for each in assigned))
     costs = work_costs(stage_work(workload, table, gpus_per_node=8, assigned=one), SYSTEM)
-    assignment = LayerAssignment(problem, 8)
-    assert assignment.step_times(assigned, np.zeros(1, int))[0] == pytest.approx(
-        pj.evaluate(table, costs).step_time
-    )
-    assert assignment.memory_bytes(assigned, np.zeros(1, int))[0] == pytest.approx(
-        pj.memory_bytes(workload, table, one).max()
-    )
+    (step,), (need,) = problem.evaluate(8, assigned, np.zeros(1, int))
+    assert step == pytest.approx(pj.evaluate(table, costs).step_time)
+    assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())
 
 
 def test_designs_are_not_worse_than_a_grid():
     problem, prices = few_layers(count=1), PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)
     budgets = np.linspace(1e4, 1e5, 50)
     tuned = design_systems(problem, 8, prices, budgets, starts=4)
-    grid = search_designs(problem, 8, prices, budgets, divisions=20)
+    grid = design_systems(problem, 8, prices, budgets, divisions=20)
     assert np.all(tuned.step_time < grid.step_time * 1.001)
     assert np.all(np.diff(tuned.step_time) < 0)  # more money, shorter steps
     np.testing.assert_allclose(tuned.shares.sum(axis=1), 1)
@@ -320,7 +312,7 @@ def test_whole_numbers_of_layers():
     rounded = whole_with_sum(np.random.default_rng(0).dirichlet(np.ones(6), 50) * 20)
     assert np.all(rounded.sum(axis=1) == 20)
     with pytest.raises(ValueError, match="5 microbatches do not divide a minibatch of 32"):
-        LayerAssignment(few_layers(), 5)
+        few_layers().given(np.arange(3), 5)
 
 
 COMMAND = [
@@ -342,8 +334,8 @@ def call(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_command(capsys):
-    code, out, _ = call(capsys, "--minibatch", 32, "--json")
+def test_command_both_ways(capsys):
+    code, out, _ = call(capsys, "--minibatch", 32, "--method", "both", "--json")
     result = json.loads(out)
     assert code == 0
     assert out.count("\n") == 1
@@ -351,6 +343,7 @@ def test_command(capsys):
         "microbatch_size",
         "microbatches",
         "step_time",
+        "method",
         "relaxed",
         "exhaustive",
         "schedule",
@@ -358,23 +351,84 @@ def test_command(capsys):
         "minibatch",
         "memory_bytes",
         "seconds",
-        "ratio",
+        "reason",
     }
+    assert (result["method"], result["reason"]) == ("both", "as asked for")
     assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
     best = result["exhaustive"]
     assert {key: best[key] for key in ("microbatch_size", "microbatches", "step_time")} == {
         key: result[key] for key in ("microbatch_size", "microbatches", "step_time")
     }
+    assert result["relaxed"]["tuned_step_time"] == result["step_time"]
     assert [size["microbatches"] for size in best["sizes"]] == [32, 16, 8, 4, 2, 1]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=result["microbatches"])
     workload = pj.Workload(pj.load_model("gpt-22b"), 32, tensor_parallel=8)
     assert result["step_time"] == pytest.approx(
         pj.evaluate(table, pj.stage_costs(workload, SYSTEM, table)).step_time
     )
-    code, out, _ = call(capsys, "--minibatch", 32, "--schedule", "chimera", "--link", "rendezvous")
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "printed"),
+    [
+        (None, "exhaustive", "exhaustive search: "),
+        ("exhaustive", "exhaustive", "exhaustive search: "),
+        ("gradient", "relaxed", "by gradient: "),
+    ],
+)
+def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method, key, printed):
+    taken = []
+    for name in ("tune_microbatches", "search_microbatches"):
+        way = getattr(front_door, name)
+        monkeypatch.setattr(
+            front_door,
+            name,
+            lambda *a, _way=way, _name=name, **k: taken.append(_name) or _way(*a, **k),
+        )
+    more = [] if method is None else ["--method", method]
+    arguments = ["--minibatch", 16, "--schedule", "chimera", "--link", "rendezvous", *more]
+    code, out, _ = call(capsys, *arguments)
     assert code == 0
     assert out.count("tuned") == 1
-    assert "exhaustive search: " in out
+    assert printed in out
+    assert len(taken) == 1
+    result = json.loads(call(capsys, *arguments, "--json")[1])
+    assert {"relaxed", "exhaustive"} & set(result) == {key}
+    assert result["method"] == ("gradient" if key == "relaxed" else "exhaustive")
+    assert ("candidates take about" in result["reason"]) == (method is None)
+
+
+@pytest.mark.parametrize(
+    ("what", "minibatch", "workers", "method", "reason"),
+    [
+        ("microbatch_size", 32, 4, "exhaustive", r"6 candidates take about \S+ s, a descent"),
+        ("microbatch_size", 4096, 16, "gradient", r"13 candidates take about \S+ s, a descent"),
+        ("layers", 32, 4, "exhaustive", r"16215 candidates take about"),
+        ("layers", 32, 8, "gradient", r"6.29e\+07 candidates are too many"),
+        ("recompute", 32, 4, "exhaustive", r"28561 candidates take about"),
+        ("system", 32, 4, "gradient", "shares of a budget are continuous"),
+    ],
+)
+def test_the_way_is_chosen_by_candidates_and_cost(what, minibatch, workers, method, reason):
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
+    task = front_door._Task(ScheduleFamily("1f1b", workers), workload, SYSTEM, True, None, None, 32)
+    found, why = front_door._faster(task, what)
+    assert found == method
+    assert re.match(reason, why)
+
+
+def test_a_second_call_compiles_nothing():
+    workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
+    jitted = (
+        step_time_objective._priced,
+        step_time_objective._valued,
+        descent._move,
+    )
+    first = tune("1f1b", 4, workload, SYSTEM, method="both")
+    compiled = [each._cache_size() for each in jitted]
+    again = tune("1f1b", 4, workload, pj.load_system("b200"), method="both")
+    assert [each._cache_size() for each in jitted] == compiled
+    assert again.step_time < first.step_time
 
 
 @pytest.mark.parametrize(
@@ -391,7 +445,7 @@ def test_command(capsys):
 )
 def test_other_things_to_tune(capsys, what, more, keys):
     arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
-    code, out, _ = call(capsys, *arguments, "--json")
+    code, out, _ = call(capsys, *arguments, "--method", "both", "--json")
     result = json.loads(out)
     assert code == 0
     assert set(result) >= keys | {
@@ -403,11 +457,16 @@ def test_other_things_to_tune(capsys, what, more, keys):
     }
     assert (result["what"], result["microbatch_size"], result["microbatches"]) == (what, 2, 4)
     assert set(result["relaxed"]) >= {"microbatch_size", "microbatches", "step_time"}
-    assert result["step_time"] <= result["exhaustive"].get("step_time", np.inf) * 1.001
+    assert result["step_time"] <= result["exhaustive"].get("step_time", np.inf)
+    assert result["relaxed"]["tuned_step_time"] <= result["step_time"] * 1.001
     if what == "layers":
+        refusal = "ways to split 48 into 8: at most 200000 are tried"
+        assert refusal in result["exhaustive"]["refused"]
         code, out, _ = call(capsys, *arguments)
-        assert "even: " in out
-        assert "ways to split 48 into 8: at most 200000 are tried" in out
+        assert "even as it is: " in out
+        assert "are too many to try them all" in out
+        code, _, err = call(capsys, *arguments, "--method", "exhaustive")
+        assert (code, refusal in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -422,17 +481,22 @@ def test_other_things_to_tune(capsys, what, more, keys):
         ),
         (
             ["--minibatch", 8, "--what", "batch"],
-            "--what must be one of microbatch, layers, recompute, system, got 'batch'",
+            "--what must be one of microbatch_size, layers, recompute, system, got 'batch'",
         ),
         (
             ["--minibatch", 8, "--microbatch-size", 2],
-            "--microbatch-size does not go with --what microbatch",
+            "--microbatch-size does not go with --what='microbatch_size'",
         ),
         (
             ["--minibatch", 8, "--what", "layers", "--microbatch-size", 3],
             "--microbatch-size 3 does not divide",
         ),
         (["--minibatch", 8, "--what", "system"], "--what system needs --prices"),
+        (["--minibatch", 8, "--budget", 3], "--budget does not go with --what='microbatch_size'"),
+        (
+            ["--minibatch", 8, "--method", "guess"],
+            "--method must be one of gradient, exhaustive, both, got 'guess'",
+        ),
         (
             ["--minibatch", 8, "--what", "system", "--prices", "peak=1"],
             "--prices: expected peak, memory, node",
@@ -458,8 +522,6 @@ def test_a_command_where_nothing_fits_says_so(capsys):
 
 
 def test_one_stage_keeps_all_layers():
-    from pipejax.search.tuning.rounding import improve, swaps
-
     points, values = improve(
         np.array([[80]]),
         np.zeros(1, int),

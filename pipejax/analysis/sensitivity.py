@@ -19,11 +19,13 @@ from pipejax.base.checks import are_positive
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
+from pipejax.costs.pricing_shape import PricingShape
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, Number, System
 from pipejax.costs.workload import StageLayers, Workload, assign_layers
-from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -122,15 +124,14 @@ def elasticities(
     """
     program = lower(table, link=link)
     with jax.enable_x64(True):
-        point = _point(table, workload, system)
-        costs, slopes = _with_slopes(point, how=_without_numbers(workload), table=table)
-        times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
-    time = float(times[0])
-    along = jax.tree.map(
-        lambda count, slope: np.tensordot(count[0], slope, count[0].ndim), counts, slopes
-    )
-    total = np.sum(jax.tree.leaves(along), axis=0) / time
-    elasticity = {name: float(slope) for name, slope in zip(PARAMETERS, total, strict=True)}
+        point, shape = _point(table, workload, system), PricingShape.of(workload, table)
+
+        def step_time(logs: Float[Array, " parameters"]) -> Float[Array, ""]:
+            return makespans(program, _prices(logs[None], point, shape=shape))[0]
+
+        time, slopes = jax.value_and_grad(step_time)(jnp.zeros(len(PARAMETERS)))
+    time = float(time)
+    elasticity = {name: float(slope) for name, slope in zip(PARAMETERS, slopes / time, strict=True)}
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Elasticities(time, elasticity, share)
 
@@ -160,8 +161,7 @@ def swings(
         costs = _prices(
             logs.reshape(-1, len(PARAMETERS)),
             _point(table, workload, system),
-            how=_without_numbers(workload),
-            table=table,
+            shape=PricingShape.of(workload, table),
         )
         times = np.asarray(makespans(program, costs))
     pairs = times.reshape(len(names), 2).tolist()
@@ -169,32 +169,37 @@ def swings(
 
 
 def resource_shares(
-    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
-) -> Float[Array, "batch resources"]:
-    """Shares of the critical path by resource, for a batch of systems.
+    program: Program, work: StageWork, systems: System, dtype: Any = float
+) -> tuple[Float[Array, " batch"], Float[Array, "batch resources"]]:
+    """Step times, and shares of the critical path by resource, for a batch of systems.
 
-    Returns (batch, resources) shares, in the order of `RESOURCES`; they sum to 1.
+    Returns (batch) [s], from costs of the dtype that is given; and (batch, resources) shares, in
+    the order of `RESOURCES`; they sum to 1.
     """
-    return _resource_shares(work, systems, jax.tree.map(jnp.asarray, counts), step_time)
+
+    def step_times(systems: System) -> Float[Array, " batch"]:
+        return makespans(program, system_costs(work, systems, dtype=dtype), unroll=False)
+
+    times, pull = jax.vjp(step_times, systems)
+    return times, _shares(pull(jnp.ones_like(times))[0], systems, times)
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def system_costs(work: StageWork, systems: System, *, dtype: Any = float) -> Costs:
+    """Price work on a batch of systems: Costs with the batch axis first [s]."""
+    costs = jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0))(work, systems)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), costs)
 
 
 @jax.jit
-def _resource_shares(
-    work: StageWork, systems: System, counts: Costs, step_time: Float[Array, " batch"]
+def _shares(
+    slopes: System, systems: System, times: Float[Array, " batch"]
 ) -> Float[Array, "batch resources"]:
-    def one(
-        work: StageWork, system: System, count: Costs, time: Float[Array, ""]
-    ) -> Float[Array, " resources"]:
-        _, pull = jax.vjp(lambda machine: work_costs(work, machine), system)
-        slopes = pull(count)[0]
-        return jnp.stack(
-            [
-                power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name]) / time
-                for name, power in POWER.items()
-            ]
-        )
-
-    return jax.vmap(one, in_axes=(OF_SYSTEMS, 0, 0, 0))(work, systems, counts, step_time)
+    parts = [
+        power * _get(slopes, FIELDS[name]) * _get(systems, FIELDS[name])
+        for name, power in POWER.items()
+    ]
+    return jnp.stack(parts, axis=1) / times[:, None]
 
 
 class _Point(NamedTuple):
@@ -213,22 +218,14 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
 
 
-def _without_numbers(workload: Workload) -> Workload:
-    """Parallelism and recomputation, the same for all models of one kind and all minibatches."""
-    model = dataclasses.replace(workload.model, name="", source="")
-    return dataclasses.replace(workload, model=jax.tree.map(lambda _: 0, model), minibatch=1)
-
-
-def _price(
-    logs: Float[Array, " parameters"], point: _Point, *, how: Workload, table: ScheduleTable
-) -> Costs:
+def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape) -> Costs:
     """Costs by the logarithms of all factors."""
     of_system = (*RESOURCES, *EFFICIENCIES)
     factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
     of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
     work = stage_work(
-        dataclasses.replace(how, model=_scaled_model(point.model, of_model)),
-        table,
+        dataclasses.replace(shape.workload, model=_scaled_model(point.model, of_model)),
+        shape.table,
         gpus_per_node=point.system.gpus_per_node,
         assigned=StageLayers(*(part * of_model["layers"] for part in point.assigned)),
         microbatch_size=point.microbatch_size * factor["microbatch_size"],
@@ -240,23 +237,9 @@ def _price(
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 
-@functools.partial(jax.jit, static_argnames=("how", "table"))
-def _prices(
-    logs: Float[Array, "batch parameters"], point: _Point, *, how: Workload, table: ScheduleTable
-) -> Costs:
-    return jax.vmap(lambda one: _price(one, point, how=how, table=table))(logs)
-
-
-@functools.partial(jax.jit, static_argnames=("how", "table"))
-def _with_slopes(point: _Point, *, how: Workload, table: ScheduleTable) -> tuple[Costs, Costs]:
-    """Costs, and their derivatives with the parameters as last axis."""
-    at = jnp.zeros(len(PARAMETERS))
-    price = functools.partial(_price, point=point, how=how, table=table)
-
-    def along(way: Float[Array, " parameters"]) -> Costs:
-        return jax.jvp(price, (at,), (way,))[1]
-
-    return price(at), jax.vmap(along, out_axes=-1)(jnp.eye(len(PARAMETERS)))
+@functools.partial(jax.jit, static_argnames="shape")
+def _prices(logs: Float[Array, "batch parameters"], point: _Point, *, shape: PricingShape) -> Costs:
+    return jax.vmap(lambda one: _price(one, point, shape))(logs)
 
 
 def _scaled_model(model: Model, factors: Mapping[str, Number]) -> Model:

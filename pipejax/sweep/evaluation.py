@@ -5,18 +5,17 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax import schedules
 from pipejax.analysis.metrics import op_counts
-from pipejax.analysis.sensitivity import resource_shares
+from pipejax.analysis.sensitivity import resource_shares, system_costs
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.costs.roofline import NEAR, OF_SYSTEMS, StageWork, work_costs, work_on_systems
+from pipejax.costs.roofline import NEAR, StageWork, work_on_systems
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload, memory_bytes
-from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
@@ -131,13 +130,11 @@ def _lowered(
 
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
     """Price and evaluate a batch of systems."""
-    costs = _price(work, systems)
-    given = jax.tree.map(lambda leaf: leaf.astype(sweep.dtype), costs)
+    given = system_costs(work, systems, dtype=sweep.dtype)
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
-        steps, counts = makespans_and_grad(point.program, given)
-        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (counts, steps))
-        share = np.asarray(resource_shares(work, systems, *exact))
+        steps, shares = resource_shares(point.program, work, systems, sweep.dtype)
+        share = np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
         steps = makespans(point.program, given, unroll=False)
@@ -151,9 +148,6 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
         "tokens_per_second": tokens / times,
     }
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
-
-
-_price = jax.jit(jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0)))
 
 
 def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:

@@ -1,33 +1,52 @@
-"""How layers are assigned, and how many are recomputed: step time and memory by stage.
+"""Whole numbers of layers by stage: how many a stage holds, and how many are recomputed.
 
-At a given number of microbatches both are functions of whole numbers of layers per stage that make
-sense in between, so that they are relaxed, descended and rounded in the same way.
+At a given number of microbatches step time and memory are functions of them that make sense in
+between. A `StageChoice` says what may be chosen; relaxation, descent, rounding, improvement by
+one layer at a time and exact evaluation are the same for all.
 """
 
-import dataclasses
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.costs.costs import Costs
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.workload import StageLayers
-from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.microbatch_sizes import OVERRUN, TuningProblem
-from pipejax.search.tuning.step_time_objective import StepTimeObjective, in_bucket
-from pipejax.search.tuning.workload_system_pairs import (
-    Pair,
-    lasting_bytes,
-    pair_bytes,
-    pair_costs,
-    peak_bytes,
-)
+from pipejax.search.tuning.problem import Owners, TuningProblem
+from pipejax.search.tuning.rounding import improve
+from pipejax.search.tuning.step_time_objective import Given, Relax
 
 Points = Int[NumpyArray, "points stages"]
-AssignedOf = Callable[[Array, Pair], StageLayers]
+
+
+class StageChoice(NamedTuple):
+    """What may be chosen for every stage, as whole numbers.
+
+    `given` stands for the layers that each pair has by the table's shares.
+
+    Attributes:
+      relax: what variables mean: a pair with real layers.
+      starts: (number of starts, seed, (pairs, stages)) -> variables to descend from.
+      rate: first step size of the descent.
+      whole: relaxed layers -> points.
+      plain: given -> points that need no descent, of which one is legal if any is.
+      moves: stages -> changes to a neighbour.
+      assign: (points, given) -> layers.
+      is_legal: (points, given) -> which of them may be.
+      every: layers of one pair -> all its points.
+    """
+
+    relax: Relax
+    starts: Callable[[int, int, tuple[int, ...]], Float[NumpyArray, "starts pairs stages"]]
+    rate: float
+    whole: Callable[[StageLayers], Points]
+    plain: Callable[[StageLayers], Points]
+    moves: Callable[[int], Int[NumpyArray, "moves stages"]]
+    assign: Callable[[Points, StageLayers], StageLayers]
+    is_legal: Callable[[Points, StageLayers], NumpyArray]
+    every: Callable[[Int[NumpyArray, " stages"]], Points]
 
 
 class TunedLayers(NamedTuple):
@@ -38,211 +57,142 @@ class TunedLayers(NamedTuple):
       recomputed: (pairs, stages) those of them that are recomputed.
       step_time: (pairs) exact [s].
       memory_bytes: (pairs) need of the fullest worker [B].
-      relaxed_layers: (pairs, stages) best of the relaxation; whole after an exhaustive search.
-      relaxed_recomputed: (pairs, stages) likewise.
-      relaxed_step_time: (pairs) [s], with the penalty of memory beyond the limit.
       evaluated: points that were evaluated exactly, over all pairs.
+      relaxed: (pairs, stages) best of the relaxation; None after an exhaustive search.
+      relaxed_step_time: (pairs) [s], with the penalty of memory beyond the limit.
     """
 
     layers: Int[NumpyArray, "pairs stages"]
     recomputed: Int[NumpyArray, "pairs stages"]
     step_time: Float[NumpyArray, " pairs"]
     memory_bytes: Float[NumpyArray, " pairs"]
-    relaxed_layers: Float[NumpyArray, "pairs stages"]
-    relaxed_recomputed: Float[NumpyArray, "pairs stages"]
-    relaxed_step_time: Float[NumpyArray, " pairs"]
     evaluated: int
+    relaxed: StageLayers | None = None
+    relaxed_step_time: Float[NumpyArray, " pairs"] | None = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LayerAssignment:
-    """Pairs under one schedule with one number of microbatches.
+def tune_stages(
+    problem: TuningProblem,
+    num_microbatches: int,
+    choice: StageChoice,
+    *,
+    starts: int = 8,
+    steps: int = 60,
+    seed: int = 0,
+) -> TunedLayers:
+    """Find the whole numbers by stage that make the step shortest, by gradient.
 
-    Attributes:
-      problem: the pairs.
+    Args:
+      problem: pairs under a schedule, with their memory limits.
       num_microbatches: M, which divides every minibatch.
+      choice: what is chosen: `LAYERS` or `RECOMPUTED` of stage_choices.py.
+      starts: starts of each pair.
+      steps: gradients to take.
+      seed: of random starts.
+
+    Returns:
+      The best of each pair.
+
+    Raises:
+      ValueError: if M does not divide a minibatch, or nothing fits.
+
+    Example:
+      >>> from pipejax import Workload, load_model, load_system
+      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
+      >>> from pipejax.search.tuning.stage_choices import LAYERS
+      >>> workload = Workload(load_model("llama3-70b"), minibatch=16, tensor_parallel=8)
+      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("b200")])
+      >>> tune_stages(problem, 16, LAYERS).layers.tolist()  # the best of all 79,079 splits
+      [[21, 19, 20, 20]]
     """
+    even = problem.pairs.assigned
+    pairs, stages = even.layers.shape
+    owner = np.arange(pairs)
+    found = problem.objective(choice.relax, num_microbatches).minima(
+        choice.starts(starts, seed, (pairs, stages)),
+        problem.given(owner, num_microbatches),
+        steps=steps,
+        rate=choice.rate,
+    )
+    given = problem.given(np.tile(owner, starts))
+    every = _relaxed(found.points.reshape(-1, stages), given, relax=choice.relax)
+    soft = StageLayers(*map(np.asarray, every))
+    points = np.concatenate([choice.whole(soft), choice.plain(even)])
+    owner = np.tile(owner, len(points) // pairs)
+    evaluate = _Evaluate(problem, num_microbatches, choice)
+    points, times = improve(points, owner, choice.moves(stages), evaluate)
+    best = found.values.argmin(axis=0) * pairs + np.arange(pairs)
+    return evaluate.pick(points, owner, times)._replace(
+        relaxed=_of(soft, best), relaxed_step_time=found.values.min(axis=0)
+    )
 
-    problem: TuningProblem
-    num_microbatches: int
 
-    def __post_init__(self) -> None:
-        """Check that M divides the minibatches and that the schedule exists."""
-        for total in np.unique(self.problem.pairs.minibatch).astype(int).tolist():
-            if total % self.num_microbatches:
-                raise ValueError(
-                    f"{self.num_microbatches} microbatches do not divide a minibatch of {total}"
-                )
-        self.problem.family.table(self.num_microbatches)
+def search_stages(
+    problem: TuningProblem, num_microbatches: int, choice: StageChoice
+) -> TunedLayers:
+    """Evaluate all that may be chosen; for few layers and stages.
 
-    def relaxed(self, assigned_of: AssignedOf) -> StepTimeObjective:
-        """Step time, with a penalty where memory is short, by variables of any kind."""
+    Raises:
+      TooManyError: if there is more to evaluate than the limit of rounding.py.
+    """
+    layers, which = np.unique(
+        problem.pairs.assigned.layers.astype(int), axis=0, return_inverse=True
+    )
+    every = [choice.every(each) for each in layers]
+    points = np.concatenate([every[k] for k in which])
+    owner = np.repeat(np.arange(len(which)), [len(every[k]) for k in which])
+    evaluate = _Evaluate(problem, num_microbatches, choice)
+    return evaluate.pick(points, owner, evaluate(points, owner))
 
-        def value(variables: Array, ends: Array, given: tuple[Pair, Array]) -> Array:
-            pair, capacity = given
-            need = self._need(assigned_of(variables, pair), pair)
-            return ends[0] * (1 + OVERRUN * jnp.maximum(need / capacity - 1, 0))
 
-        return StepTimeObjective(
-            programs=(self.problem.family.program(self.num_microbatches),),
-            price=lambda variables, given: self._price(assigned_of(variables, given[0]), given[0]),
-            value=value,
-        )
+class _Evaluate:
+    """Step times of points, infinite where one is not legal or memory is short; counts them."""
 
-    def descend(
-        self,
-        assigned_of: AssignedOf,
-        starts: Float[NumpyArray, "starts pairs ..."],
-        *,
-        steps: int,
-        rate: float,
-    ) -> tuple[StageLayers, Float[NumpyArray, "starts pairs"]]:
-        """Descend from several starts of each pair.
+    def __init__(self, problem: TuningProblem, microbatches: int, choice: StageChoice) -> None:
+        self.problem, self.microbatches, self.choice = problem, microbatches, choice
+        self.count = 0
 
-        Returns (starts, pairs, stages) relaxed layers, and their values [s].
-        """
-        count, pairs = starts.shape[:2]
-        owner = np.tile(np.arange(pairs), count)
-        given = self.given(owner)
-        objective = self._once(assigned_of, lambda: self.relaxed(assigned_of))
-        flat = starts.reshape(count * pairs, -1)
-        first, given = in_bucket((flat, given), len(flat))
-        found = descend(lambda x: objective.value_and_grad(x, given), first, steps=steps, rate=rate)
-        of_all = self._once(("assigned", assigned_of), lambda: jax.jit(jax.vmap(assigned_of)))
-        assigned = of_all(found.points, given[0])
-        layers, recomputed = (
-            np.asarray(each)[: len(flat)].reshape(count, pairs, -1) for each in assigned
-        )
-        return StageLayers(layers, recomputed), found.values[: len(flat)].reshape(count, pairs)
+    def __call__(self, points: Points, owner: Owners) -> Float[NumpyArray, " points"]:
+        times = np.full(len(points), np.inf)
+        even = self.problem.pairs.assigned
+        legal = np.flatnonzero(self.choice.is_legal(points, _of(even, owner)))
+        self.count += len(legal)
+        if len(legal):
+            step, need = self.exact(points[legal], owner[legal])
+            times[legal] = np.where(need <= self.problem.capacity[owner[legal]], step, np.inf)
+        return times
 
-    def given(self, owner: Int[NumpyArray, " points"]) -> tuple[Pair, NumpyArray]:
-        """Return pairs and capacities of points."""
-        return jax.tree.map(lambda leaf: leaf[owner], (self.problem.pairs, self.problem.capacity))
-
-    def step_times(
-        self, assigned: StageLayers, owner: Int[NumpyArray, " points"]
-    ) -> Float[NumpyArray, " points"]:
-        """Evaluate layers exactly: step times [s], infinite where memory is short."""
-        as_floats = StageLayers(*(np.asarray(each, float) for each in assigned))
-        given = self.given(owner)
-        times = self._exact.values(as_floats, given)
-        return np.where(self.memory_bytes(assigned, owner) <= given[1], times, np.inf)
-
-    def memory_bytes(
-        self, assigned: StageLayers, owner: Int[NumpyArray, " points"]
-    ) -> Float[NumpyArray, " points"]:
-        """Need of the fullest worker [B]."""
-        as_floats = StageLayers(*(np.asarray(each, float) for each in assigned))
-        batch = in_bucket((as_floats, self.given(owner)[0]), len(owner))
-        return np.asarray(self._needs(*batch))[: len(owner)]
+    def exact(self, points: Points, owner: Owners) -> Any:
+        """Step times [s] and needs [B] of legal points."""
+        assigned = self.choice.assign(points, _of(self.problem.pairs.assigned, owner))
+        return self.problem.evaluate(self.microbatches, assigned, owner)
 
     def pick(
-        self,
-        assigned: StageLayers,
-        owner: Int[NumpyArray, " points"],
-        times: Float[NumpyArray, " points"],
-        relaxed: tuple[StageLayers, Float[NumpyArray, "starts pairs"]] | None = None,
-        evaluated: int | None = None,
+        self, points: Points, owner: Owners, times: Float[NumpyArray, " points"]
     ) -> TunedLayers:
         """Pick each pair's best point."""
         order = np.lexsort((times, owner))
         best = order[np.unique(owner[order], return_index=True)[1]]
-        memory = self.memory_bytes(assigned, owner)
         for pair in np.flatnonzero(~np.isfinite(times[best])).tolist():
             which = f"pair {pair}: " if len(best) > 1 else ""
+            own = owner == pair
             raise ValueError(
                 f"{which}nothing fits: the smallest need found is "
-                f"{memory[owner == pair].min() / 1e9:.1f} GB per accelerator; the system has "
-                f"{self.problem.capacity[pair] / 1e9:.1f} GB"
+                f"{self.exact(points[own], owner[own])[1].min() / 1e9:.1f} GB per accelerator; "
+                f"the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
             )
-        layers, recomputed = (np.asarray(each)[best] for each in assigned)
-        soft, value = StageLayers(layers, recomputed), times[best]
-        if relaxed is not None:
-            first, pairs = relaxed[1].argmin(axis=0), np.arange(len(best))
-            soft = StageLayers(*(each[first, pairs] for each in relaxed[0]))
-            value = relaxed[1][first, pairs]
-        return TunedLayers(
-            layers=layers.astype(int),
-            recomputed=recomputed.astype(int),
-            step_time=times[best],
-            memory_bytes=memory[best],
-            relaxed_layers=np.asarray(soft.layers, float),
-            relaxed_recomputed=np.asarray(soft.recomputed, float),
-            relaxed_step_time=value,
-            evaluated=len(owner) if evaluated is None else evaluated,
-        )
-
-    def _price(self, assigned: StageLayers, pair: Pair) -> Costs:
-        problem, table = self.problem, self.problem.family.table(self.num_microbatches)
-        own = pair._replace(assigned=assigned)
-        return pair_costs(problem.workload, table, own, pair.minibatch / self.num_microbatches)
-
-    def _need(self, assigned: StageLayers, pair: Pair) -> Array:
-        table = self.problem.family.table(self.num_microbatches)
-        held = self.problem.family.held(self.num_microbatches)
-        size = pair.minibatch / self.num_microbatches
-        memory = pair_bytes(self.problem.workload, table, pair._replace(assigned=assigned), size)
-        return jnp.max(lasting_bytes(held, memory) + peak_bytes(held, memory))
-
-    @property
-    def _exact(self) -> StepTimeObjective:
-        def value(assigned: StageLayers, ends: Array, given: Any) -> Array:
-            del assigned, given
-            return ends[0]
-
-        def make() -> StepTimeObjective:
-            return StepTimeObjective(
-                programs=(self.problem.family.program(self.num_microbatches),),
-                price=lambda assigned, given: self._price(assigned, given[0]),
-                value=value,
-            )
-
-        return self._once("exact", make)
-
-    def _needs(self, assigned: StageLayers, pairs: Pair) -> Array:
-        return self._once("need", lambda: jax.jit(jax.vmap(self._need)))(assigned, pairs)
-
-    def _once(self, what: Hashable, make: Callable[[], Any]) -> Any:
-        return self.problem.once((what, self.num_microbatches), make)
+        assigned = self.choice.assign(points[best], _of(self.problem.pairs.assigned, owner[best]))
+        layers, recomputed = (np.asarray(each).astype(int) for each in assigned)
+        need = self.exact(points[best], owner[best])[1]
+        return TunedLayers(layers, recomputed, times[best], need, self.count)
 
 
-class Evaluate:
-    """Step times of whole numbers by stage, with a count of the exact evaluations.
+def _of(tree: Any, owner: Owners) -> Any:
+    return jax.tree.map(lambda leaf: leaf[owner], tree)
 
-    Attributes:
-      count: points that were evaluated.
-    """
 
-    def __init__(
-        self,
-        assignment: LayerAssignment,
-        assigned_of: Callable[[Points, StageLayers], StageLayers],
-        is_legal: Callable[[Points, StageLayers], NumpyArray],
-    ) -> None:
-        """Keep what points mean: layers of each stage, given the even split of their pairs."""
-        self.assignment, self._dealt_of, self._is_legal = assignment, assigned_of, is_legal
-        self.count = 0
-
-    def assigned(self, points: Points, owner: Int[NumpyArray, " points"]) -> StageLayers:
-        """Return the layers of each stage that points stand for.
-
-        Returns (points, stages) layers, and those that are recomputed.
-        """
-        return self._dealt_of(points, self._given(owner))
-
-    def __call__(
-        self, points: Points, owner: Int[NumpyArray, " points"]
-    ) -> Float[NumpyArray, " points"]:
-        """Return step times [s]; infinite where a point is not legal or memory is short."""
-        times = np.full(len(points), np.inf)
-        legal = np.flatnonzero(self._is_legal(points, self._given(owner)))
-        self.count += len(legal)
-        if len(legal):
-            own = owner[legal]
-            times[legal] = self.assignment.step_times(self.assigned(points[legal], own), own)
-        return times
-
-    def _given(self, owner: Int[NumpyArray, " points"]) -> StageLayers:
-        return StageLayers(
-            *(np.asarray(part)[owner] for part in self.assignment.problem.pairs.assigned)
-        )
+@functools.partial(jax.jit, static_argnames="relax")
+def _relaxed(
+    variables: Float[NumpyArray, "points stages"], given: Given, *, relax: Relax
+) -> StageLayers:
+    return jax.vmap(lambda one, of: relax(one, of)[0].assigned)(variables, given)

@@ -1,32 +1,91 @@
 """The microbatch size: many small microbatches fill the pipeline, few large ones cost less each.
 
-The relaxation takes any size b and M = N / b. At fixed costs the makespan is affine in M beyond a
-few periods, so makespans of a few small programs give that of every M. Descent finds the minima in
-log b; whole sizes around them, and those whose relaxed step time is almost as short, are evaluated
-with the program of exactly their M.
+The relaxation takes any size b and M = N / b. Descent finds its minima in log b; whole sizes
+around them, and those whose relaxed step time is almost as short, are evaluated with the program
+of exactly their M.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.costs.system import System
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.costs.system import Number, System
 from pipejax.costs.workload import Workload
-from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.microbatch_sizes import Sizes, TuningProblem
+from pipejax.search.tuning.problem import TuningProblem
 from pipejax.search.tuning.schedule_family import ScheduleFamily
-from pipejax.search.tuning.step_time_objective import in_bucket
+from pipejax.search.tuning.step_time_objective import Given, StepTimeObjective
+from pipejax.search.tuning.workload_system_pairs import Pair
 
-MARGIN = 0.03  # sizes whose forecast is so close to the best are evaluated exactly
+MARGIN = 0.1  # sizes whose relaxed step time is so close to the best are evaluated exactly
 
 
 class NothingFitsError(ValueError):
     """No legal microbatch size leaves room on the accelerators."""
 
 
-class Relaxed(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Sizes:
+    """All sizes that divide the minibatch, of all pairs one after the other, ascending.
+
+    Attributes:
+      pair: (sizes) which pair.
+      size: (sizes) b [sequences].
+      microbatches: (sizes) M.
+      capacity: (sizes) memory limit [B].
+      is_known: (sizes) whether it was evaluated.
+      step_time: (sizes) [s], infinite where not evaluated or not legal.
+      memory_bytes: (sizes) need of the fullest worker, infinite likewise.
+    """
+
+    pair: Int[NumpyArray, " sizes"]
+    size: Int[NumpyArray, " sizes"]
+    microbatches: Int[NumpyArray, " sizes"]
+    capacity: Float[NumpyArray, " sizes"]
+    is_known: Bool[NumpyArray, " sizes"]
+    step_time: Float[NumpyArray, " sizes"]
+    memory_bytes: Float[NumpyArray, " sizes"]
+
+    @classmethod
+    def of(cls, problem: TuningProblem) -> "Sizes":
+        """List the divisors of each minibatch."""
+        totals = problem.pairs.minibatch.astype(int)
+        found = {total: [b for b in range(1, total + 1) if total % b == 0] for total in {*totals}}
+        pair = np.repeat(np.arange(len(totals)), [len(found[total]) for total in totals])
+        size = np.concatenate([found[total] for total in totals])
+        no, far = np.zeros(len(pair), bool), np.full(len(pair), np.inf)
+        return cls(pair, size, totals[pair] // size, problem.capacity[pair], no, far, far.copy())
+
+    @property
+    def is_legal(self) -> Bool[NumpyArray, " sizes"]:
+        """Whether it was evaluated, and the schedule exists."""
+        return np.isfinite(self.step_time)
+
+    @property
+    def fits(self) -> Bool[NumpyArray, " sizes"]:
+        """Whether it was evaluated, is legal, and every worker has room."""
+        return self.is_legal & (self.memory_bytes <= self.capacity)
+
+    def evaluate(self, problem: TuningProblem, wanted: Bool[NumpyArray, " sizes"]) -> None:
+        """Fill in step time and memory of the sizes that are wanted, exactly.
+
+        The pairs that want the same number of microbatches go through its program at once.
+        """
+        wanted = wanted & ~self.is_known
+        self.is_known |= wanted
+        for count in np.unique(self.microbatches[wanted]).tolist():
+            if problem.family.refusal(count):
+                continue
+            at = np.flatnonzero(wanted & (self.microbatches == count))
+            self.step_time[at], self.memory_bytes[at] = size_objective(problem, count).evaluate(
+                np.log(self.size[at]), problem.given(self.pair[at], limited=False)
+            )
+
+
+class RelaxedSizes(NamedTuple):
     """The best of the relaxation, for each pair.
 
     Attributes:
@@ -40,7 +99,7 @@ class Relaxed(NamedTuple):
     step_time: Float[NumpyArray, " pairs"]
 
 
-class Tuned(NamedTuple):
+class TunedSizes(NamedTuple):
     """The best legal microbatch size of each pair.
 
     Attributes:
@@ -57,34 +116,36 @@ class Tuned(NamedTuple):
     step_time: Float[NumpyArray, " pairs"]
     memory_bytes: Float[NumpyArray, " pairs"]
     sizes: Sizes
-    relaxed: Relaxed | None = None
+    relaxed: RelaxedSizes | None = None
+
+
+def size_objective(problem: TuningProblem, *counts: int) -> StepTimeObjective:
+    """Step time by log b: exact with the program of M alone, by the relaxation if none is given."""
+    return problem.objective(_any_size, *(counts or problem.family.few_microbatches))
+
+
+def _any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+    return given.pair, jnp.exp(log_size)
 
 
 def relax_microbatches(
     problem: TuningProblem, *, starts: int = 4, steps: int = 30
-) -> tuple[Relaxed, Float[NumpyArray, "starts pairs"], Float[NumpyArray, "starts pairs"]]:
+) -> tuple[RelaxedSizes, Float[NumpyArray, "starts pairs"], Float[NumpyArray, "starts pairs"]]:
     """Descend in log b from several starts of each pair, all at once.
 
     Returns The best of each pair; and sizes [sequences] and penalised step times [s] of all minima.
     """
-    minibatch = problem.pairs.minibatch
-    pair = np.tile(np.arange(len(minibatch)), starts)
-    upper = np.log(np.maximum(minibatch / problem.nodes[0], 1.0))[pair]
-    share = np.repeat((np.arange(starts) + 0.5) / starts, len(minibatch))
-    first, upper, given = in_bucket((share * upper, upper, problem.given_of(pair)), len(pair))
-    found = descend(
-        lambda points: problem.objective.value_and_grad(points, given),
-        first,
-        steps=steps,
-        lower=0.0,
-        upper=upper,
+    minibatch, pairs = problem.pairs.minibatch, np.arange(len(problem.capacity))
+    upper = np.log(np.maximum(minibatch / problem.family.few_microbatches[0], 1.0))
+    first = (np.arange(starts)[:, None] + 0.5) / starts * upper
+    objective = size_objective(problem)
+    found = objective.minima(
+        first, problem.given(pairs), steps=steps, rate=0.3, lower=0.0, upper=upper
     )
-    size, value = (
-        each[: len(pair)].reshape(starts, -1) for each in (np.exp(found.points), found.values)
-    )
-    best = size[value.argmin(axis=0), np.arange(len(minibatch))]
-    times = problem.relaxed_step_times(np.arange(len(minibatch)), best)
-    return Relaxed(best, minibatch / best, times), size, value
+    best = found.points[found.values.argmin(axis=0), pairs]
+    times, _ = objective.evaluate(best, problem.given(pairs, limited=False))
+    relaxed = RelaxedSizes(np.exp(best), minibatch / np.exp(best), np.asarray(times))
+    return relaxed, np.exp(found.points), found.values
 
 
 def tune_microbatches(
@@ -96,7 +157,7 @@ def tune_microbatches(
     margin: float = MARGIN,
     starts: int = 4,
     steps: int = 30,
-) -> Tuned:
+) -> TunedSizes:
     """Find the microbatch size with the shortest step, by gradient and exact evaluation.
 
     Args:
@@ -104,7 +165,7 @@ def tune_microbatches(
       workloads: model, minibatch and parallelism of each pair; alike but for numbers.
       systems: system of each pair; alike but for numbers.
       memory_limit: whether every worker must have room on its accelerators.
-      margin: sizes whose forecast is within this share of the best are evaluated exactly.
+      margin: sizes whose relaxed step time is within this share of the best are evaluated exactly.
       starts: starts of the descent for each pair.
       steps: gradients to take.
 
@@ -124,22 +185,22 @@ def tune_microbatches(
     """
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
-    sizes = Sizes.of(problem.pairs.minibatch)
-    size = sizes.size.astype(float)
-    times = problem.forecast(sizes)
-    # what the relaxation says of memory may be a little off where P does not divide M
-    hopeful = problem.relaxed_need(sizes.pair, size) <= 1.1 * problem.capacity[sizes.pair]
+    sizes = Sizes.of(problem)
+    times, need = size_objective(problem).evaluate(
+        np.log(sizes.size), problem.given(sizes.pair, limited=False)
+    )
     near = _next_to(sizes, minima, values <= (1 + margin) * values.min(axis=0))
-    while True:  # what turns out not to fit makes room for others
+    # what the relaxation says of memory may be a little off where P does not divide M
+    hopeful = need <= 1.1 * sizes.capacity
+    while True:  # what turns out illegal, or not to fit, makes room for others
         hopeful &= ~sizes.is_known | sizes.fits
         best = _least(sizes.pair, np.where(hopeful, times, np.inf), len(workloads))
         wanted = hopeful & (near | (times <= (1 + margin) * best[sizes.pair])) & ~sizes.is_known
         if not wanted.any():
             break
-        problem.evaluate(sizes, wanted)
+        sizes.evaluate(problem, wanted)
     lost = ~np.isfinite(_least(sizes.pair, np.where(sizes.fits, 0, np.inf), len(workloads)))
-    if lost.any():
-        problem.evaluate(sizes, lost[sizes.pair] & ~sizes.is_known)
+    sizes.evaluate(problem, lost[sizes.pair])
     return _best(problem, sizes)._replace(relaxed=relaxed)
 
 
@@ -149,20 +210,8 @@ def search_microbatches(
     systems: Sequence[System],
     *,
     memory_limit: bool = True,
-) -> Tuned:
-    """Evaluate every legal microbatch size.
-
-    Args:
-      family: the schedule.
-      workloads: as for `tune_microbatches`.
-      systems: likewise.
-      memory_limit: likewise.
-
-    Returns:
-      The best legal size of each pair, and all others.
-
-    Raises:
-      ValueError: as `tune_microbatches`.
+) -> TunedSizes:
+    """Evaluate every legal microbatch size; arguments and errors as for `tune_microbatches`.
 
     Example:
       >>> from pipejax import load_model, load_system
@@ -173,8 +222,8 @@ def search_microbatches(
       [8, 4, 2]
     """
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
-    sizes = Sizes.of(problem.pairs.minibatch)
-    problem.evaluate(sizes, np.ones(len(sizes.pair), bool))
+    sizes = Sizes.of(problem)
+    sizes.evaluate(problem, np.ones(len(sizes.pair), bool))
     return _best(problem, sizes)
 
 
@@ -202,15 +251,13 @@ def _next_to(
     return near
 
 
-def _best(problem: TuningProblem, sizes: Sizes) -> Tuned:
+def _best(problem: TuningProblem, sizes: Sizes) -> TunedSizes:
     """Pick the shortest step that fits, the smaller size at a tie."""
-    times = np.where(sizes.fits, sizes.step_time, np.inf)
-    order = np.lexsort((sizes.size, times, sizes.pair))
-    _, first = np.unique(sizes.pair[order], return_index=True)
-    best = order[first]
+    order = np.lexsort((sizes.size, np.where(sizes.fits, sizes.step_time, np.inf), sizes.pair))
+    best = order[np.unique(sizes.pair[order], return_index=True)[1]]
     if not sizes.fits[best].all():
         raise _nothing_fits(problem, sizes, int(np.flatnonzero(~sizes.fits[best])[0]))
-    return Tuned(
+    return TunedSizes(
         sizes.size[best],
         sizes.microbatches[best],
         sizes.step_time[best],

@@ -1,8 +1,12 @@
 """A schedule for any number of microbatches: its tables, programs and what they hold."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
+
+import numpy as np
 
 from pipejax import schedules
 from pipejax.engine.lowering.lower import lower
@@ -29,9 +33,18 @@ class ScheduleFamily:
     link: str | Links = "delay"
     _made: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
+    @functools.cached_property
+    def few_microbatches(self) -> tuple[int, ...]:
+        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
+        few = [count for count in (1, 2) if not self.refusal(count)][:1]
+        many = [times * self.num_workers for times in (1, 2, 4)]
+        if self.refusal(many[-1]):
+            raise ValueError(self.refusal(many[-1]))
+        return tuple(sorted({*few, *many}))
+
     def table(self, num_microbatches: int) -> ScheduleTable:
         """Return the table for M microbatches."""
-        return self.once(
+        return self._once(
             ("table", num_microbatches),
             lambda: schedules.build(
                 self.schedule,
@@ -43,16 +56,24 @@ class ScheduleFamily:
 
     def program(self, num_microbatches: int) -> Program:
         """Return the program for M microbatches, with all-reduce and update."""
-        return self.once(
+        return self._once(
             ("program", num_microbatches),
             lambda: lower(self.table(num_microbatches), link=self.link, step_end=True),
         )
 
     def held(self, num_microbatches: int) -> HeldCounts:
-        """Return what the workers hold with M microbatches."""
-        return self.once(
-            ("held", num_microbatches), lambda: held_counts(self.table(num_microbatches))
-        )
+        """Return what the workers hold with M microbatches; moments are filled up with zeros.
+
+        So few shapes are compiled for, however many M are evaluated.
+        """
+
+        def make() -> HeldCounts:
+            held = held_counts(self.table(num_microbatches))
+            moments = held.parts.shape[-1]
+            fill = 2 ** math.ceil(math.log2(moments)) - moments
+            return held._replace(parts=np.pad(held.parts, [*[(0, 0)] * 3, (0, fill)]))
+
+        return self._once(("held", num_microbatches), make)
 
     def refusal(self, num_microbatches: int) -> str:
         """Say why the schedule does not exist for M microbatches; nothing if it does."""
@@ -62,8 +83,8 @@ class ScheduleFamily:
             return str(error)
         return ""
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what was made under a key, or make it: compiled functions live here too."""
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what was made under a key, or make it."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

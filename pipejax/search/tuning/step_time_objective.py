@@ -1,15 +1,17 @@
-"""What is made small: a number that depends on makespans, and its gradient.
+"""What is made small: step times of batches of variables, through costs and makespans, by JAX.
 
-The makespans come from the batched engine, which is no traced function. So the chain is written
-out: variables -> costs -> makespans -> value. Going back, the value's derivative with respect to
-each makespan weighs the counts of that makespan, and one pull through the pricing turns them into
-derivatives of the variables.
+A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
+At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
+programs give that of every M = N / b; those of one program are exact for its own M.
+
+Functions of modules are compiled, and all numbers are their arguments: what one call has compiled
+serves every other of the same shape.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,40 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
-from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.costs.pricing_shape import PricingShape
+from pipejax.costs.roofline import stage_work, work_costs
+from pipejax.costs.system import Number
+from pipejax.costs.workload import stage_bytes
+from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
+from pipejax.schedules.table.held_activations import HeldCounts
+from pipejax.search.tuning.descent import Descent, descend
+from pipejax.search.tuning.workload_system_pairs import Pair
 
-Values = Float[Array, " batch"] | Float[NumpyArray, " batch"]
+OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
+PerConfiguration = Float[NumpyArray, " batch"]
 Tree = Any  # a pytree of arrays
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 BUCKETS = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
+
+
+class Given(NamedTuple):
+    """What the step time of one configuration takes besides its variables.
+
+    Attributes:
+      pair: the model on the system.
+      size: b, where the variables say nothing of it [sequences].
+      capacity: memory limit, infinite for none [B].
+      bought: what a share of 1 of a budget buys of each part; 0 where nothing is bought.
+    """
+
+    pair: Pair
+    size: Number
+    capacity: Number
+    bought: Number = 0.0
+
+
+Relax = Callable[[Any, Given], tuple[Pair, Number]]
 
 
 def in_bucket(tree: Tree, size: int) -> Tree:
@@ -32,74 +61,122 @@ def in_bucket(tree: Tree, size: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def exact_makespans(program: Program, costs: Costs) -> Values:
-    """Makespans of any number of configurations, without a compilation for every number.
-
-    Returns (batch) makespans [s].
-    """
-    size = max(len(leaf) for leaf in jax.tree.leaves(costs))
-    full = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *np.shape(leaf)[1:])), costs)
-    return np.asarray(makespans(program, in_bucket(full, size), unroll=False))[:size]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTimeObjective:
-    """A value of makespans, for batches of variables.
+    """Step times, with a penalty where memory is short, for batches of variables.
 
     Attributes:
-      programs: lowered schedules that share one set of costs.
-      price: (variables, given) -> costs of one configuration [s]; traceable.
-      value: (variables, makespans, given) -> what is made small; traceable.
+      counts: microbatches of each program, ascending.
+      programs: lowered schedules.
+      held: what their workers hold.
+      shape: what prices are compiled for.
+      relax: what the variables mean; a function of a module.
     """
 
+    counts: tuple[int, ...]
     programs: tuple[Program, ...]
-    price: Callable[[Tree, Tree], Costs]
-    value: Callable[[Tree, Float[Array, " programs"], Tree], Float[Array, ""]]
+    held: tuple[HeldCounts, ...]
+    shape: PricingShape
+    relax: Relax
 
-    def costs(self, variables: Tree, given: Tree) -> Costs:
-        """Price a batch: Costs with the same axis, as NumPy's arrays [s]."""
+    def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
+        """Evaluate a batch: (batch) values [s], and what the fullest worker needs [B]."""
         size = len(jax.tree.leaves(variables)[0])
-        priced = self._priced(*in_bucket((variables, given), size))
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], priced)
+        found = self._values(*in_bucket((variables, given), size))
+        value, need = (np.asarray(each)[:size] for each in found)
+        return value, need
 
-    def values(self, variables: Tree, given: Tree) -> Values:
-        """Evaluate a batch: (batch) values."""
-        size = len(jax.tree.leaves(variables)[0])
-        variables, given = in_bucket((variables, given), size)
-        costs = self._priced(variables, given)
-        ends = [makespans(program, costs, unroll=False) for program in self.programs]
-        found, _ = self._valued(variables, jnp.stack(ends, axis=1), given)
-        return np.asarray(found)[:size]
-
-    def value_and_grad(self, variables: Tree, given: Tree) -> tuple[Values, Tree]:
+    def value_and_grad(self, variables: Tree, given: Given) -> tuple[Float[Array, " batch"], Tree]:
         """Evaluate a batch, and the derivative with respect to the variables.
 
         Returns (batch) values, and derivatives like the variables.
         """
-        costs = self._priced(variables, given)
-        ends, counts = zip(
-            *(makespans_and_grad(program, costs) for program in self.programs), strict=True
+        values, pull = jax.vjp(lambda moved: self._values(moved, given)[0], variables)
+        return values, pull(jnp.ones_like(values))[0]  # no value depends on another's variables
+
+    def minima(
+        self,
+        starts: Float[NumpyArray, "starts pairs ..."],
+        given: Given,
+        *,
+        steps: int,
+        rate: float,
+        lower: float = -np.inf,
+        upper: Float[NumpyArray, " pairs"] | float = np.inf,
+    ) -> Descent:
+        """Descend from several starts of each pair, all at once.
+
+        Returns (starts, pairs, ...) points, and (starts, pairs) their values.
+        """
+        count, pairs = starts.shape[:2]
+        size, owner = count * pairs, np.tile(np.arange(pairs), count)
+        flat = starts.reshape(size, *starts.shape[2:])
+        limits = np.broadcast_to(upper, pairs)[owner].reshape(size, *(1,) * (flat.ndim - 1))
+        given = jax.tree.map(lambda leaf: leaf[owner], given)
+        flat, limits, given = in_bucket((flat, limits, given), size)
+        found = descend(
+            lambda points: self.value_and_grad(points, given),
+            flat,
+            steps=steps,
+            rate=rate,
+            lower=lower,
+            upper=limits,
         )
-        found, (direct, weights) = self._valued(variables, jnp.stack(ends, axis=1), given)
-        pulled = self._pulled(variables, given, weights, counts)
-        return found, jax.tree.map(jnp.add, direct, pulled)
+        return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
 
-    @functools.cached_property
-    def _priced(self) -> Callable[..., Costs]:
-        return jax.jit(jax.vmap(self.price))
+    def _values(self, variables: Tree, given: Given) -> tuple[Array, Array]:
+        how = {"shape": self.shape, "relax": self.relax}
+        costs = _priced(variables, given, **how)
+        ends = jnp.stack([makespans(each, costs, unroll=False) for each in self.programs], axis=1)
+        return _valued(variables, ends, given, np.array(self.counts, float), self.held, **how)
 
-    @functools.cached_property
-    def _valued(self) -> Callable[..., tuple[Array, tuple[Tree, Array]]]:
-        return jax.jit(jax.vmap(jax.value_and_grad(self.value, argnums=(0, 1))))
 
-    @functools.cached_property
-    def _pulled(self) -> Callable[..., Tree]:
-        def one(variables: Tree, given: Tree, weights: Array, counts: tuple[Costs, ...]) -> Tree:
-            _, pull = jax.vjp(lambda moved: self.price(moved, given), variables)
-            total = jax.tree.map(
-                lambda *each: sum(w * count for w, count in zip(weights, each, strict=True)),
-                *counts,
-            )
-            return pull(total)[0]
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _priced(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax) -> Costs:
+    def price(variables: Tree, given: Given) -> Costs:
+        pair, size = relax(variables, given)
+        work = stage_work(
+            dataclasses.replace(shape.workload, model=pair.model),
+            shape.table,
+            gpus_per_node=pair.system.gpus_per_node,
+            assigned=pair.assigned,
+            microbatch_size=size,
+        )
+        return work_costs(work, pair.system)
 
-        return jax.jit(jax.vmap(one))
+    return jax.vmap(price)(variables, given)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _valued(
+    variables: Tree,
+    ends: Float[Array, "batch programs"],
+    given: Given,
+    counts: Float[Array, " programs"],
+    held: tuple[HeldCounts, ...],
+    *,
+    shape: PricingShape,
+    relax: Relax,
+) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+    def value(variables: Tree, ends: Array, given: Given) -> tuple[Array, Array]:
+        pair, size = relax(variables, given)
+        workload = dataclasses.replace(shape.workload, model=pair.model)
+        memory = stage_bytes(workload, shape.table, pair.assigned, size)
+        weights = _weights(pair.minibatch / size, counts)
+        peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
+        need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
+        # a descent is led back to where memory is enough
+        overrun = jnp.maximum(need / given.capacity - 1, 0)
+        return weights @ ends * (1 + OVERRUN * overrun), need
+
+    return jax.vmap(value)(variables, ends, given)
+
+
+def _weights(count: Number, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
+    """Weights of the programs that interpolate linearly, and go on as the last two do."""
+    if len(nodes) == 1:
+        return jnp.ones(1)
+    left = jnp.clip(jnp.sum(count >= nodes) - 1, 0, len(nodes) - 2)
+    share = (count - nodes[left]) / (nodes[1:] - nodes[:-1])[left]
+    place = jnp.arange(len(nodes))
+    return jnp.where(place == left, 1 - share, jnp.where(place == left + 1, share, 0.0))

@@ -1,4 +1,4 @@
-"""Models on systems, many at once: their numbers as arrays, their costs and bytes in one go."""
+"""Models on systems, many at once: their numbers as arrays."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,15 +8,10 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
-from pipejax.costs.roofline import stage_work, work_costs
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import StageBytes, StageLayers, Workload, assign_layers, stage_bytes
-from pipejax.schedules.table.held_activations import HeldCounts
+from pipejax.costs.system import System
+from pipejax.costs.workload import StageLayers, Workload, assign_layers
 from pipejax.schedules.table.table import ScheduleTable
-
-PerPair = Float[NumpyArray, " pairs"]
 
 
 class Pair(NamedTuple):
@@ -32,7 +27,7 @@ class Pair(NamedTuple):
     model: Model
     system: System
     assigned: StageLayers
-    minibatch: PerPair
+    minibatch: Float[NumpyArray, " pairs"]
 
 
 def stack_pairs(
@@ -53,14 +48,10 @@ def stack_pairs(
     _, kinds, which = np.unique(model.layers, return_index=True, return_inverse=True)
     examples = [workloads[k].model for k in kinds]  # one for each number of layers
     assigned = [assign_layers(dataclasses.replace(first, model=each), table) for each in examples]
-    layers, recomputed = (
-        np.stack([getattr(d, name) for d in assigned])[which].astype(float)
-        for name in StageLayers._fields
-    )
     return Pair(
         model=model,
         system=_stacked(systems, "systems"),
-        assigned=StageLayers(layers, recomputed),
+        assigned=StageLayers(*(np.stack(each)[which] for each in zip(*assigned, strict=True))),
         minibatch=np.array([workload.minibatch for workload in workloads], float),
     )
 
@@ -78,38 +69,3 @@ def _stacked(things: Sequence[Any], what: str) -> Any:
             )
     columns = np.array([jax.tree.leaves(thing) for thing in things], float).T
     return jax.tree.unflatten(structures[0], columns)
-
-
-def pair_costs(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> Costs:
-    """Price one pair at any microbatch size; traceable: Costs per stage and boundary [s]."""
-    described = dataclasses.replace(workload, model=pair.model)
-    work = stage_work(
-        described,
-        table,
-        gpus_per_node=pair.system.gpus_per_node,
-        assigned=pair.assigned,
-        microbatch_size=size,
-    )
-    return work_costs(work, pair.system)
-
-
-def pair_bytes(workload: Workload, table: ScheduleTable, pair: Pair, size: Number) -> StageBytes:
-    """Memory of each stage of one pair at any microbatch size; traceable: (stages) bytes."""
-    described = dataclasses.replace(workload, model=pair.model)
-    return stage_bytes(described, table, pair.assigned, size)
-
-
-def peak_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
-    """Activations of each worker at their peak, for microbatches of the size that is given.
-
-    Returns (pairs, workers) bytes.
-    """
-    return held.activation_bytes(memory.parts)
-
-
-def lasting_bytes(held: HeldCounts, memory: StageBytes) -> Float[NumpyArray, "pairs workers"]:
-    """Parameters, gradients and optimizer state of each worker, and versions of weights.
-
-    Returns (pairs, workers) bytes.
-    """
-    return held.static_bytes(memory.static, memory.version)
