@@ -208,7 +208,7 @@ class AnytimeSearch:
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
-            model.hint(self.plan.finer(parts))
+            model.hint(self.plan.moved(lambda starts: parts * starts))
         for found in search(model, self.left, self.threads):
             self._raise_bound(-(-found.bound // parts))
             if found.plan is not None:

@@ -14,7 +14,7 @@ from ortools.sat.python import cp_model
 
 from pipejax.search.schedule.bounds import memory_order, paths
 from pipejax.search.schedule.plan import NEVER, Plan
-from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.problem import OP_TIMES, Problem
 
 Variable = cp_model.IntVar
 Interval = cp_model.IntervalVar
@@ -83,15 +83,7 @@ class ScheduleModel:
         """F, I and W, or B in place of the two."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
-        forward, split, weight, whole = (
-            int(times[stage])
-            for times in (
-                problem.forward,
-                problem.input_grad,
-                problem.weight_grad,
-                problem.backward,
-            )
-        )
+        forward, split, weight, whole = (int(getattr(problem, name)[stage]) for name in OP_TIMES)
         early = int(self._paths.head[pipe, stage])
         turn = early + forward + int(self._paths.trip[pipe, stage])
         starts = {
@@ -267,16 +259,10 @@ class ScheduleModel:
 
     def hint(self, plan: Plan) -> None:
         """Let the search begin at a plan."""
-        for letter, starts in (
-            ("F", plan.forward),
-            ("I", plan.input_grad),
-            ("W", plan.weight_grad),
-        ):
-            for place, variable in self.start[letter].items():
-                self.model.add_hint(variable, int(starts[place]))
-        for letter, starts in (("O", plan.offload), ("L", plan.load)):
-            for place, variable in self.start[letter].items():
-                at = starts if starts[place] != NEVER else plan.forward
+        for letter, variables in self.start.items():
+            starts = plan.starts[letter]
+            for place, variable in variables.items():
+                at = plan.forward if starts[place] == NEVER else starts
                 self.model.add_hint(variable, int(at[place]))
         for place, out in self.out.items():
             self.model.add_hint(out, bool(plan.offload[place] != NEVER))

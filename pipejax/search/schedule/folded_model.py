@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.search.schedule.cp_model import ScheduleModel
-from pipejax.search.schedule.plan import NEVER, Plan, gradient_end
+from pipejax.search.schedule.plan import Plan, gradient_end
 from pipejax.search.schedule.problem import Problem
 
 
@@ -131,14 +131,5 @@ def extended(problem: Problem, folded: Fold, plan: Plan) -> Plan:
     ahead = np.where(place >= cut + put_in, folded.repeats, ahead)
     source = place - ahead * folded.length
 
-    def stretch(starts: np.ndarray) -> np.ndarray:
-        return np.where(starts[:, source] == NEVER, NEVER, starts[:, source] + ahead * period)
-
-    return Plan(
-        stretch(plan.forward),
-        stretch(plan.input_grad),
-        stretch(plan.weight_grad),
-        plan.whole[:, source],
-        stretch(plan.offload),
-        stretch(plan.load),
-    )
+    taken = Plan.of({p: at[:, source] for p, at in plan.starts.items()}, plan.whole[:, source])
+    return taken.moved(lambda starts: starts + ahead * period)

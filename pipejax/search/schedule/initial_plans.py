@@ -77,13 +77,12 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
     pipe = LimitedPipe.of(
         problem.num_stages,
         problem.num_microbatches,
-        forward=problem.forward.tolist(),
-        input_grad=problem.input_grad.tolist(),
-        weight_grad=problem.weight_grad.tolist(),
+        **{
+            name: getattr(problem, name).tolist()
+            for name in ("forward", "input_grad", "weight_grad", "sizes", "limits")
+        },
         there=there,
         back=back,
-        sizes=problem.sizes.tolist(),
-        limits=problem.limits.tolist(),
         weight_share=float((problem.kept / problem.sizes).max()),
     )
     by_span = problem.objective == "span"
@@ -122,14 +121,11 @@ def greedy_plan(
 
 
 def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
+    times = np.stack([problem.forward, problem.input_grad, problem.weight_grad])
     return Work(
         placement=problem.placement.tolist(),
         pipe_of=problem.pipe_of.tolist(),
-        lasts={
-            Phase.F: problem.forward.tolist(),
-            Phase.I: problem.input_grad.tolist(),
-            Phase.W: problem.weight_grad.tolist(),
-        },
+        lasts=dict(zip((Phase.F, Phase.I, Phase.W), times.tolist(), strict=True)),
         lag=problem.lag.tolist(),
         transmit=problem.transmit.tolist(),
         sizes=problem.sizes.tolist(),

@@ -1,13 +1,16 @@
 """A bound from one stage alone: the others never keep it waiting, but messages and memory do."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import search
-from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.problem import OP_TIMES, STEP_END_TIMES, Problem
+
+PER_STAGE = (*OP_TIMES, *STEP_END_TIMES, "sizes", "kept")
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:
@@ -21,24 +24,18 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
     before, between, after = (int(way_of[pipe, stage]) for way_of in way)
     if problem.objective == "span":  # of the stage's own worker: what is around it does not count
         before = after = 0
+    kept: dict[str, Any] = {name: only(getattr(problem, name)) for name in PER_STAGE}
     lag = np.array([[[before, between]], [[after, 0]]])
     return dataclasses.replace(
         problem,
         placement=np.arange(3)[None],
         pipe_of=np.zeros(count, np.int64),
-        forward=only(problem.forward),
-        input_grad=only(problem.input_grad),
-        weight_grad=only(problem.weight_grad),
-        backward=only(problem.backward),
+        **kept,
         lag=lag,
         transmit=np.zeros_like(lag),
-        step_end=only(problem.step_end),
-        update=only(problem.update),
         offload=None if problem.offload is None else only(problem.offload),
         load=None if problem.load is None else only(problem.load),
         host_links=(),
-        sizes=only(problem.sizes),
-        kept=only(problem.kept),
         limits=np.array([1, int(problem.limits[problem.placement[pipe, stage]]), 1]),
     )
 

@@ -1,7 +1,7 @@
 """A plan: when every op starts, in units of the problem."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -46,18 +46,21 @@ class Plan:
             load=starts.get("L", nowhere),
         )
 
-    def finer(self, parts: int) -> "Plan":
-        """Return the same plan on a finer grid."""
-        host = (
-            np.where(starts == NEVER, NEVER, parts * starts) for starts in (self.offload, self.load)
-        )
-        return Plan(
-            parts * self.forward,
-            parts * self.input_grad,
-            parts * self.weight_grad,
-            self.whole,
-            *host,
-        )
+    @property
+    def starts(self) -> Mapping[str, PerOp]:
+        """Starts of all ops by phase letter; a whole backward starts where its I would."""
+        return {
+            "F": self.forward,
+            "I": self.input_grad,
+            "W": self.weight_grad,
+            "O": self.offload,
+            "L": self.load,
+        }
+
+    def moved(self, move: Callable[[PerOp], PerOp]) -> "Plan":
+        """Return the plan with other starts; what never starts still does not."""
+        moved = {p: np.where(at == NEVER, NEVER, move(at)) for p, at in self.starts.items()}
+        return Plan.of(moved, self.whole)
 
     @property
     def offloaded(self) -> int:

@@ -13,7 +13,7 @@ from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_st
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import NEVER, Plan, gradient_end, input_grad_end
-from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.problem import HOST_TIMES, OP_TIMES, Problem
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
@@ -61,22 +61,16 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table at the times of a problem, every op as early as it can."""
     links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
     program = lower(table, link=links, step_end=False)
-    none = np.zeros(problem.num_stages)
-    vector = np.asarray(
-        cost_vector(
-            program,
-            Costs(
-                forward=problem.forward.astype(float),
-                backward=problem.backward.astype(float),
-                input_grad=problem.input_grad.astype(float),
-                weight_grad=problem.weight_grad.astype(float),
-                offload=none if problem.offload is None else problem.offload.astype(float),
-                load=none if problem.load is None else problem.load.astype(float),
-                latency=problem.lag.astype(float),
-                transmit=problem.transmit.astype(float),
-            ),
-        )
+    given = {name: getattr(problem, name) for name in (*OP_TIMES, *HOST_TIMES)}
+    costs = Costs(
+        latency=problem.lag.astype(float),
+        transmit=problem.transmit.astype(float),
+        **{
+            name: np.zeros(problem.num_stages) if times is None else times.astype(float)
+            for name, times in given.items()
+        },
     )
+    vector = np.asarray(cost_vector(program, costs))
     start = run_on_host(program, vector).start
     at = {
         letter: np.full((problem.num_stages, problem.num_microbatches), NEVER, np.int64)

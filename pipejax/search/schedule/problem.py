@@ -16,10 +16,9 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.integer_grid import choose_grid, common_parts
 
-_OPS = ("forward", "input_grad", "weight_grad", "backward")
-_MESSAGES = ("lag", "transmit")
-_ENDS = ("step_end", "update")
-TIMES = (*_OPS, *_MESSAGES, *_ENDS)
+OP_TIMES = ("forward", "input_grad", "weight_grad", "backward")
+STEP_END_TIMES = ("step_end", "update")
+TIMES = (*OP_TIMES, "lag", "transmit", *STEP_END_TIMES)
 HOST_TIMES = ("offload", "load")
 OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
@@ -214,14 +213,14 @@ def pose(
         exact=grid.exact,
         offload=units.get("offload"),
         load=units.get("load"),
-        **{name: units[name] for name in (*_OPS, *_ENDS)},
+        **{name: units[name] for name in (*OP_TIMES, *STEP_END_TIMES)},
     )
 
 
 def _times(
     table: ScheduleTable, costs: Costs, offload: bool
 ) -> dict[str, Float[NumpyArray, " stages"]]:
-    names = [*_OPS, "all_reduce", "update", *(HOST_TIMES if offload else ())]
+    names = [*OP_TIMES, "all_reduce", "update", *(HOST_TIMES if offload else ())]
     times = {
         name: np.broadcast_to(np.asarray(getattr(costs, name), float), (table.num_stages,))
         for name in names
