@@ -21,6 +21,8 @@ from pipejax.engine.batched.single_xla_call import wide_vectors
 from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 
+pytestmark = pytest.mark.compiles
+
 FIELDS = (
     "forward",
     "backward",

@@ -39,6 +39,7 @@ def test_evaluate_json(answer):
     assert (result["schedule"], result["link"], result["stages"]) == ("1f1b", "delay", 4)
 
 
+@pytest.mark.compiles
 def test_evaluate_with_a_model(answer):
     result = answer(
         "evaluate",
@@ -87,6 +88,7 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
         assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -463,6 +465,7 @@ def test_a_mistake_is_one_clear_line(call, what, tmp_path):
     assert re.search(message, err), err
 
 
+@pytest.mark.process
 def test_help_version_and_mistakes_of_usage_need_no_jax():
     code = (
         "import sys; from pipejax.cli.app import run; "
@@ -477,6 +480,7 @@ def test_version(call):
     assert call("--version") == (0, f"pipejax {pj.__version__}\n", "")
 
 
+@pytest.mark.process
 def test_a_cold_process_answers_and_fails_cleanly(tmp_path):
     command = [sys.executable, "-c", "from pipejax.cli import main; main()", "evaluate", *ONE]
     began = time.perf_counter()

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.engine.batched.sharding import spread_of
+
+pytestmark = pytest.mark.process
 
 TESTS = Path(__file__).parent
 ON_SEVERAL = """

@@ -30,6 +30,8 @@ from sweeps import (
     timelines as timelines_sweep,
 )
 
+pytestmark = pytest.mark.compiles
+
 GRID = {
     "title": "A small model",
     "models": "gpt-22b",

@@ -269,6 +269,7 @@ def offloading(num_microbatches):
     return pj.ScheduleTable.from_rows([with_host, rows[1]])
 
 
+@pytest.mark.compiles
 def test_long_schedules_have_periods_with_host_ops():
     for offload in (0.1, 0.7, 2.0):
         costs = pj.Costs(forward=1.0, backward=2.0, offload=offload, load=0.3, transmit=0.2)
@@ -277,6 +278,7 @@ def test_long_schedules_have_periods_with_host_ops():
         assert float(found[0]) == pytest.approx(expected)
 
 
+@pytest.mark.compiles
 def test_jitter_of_host_ops_is_their_own():
     result = pj.jitter(
         offloading(4), COSTS, pj.Jitter(worker=pj.Distribution("gamma", 0.5)), samples=3
@@ -311,6 +313,7 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
         assert message in mistake(*arguments, "--host-links", groups)
 
 
+@pytest.mark.compiles
 def test_other_commands_know_what_host_links_may_be(mistake):
     for command in (["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8],):
         assert "host_links names worker 9" in mistake(*command, "--host-links", "0+9")

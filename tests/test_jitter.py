@@ -19,6 +19,8 @@ from pipejax.engine.batched import interpreter
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.mark.parametrize(
     ("name", "link", "queues"),

@@ -15,6 +15,8 @@ import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
 from pipejax.analysis.jitter import sample_costs
 
+pytestmark = pytest.mark.compiles
+
 COUNT = 20_000
 
 

@@ -9,6 +9,8 @@ import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.steady_state import steady_state
 
+pytestmark = pytest.mark.compiles
+
 FIELDS = ("forward", "backward", "all_reduce", "update", "latency", "transmit")
 GROWING = [
     ("1f1b", 4, 16, 1),

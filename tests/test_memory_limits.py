@@ -16,6 +16,8 @@ from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_st
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from pipejax.schedules.table.table import ScheduleTable
 
+pytestmark = pytest.mark.solver
+
 F, B, I, W, O, L = (pj.Phase[letter] for letter in "FBIWOL")  # noqa: E741
 TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.1])
 

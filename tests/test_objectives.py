@@ -12,6 +12,8 @@ import pipejax.training as pt
 from pipejax.training.linear import gram
 from pipejax.training.objective import composed_loss
 
+pytestmark = pytest.mark.compiles
+
 LINEAR = [name for name in OBJECTIVES if name != "language"]
 
 

@@ -40,7 +40,8 @@ def same(a, b):
 
 
 def vars_of(each):
-    return each._asdict() if hasattr(each, "_asdict") else dict(vars(each))
+    every = each._asdict() if hasattr(each, "_asdict") else vars(each)
+    return {name: value for name, value in every.items() if name[0] != "_"}  # less what is derived
 
 
 def test_pickle_and_deepcopy(held):

@@ -35,6 +35,8 @@ def system(table, tmp_path):
     return path
 
 
+@pytest.mark.compiles
+@pytest.mark.solver
 def test_all_doors_agree(answer, table, system):
     run = answer("evaluate", *schedule(), *MODEL, "--system", system)
     need = run["memory_bytes"]
@@ -55,6 +57,8 @@ def test_all_doors_agree(answer, table, system):
     assert best["weight_share"] == run["activation_memory"]["weight_share"]
 
 
+@pytest.mark.compiles
+@pytest.mark.process
 def test_a_sweep_agrees(table, system, tmp_path):
     data = run_sweep(
         {
@@ -76,6 +80,7 @@ def schedule():
     return ["--schedule", "zb-h1", "--workers", WORKERS, "--microbatches", MICROBATCHES]
 
 
+@pytest.mark.compiles
 def test_a_share_that_is_given_is_taken(answer, table):
     given = answer("evaluate", *schedule(), *MODEL, "--system", "a100", "--weight-share", 1)
     whole = dataclasses.replace(WORKLOAD, weight_share=1.0)

@@ -17,6 +17,8 @@ from pipejax.search.schedule.plan_and_table import peaks, to_plan, to_table
 from pipejax.search.schedule.problem import pose
 from pipejax.search.schedule.ring import cut, shortest_ring
 
+pytestmark = pytest.mark.solver
+
 THIRD = Fraction(1, 3)
 
 

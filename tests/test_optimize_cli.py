@@ -13,6 +13,8 @@ import pytest
 import pipejax as pj
 from pipejax.search.schedule import anytime_search as run
 
+pytestmark = pytest.mark.solver
+
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
 HARD = [

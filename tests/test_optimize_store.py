@@ -20,6 +20,8 @@ from pipejax.search.schedule.similarity import bound_from, stretch
 from pipejax.search.schedule.store import SolvedProblems, StoreWarning, default_folder
 from pipejax.search.schedule.store_entry import _checksum, prover
 
+pytestmark = pytest.mark.solver
+
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
 HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
 BEGIN = f"""

@@ -24,6 +24,8 @@ from sweeps.optpipe_cases import METHODS, NO_LINK, OPTIMUM, Pipe, Setting, by_me
 from sweeps.optpipe_refinement import job_times
 from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
+pytestmark = pytest.mark.solver
+
 SMALL = Pipe("1.5B", 4, 24)
 
 

@@ -19,6 +19,8 @@ from pipejax.plots import style
 from sweeps import optpipe_refinement as refinement_sweep, optpipe_timelines as timelines_sweep
 from sweeps.optpipe_cases import METHODS, OPTIMUM
 
+pytestmark = pytest.mark.solver
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _style():

@@ -12,6 +12,8 @@ from sweeps.cases import CASES, build
 from sweeps.claims import judge
 from sweeps.tabular_schedules import MINIBATCH, MODEL, RUN_SLOTS, SLOTS, SYSTEMS, sweep
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture(scope="module")
 def few():

@@ -20,6 +20,8 @@ from sweeps.pipedream_schemes import (
     timeline,
 )
 
+pytestmark = pytest.mark.compiles
+
 
 def dataset(ends, *, stages=None, seeds=2):
     """Curves that fall to given gaps; step sizes 1/16 and 1/32, of which the first is better."""

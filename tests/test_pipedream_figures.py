@@ -16,6 +16,8 @@ from figures import (
 from pipejax.plots import style
 from sweeps.pipedream_schemes import best
 
+pytestmark = pytest.mark.compiles
+
 STEP_SIZES = (1.0, 0.25, 1 / 16)
 SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size

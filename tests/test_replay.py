@@ -21,6 +21,8 @@ from pipejax.training import (
     sweep_replay,
 )
 
+pytestmark = pytest.mark.compiles
+
 UNIT = pj.Costs(forward=1.0, backward=1.0)
 
 

@@ -9,6 +9,8 @@ import pytest
 import pipejax as pj
 from pipejax.engine.pricing import NodeCosts
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture
 def asked(request):

@@ -16,6 +16,8 @@ from pipejax.costs.roofline import NEAR, stage_work, work_costs, work_on_systems
 from pipejax.costs.system import FIELDS
 from pipejax.costs.workload import assign_layers
 
+pytestmark = pytest.mark.compiles
+
 STEP = 1e-5
 CASES = {
     "1f1b on h100": ("1f1b", {}, "gpt3-175b", "h100", {"tensor_parallel": 8}),

@@ -17,6 +17,8 @@ from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.axes import read_system_axes
 from pipejax.sweep.blocks import get_block, num_blocks
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory):

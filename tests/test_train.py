@@ -21,6 +21,8 @@ from pipejax.training import (
     sweep_replay,
 )
 
+pytestmark = pytest.mark.compiles
+
 TABLE = "--schedule", "pipedream", "--workers", "2", "--microbatches", "24"
 SMALL = "--dimension", "4", "--batches", "6", "--batch-size", "5", "--seeds", "2", "--times", "4"
 OBJECTIVE = {"dimension": 4, "num_batches": 6, "batch_size": 5, "seed": 0}

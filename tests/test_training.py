@@ -10,6 +10,8 @@ from training_cases import OBJECTIVES, S, rows
 
 import pipejax.training as pt
 
+pytestmark = pytest.mark.compiles
+
 UPDATES, EVERY = 60, 20
 
 

@@ -10,6 +10,8 @@ from figures import convergence_bound, staleness
 from pipejax.plots import style
 from sweeps import convergence_bound as bound_sweep, staleness as staleness_sweep
 
+pytestmark = pytest.mark.compiles
+
 S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
 SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
 

@@ -38,6 +38,8 @@ from pipejax.search.tuning.stage_choices import LAYERS, RECOMPUTED, RECOMPUTED_A
 from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
 from pipejax.search.tuning.tune import tune
 
+pytestmark = pytest.mark.compiles
+
 SYSTEM = pj.load_system("h100")
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
 WORKLOAD = pj.Workload(SMALL, minibatch=64, tensor_parallel=8)

@@ -20,6 +20,7 @@ from pipejax.schedules import REGISTRY
 EQUAL = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", REGISTRY)
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_twins_agree_to_the_last_bit(name, ties):
@@ -59,6 +60,7 @@ def events(call):
     return found
 
 
+@pytest.mark.compiles
 def test_single_runs_compile_nothing():
     table = build("chimera", m=16)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3, all_reduce=0.1)

@@ -125,6 +125,7 @@ def test_unknown_names_are_refused():
         pj.load_model("gpt9")
 
 
+@pytest.mark.compiles
 def test_roofline_takes_the_slower_side():
     system = pj.load_system("mid_nw_mid_cp")
     assert float(roofline_time(system, 2e15, 0.0)) == pytest.approx(2.0)
@@ -132,12 +133,14 @@ def test_roofline_takes_the_slower_side():
     assert float(roofline_time(system, 2e15, 34e12)) == pytest.approx(2.0)
 
 
+@pytest.mark.compiles
 def test_efficiency_depends_on_size():
     system = pj.load_system("a100")
     small, large = (float(system.compute_efficiency.at(size)) for size in (1e8, 1e12))
     assert (small, large) == (0.1, 0.95)
 
 
+@pytest.mark.compiles
 def test_all_reduce():
     system = pj.load_system("mid_nw_mid_cp")
     latency, volume = 500e-9, 1e9
@@ -160,6 +163,7 @@ def test_layers_are_assigned_whole():
         stage_layers(pj.load_model("gpt-22b"), table)
 
 
+@pytest.mark.compiles
 def test_stage_costs_by_hand():
     model, system = pj.load_model("tabular-128l"), pj.load_system("slow_nw_mid_cp")
     workload = pj.Workload(model, minibatch=16)  # 2 sequences per microbatch
@@ -175,6 +179,7 @@ def test_stage_costs_by_hand():
     np.testing.assert_allclose(exchange, 2 * 500e-9 + 2 * 32 * model.layer_parameters / 5e9)
 
 
+@pytest.mark.compiles
 def test_workers_in_one_node_use_its_links():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
@@ -185,6 +190,7 @@ def test_workers_in_one_node_use_its_links():
     np.testing.assert_allclose(np.asarray(alone)[0, 0], 10e-6)
 
 
+@pytest.mark.compiles
 def test_parallelism_and_recomputation_move_costs_the_right_way():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
 
@@ -207,6 +213,7 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     assert float(np.min(np.asarray(copies.all_reduce))) > 0
 
 
+@pytest.mark.compiles
 def test_costs_are_differentiable_in_the_system():
     model = pj.load_model("tabular-128l")
     program = pj.lower(TABLE)
@@ -238,6 +245,7 @@ def test_memory():
     assert head > 0
 
 
+@pytest.mark.compiles
 def test_stages_share_what_is_on_one_worker():
     model = pj.load_model("gpt-22b")
     alone = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
@@ -268,6 +276,7 @@ def test_flash_attention_has_nothing_to_drop():
     assert layer_flop(model, 1).input_grad - plain.input_grad == scores
 
 
+@pytest.mark.compiles
 def test_recompute_cells_say_when_activations_come_back():
     model = pj.load_model("gpt-22b")
     table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0R1", "0B1", "0R0", "0B0"]])
@@ -285,6 +294,7 @@ def test_recompute_cells_say_when_activations_come_back():
     np.testing.assert_allclose(cells.input_grad + cells.recompute, inside.input_grad)
 
 
+@pytest.mark.compiles
 def test_sequence_parallelism_splits_what_it_says():
     model, system = pj.load_model("gpt-22b"), pj.load_system("h100")
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
