@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import layer_activation_bytes, layer_weight_grad_bytes
+from pipejax.costs.model import LayerSplit, layer_activation_bytes, layer_weight_grad_bytes
 from pipejax.costs.system import data_file
 from pipejax.costs.workload import stage_bytes
 from pipejax.sweep import run_sweep
@@ -112,11 +112,11 @@ def test_the_share_follows_from_the_layer(name, recompute):
 @pytest.mark.parametrize("shared", [False, True])
 def test_parallelism_splits_what_w_needs(shared):
     model, t = pj.load_model("gpt-22b"), 8
-    split = {"tensor_parallel": t, "sequence_parallel": shared}
+    split = LayerSplit(t, sequence_parallel=shared)
     unit = model.sequence * model.hidden
     # inputs of queries and MLP, gradients of projection and MLP are whole; the others split
     needed = 8 / (t if shared else 1) + 24 / t
-    assert layer_weight_grad_bytes(model, 1, **split) == pytest.approx(needed * unit)
+    assert layer_weight_grad_bytes(model, 1, split) == pytest.approx(needed * unit)
 
 
 def test_of_a_recomputed_layer_w_needs_the_input():

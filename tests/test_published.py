@@ -9,6 +9,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.model import (
+    LayerSplit,
     edge_activation_bytes,
     layer_activation_bytes,
     layer_flop,
@@ -79,12 +80,12 @@ def test_zero_bubble_layer_flop():  # Table 1: F sbh(24h+4s), B sbh(24h+8s), W s
 
 
 MODES = {
-    "no parallelism": {},
-    "tensor parallel": {"tensor_parallel": 8},
-    "TP+SP": {"tensor_parallel": 8, "sequence_parallel": True},
-    "TP+selective": {"tensor_parallel": 8, "recompute": "selective"},
-    "TP+SP+selective": {"tensor_parallel": 8, "sequence_parallel": True, "recompute": "selective"},
-    "full recompute": {"recompute": "full"},
+    "no parallelism": (LayerSplit(), "none"),
+    "tensor parallel": (LayerSplit(8), "none"),
+    "TP+SP": (LayerSplit(8, sequence_parallel=True), "none"),
+    "TP+selective": (LayerSplit(8), "selective"),
+    "TP+SP+selective": (LayerSplit(8, sequence_parallel=True), "selective"),
+    "full recompute": (LayerSplit(), "full"),
 }
 
 
@@ -102,7 +103,7 @@ def test_korthikanti_activations_per_layer(mode, name):  # Table 2, exactly
         "full recompute": 2 * s * b * h,
     }
     assert set(printed) == set(RECORDS["ko.t2"]["value"])
-    ours = layer_activation_bytes(model, b, **MODES[mode])
+    ours = layer_activation_bytes(model, b, *MODES[mode])
     assert ours == pytest.approx(printed[mode], rel=1e-12)
 
 
@@ -118,7 +119,7 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
         if interleave > 1
         else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
     )
-    per_layer = layer_activation_bytes(gpt(setting), setting["b"], **MODES[mode])
+    per_layer = layer_activation_bytes(gpt(setting), setting["b"], *MODES[mode])
     held = peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
     assert held / GIB == pytest.approx(record["value"], rel=1e-9)
 
@@ -126,9 +127,9 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
 def test_korthikanti_embedding_and_head():  # section 4.2.3
     model, b, t = pj.load_model("gpt-22b"), 4, 8
     s, h, v = model.sequence, model.hidden, model.vocabulary
-    whole, _ = edge_activation_bytes(model, b, tensor_parallel=t)
+    whole, _ = edge_activation_bytes(model, b, LayerSplit(t))
     assert whole == s * b * h  # only sequence parallelism splits the mask
-    mask, head = edge_activation_bytes(model, b, tensor_parallel=t, sequence_parallel=True)
+    mask, head = edge_activation_bytes(model, b, LayerSplit(t, sequence_parallel=True))
     assert mask == s * b * h / t
     assert head == pytest.approx(4 * s * b * h / t * (1 + v / h), rel=1e-12)
 
@@ -137,13 +138,8 @@ def test_korthikanti_embedding_and_head():  # section 4.2.3
 def test_korthikanti_figure_7(record):  # bar labels, 0.1 points for the embedding
     model = gpt(record["setting"])
     base, *ours = (
-        layer_activation_bytes(model, 1, tensor_parallel=8, **mode)
-        for mode in (
-            {},
-            {"sequence_parallel": True},
-            {"recompute": "selective"},
-            {"sequence_parallel": True, "recompute": "selective"},
-        )
+        layer_activation_bytes(model, 1, *MODES[mode])
+        for mode in ("tensor parallel", "TP+SP", "TP+selective", "TP+SP+selective")
     )
     np.testing.assert_allclose(100 * np.array(ours) / base, record["value"][:3], atol=0.15)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import layer_activation_bytes, layer_flop, model_names
+from pipejax.costs.model import LayerSplit, layer_activation_bytes, layer_flop, model_names
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
 from pipejax.costs.workload import stage_bytes, stage_layers
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
@@ -237,7 +237,7 @@ def test_memory():
     total = model.parameters + model.head_parameters
     assert static.sum() == pytest.approx(16 * total / 8)
     need = pj.memory_bytes(workload, table)
-    layer = layer_activation_bytes(model, 1, tensor_parallel=8)
+    layer = layer_activation_bytes(model, 1, LayerSplit(8))
     mask, head = activations[0] - 12 * layer, activations[-1] - 12 * layer
     held = peak_in_flight(table)[1]
     assert need[1] == pytest.approx(static[1] + static[2] + held * 12 * layer)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pipejax.base.checks import whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.system import Number, _names, data_file
 
@@ -21,7 +22,8 @@ RECOMPUTE = ("none", "selective", "full")
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
-@dataclasses.dataclass(frozen=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
 class Model:
     """A transformer language model, a pytree of its numbers.
 
@@ -113,6 +115,26 @@ class Model:
 jax.tree_util.register_dataclass(Model)
 
 
+class LayerSplit(NamedTuple):
+    """How the accelerators of one worker split a layer.
+
+    Attributes:
+      tensor_parallel: t, accelerators that make up one worker.
+      sequence_parallel: whether they split norms, dropout and messages too.
+    """
+
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def shared_by(self) -> int:
+        """Accelerators that split what tensor parallelism alone leaves whole."""
+        return self.tensor_parallel if self.sequence_parallel else 1
+
+
+WHOLE = LayerSplit()
+
+
 class PhaseFlop(NamedTuple):
     """FLOP of each phase.
 
@@ -158,12 +180,7 @@ def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Numbe
 
 
 def layer_activation_bytes(
-    model: Model,
-    microbatch_size: Number,
-    *,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
-    recompute: str = "none",
+    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE, recompute: str = "none"
 ) -> Number:
     """Bytes that one microbatch leaves on one layer until its backward.
 
@@ -176,28 +193,18 @@ def layer_activation_bytes(
     """
     check_recompute(recompute)
     tokens = microbatch_size * model.sequence
-    shared_by = tensor_parallel if sequence_parallel else 1
     if recompute == "full":
-        return model.element_bytes * tokens * model.hidden / shared_by
+        return model.element_bytes * tokens * model.hidden / split.shared_by
     e, masks = model.element_bytes, (2 if model.dropout else 0)
     keeps_scores = recompute == "none" and not model.flash_attention
     per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
     scores = per_score * model.heads * tokens * model.sequence
-    needed = layer_weight_grad_bytes(
-        model,
-        microbatch_size,
-        tensor_parallel=tensor_parallel,
-        sequence_parallel=sequence_parallel,
-    )
-    return needed + masks * tokens * model.hidden / shared_by + scores / tensor_parallel
+    needed = layer_weight_grad_bytes(model, microbatch_size, split)
+    return needed + masks * tokens * model.hidden / split.shared_by + scores / split.tensor_parallel
 
 
 def layer_weight_grad_bytes(
-    model: Model,
-    microbatch_size: Number,
-    *,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
+    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE
 ) -> Number:
     """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
 
@@ -209,20 +216,15 @@ def layer_weight_grad_bytes(
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     """
     e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
-    shared_by = tensor_parallel if sequence_parallel else 1
     # whole: inputs of the first product of attention and MLP, gradients of the second one's output
     whole = 4 * h
     # split: queries, keys, values and the projection's input; all of the MLP in between
-    split = 2 * h + 2 * model.kv_hidden + (3 if model.gated_mlp else 2) * model.ffn_hidden
-    return e * tokens * (whole / shared_by + split / tensor_parallel)
+    parts = 2 * h + 2 * model.kv_hidden + (3 if model.gated_mlp else 2) * model.ffn_hidden
+    return e * tokens * (whole / split.shared_by + parts / split.tensor_parallel)
 
 
 def edge_activation_bytes(
-    model: Model,
-    microbatch_size: Number,
-    *,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
+    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE
 ) -> tuple[Number, Number]:
     """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
 
@@ -230,22 +232,15 @@ def edge_activation_bytes(
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
     """
     tokens = microbatch_size * model.sequence * (model.vocabulary > 0)
-    shared_by = tensor_parallel if sequence_parallel else 1
-    mask = tokens * model.hidden / shared_by if model.dropout else 0.0
-    inputs = tokens * 2 * model.element_bytes * model.hidden / shared_by
-    return mask, inputs + tokens * 4 * model.vocabulary / tensor_parallel
+    mask = tokens * model.hidden / split.shared_by if model.dropout else 0.0
+    inputs = tokens * 2 * model.element_bytes * model.hidden / split.shared_by
+    return mask, inputs + tokens * 4 * model.vocabulary / split.tensor_parallel
 
 
-def boundary_bytes(
-    model: Model,
-    microbatch_size: Number,
-    *,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
-) -> Number:
+def boundary_bytes(model: Model, microbatch_size: Number, split: LayerSplit = WHOLE) -> Number:
     """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
     volume = microbatch_size * model.sequence * model.hidden * model.element_bytes
-    return volume / (tensor_parallel if sequence_parallel else 1)
+    return volume / split.shared_by
 
 
 def model_names() -> tuple[str, ...]:

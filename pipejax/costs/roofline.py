@@ -89,9 +89,9 @@ def stage_work(
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
     flop = layer_flop(model, size, workload.recompute_in_layer)
     in_head = head_flop(model, size)
-    boundary = boundary_bytes(model, size, **workload.parallel)
-    kept = layer_activation_bytes(model, size, **workload.parallel)
-    _, head_kept = edge_activation_bytes(model, size, **workload.parallel)
+    boundary = boundary_bytes(model, size, workload.split)
+    kept = layer_activation_bytes(model, size, workload.split)
+    _, head_kept = edge_activation_bytes(model, size, workload.split)
     moved = model.element_bytes * model.layer_parameters / split + kept
     parameters = stage_parameters(model, layers) / split
     placement = table.placement

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import number, whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
 
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
@@ -60,7 +61,8 @@ class Link:
         return self.bandwidth * self.efficiency
 
 
-@dataclasses.dataclass(frozen=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
 class System:
     """A machine: accelerators in nodes, nodes in a network.
 

@@ -4,13 +4,15 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import share, whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import (
+    LayerSplit,
     Model,
     check_recompute,
     edge_activation_bytes,
@@ -27,7 +29,8 @@ MAX_COUNT = 10**9  # of sequences or accelerators: products of counts stay exact
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
 
-@dataclasses.dataclass(frozen=True)
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
 class Workload:
     """What is trained, and how one worker is made up.
 
@@ -72,12 +75,9 @@ class Workload:
             share(self.weight_share, "weight_share")
 
     @property
-    def parallel(self) -> dict[str, Any]:
-        """How one worker splits a layer, as arguments of the formulas of `Model`."""
-        return {
-            "tensor_parallel": self.tensor_parallel,
-            "sequence_parallel": self.sequence_parallel,
-        }
+    def split(self) -> LayerSplit:
+        """How one worker splits a layer."""
+        return LayerSplit(self.tensor_parallel, self.sequence_parallel)
 
     @property
     def recompute_in_layer(self) -> str:
@@ -206,17 +206,15 @@ def stage_bytes(
     model = workload.model
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    kept = layer_activation_bytes(
-        model, size, recompute=workload.recompute_in_layer, **workload.parallel
-    )
-    inputs = layer_activation_bytes(model, size, recompute="full", **workload.parallel)
-    mask, head = edge_activation_bytes(model, size, **workload.parallel)
+    kept = layer_activation_bytes(model, size, workload.split, workload.recompute_in_layer)
+    inputs = layer_activation_bytes(model, size, workload.split, "full")
+    mask, head = edge_activation_bytes(model, size, workload.split)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     edges = first * mask + last * head
     activations = (layers - recomputed) * kept + recomputed * inputs + edges
     # the head's product needs what the final norm puts out and the logits' gradient
     head_needs = last * (head - inputs * (model.vocabulary > 0))
-    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, **workload.parallel)
+    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, workload.split)
     parameters = stage_parameters(model, layers) / workload.tensor_parallel
     weight_share = (needed + recomputed * inputs + head_needs) / activations
     if workload.weight_share is not None:
