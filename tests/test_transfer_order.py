@@ -1,5 +1,6 @@
 """The order of communication: what waits, cells put in, and a better order found."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -19,7 +20,7 @@ from pipejax.schedules.cells.ops import COMMUNICATION
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.transfers import search as transfer_order
 from pipejax.search.transfers.graph import finish_of_orders, transfer_graph
-from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
+from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
 from pipejax.search.transfers.moves import moved, nearby, propose
 
 SCOPES = st.sampled_from(QUEUES)
@@ -36,23 +37,36 @@ CROSSED = [
 def texts(table):
     return [
         [
-            reference.cell_text(
+            ""
+            if not cell
+            else reference.cell_text(
                 tuple(
                     (op.phase.name, op.stage, op.microbatch if op.microbatch >= 0 else None)
                     for op in cell
                 )
             )
             for cell in row
-            if cell
         ]
         for row in table.rows()
     ]
 
 
-def by_reference(table, costs, queues):
+def by_reference(table, costs, queues, host_links=()):
     """An independent run under rendezvous."""
     pipes = table.pipe_of_microbatch.tolist()
-    return reference.Run(texts(table), pipes, costs, "rendezvous", queues)
+    return reference.Run(texts(table), pipes, costs, "rendezvous", queues, host_links)
+
+
+@st.composite
+def links_of(draw, table):
+    """Rendezvous, with host links shared where the table can run so."""
+    groups = draw(strategies.host_links(table.num_workers))
+    links = pj.Links("rendezvous", draw(SCOPES), groups)
+    try:
+        pj.lower(without_transfers(table), link=links)
+    except pj.ScheduleError:
+        return dataclasses.replace(links, host_links=())
+    return links
 
 
 def ops_of(table):
@@ -116,12 +130,15 @@ def test_producer_by_producer_is_how_pytorch_lowers(name, data):
     assert ops_of(ours) == ops_of(lowered)
 
 
-@given(case=strategies.cases(), communication=st.booleans(), queues=SCOPES, seed=st.integers(0, 99))
-@settings(max_examples=15)
-def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, seed):
-    table = pj.insert_transfers(case.table) if communication else case.table
-    graph = transfer_graph(table, case.costs, pj.Links("rendezvous", queues))
-    order = producer_order(table)
+@given(
+    case=strategies.cases(), communication=st.booleans(), data=st.data(), seed=st.integers(0, 99)
+)
+@settings(max_examples=25)
+def test_legal_orders_are_run_as_their_tables_are(case, communication, data, seed):
+    links = data.draw(links_of(case.table))
+    table = pj.insert_transfers(case.table, link=links) if communication else case.table
+    graph = transfer_graph(table, case.costs, links)
+    order = producer_order(table, links)
     if len(order) == 0:
         return
     rng = np.random.default_rng(seed)
@@ -135,43 +152,42 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, queues, s
     for k in (0, -1):  # a critical move where there is one, and any
         ordered = pj.insert_transfers(table, orders[k])
         assert ops_of(ordered) == ops_of(table)
-        run = pj.evaluate(ordered, case.costs, link=pj.Links("rendezvous", queues))
-        assert run.makespan == makespans[k]
+        assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
 
 
-@given(case=strategies.cases(pairs=True, step_end=True), queues=SCOPES, data=st.data())
-@settings(max_examples=15)
-def test_found_orders_hold_what_they_promise(case, queues, data):
-    table = case.table
+@given(case=strategies.cases(pairs=True, step_end=True), data=st.data())
+@settings(max_examples=25)
+def test_found_orders_hold_what_they_promise(case, data):
+    table, links = case.table, data.draw(links_of(case.table))
+    shared = links.queues, links.host_links
     if data.draw(st.booleans()):  # cells in an order that may deadlock
-        table = pj.insert_transfers(table)
-    result = pj.order(table, case.costs, link=pj.Links("rendezvous", queues), iterations=3)
-    run = pj.evaluate(result.table, case.costs, link=pj.Links("rendezvous", queues))
-    assert run.makespan == result.makespan
-    assert by_reference(result.table, case.theirs, queues).makespan == result.makespan
+        table = pj.insert_transfers(table, link=links)
+    result = pj.order(table, case.costs, link=links, iterations=3)
+    assert pj.evaluate(result.table, case.costs, link=links).makespan == result.makespan
+    assert by_reference(result.table, case.theirs, *shared).makespan == result.makespan
     assert all(result.makespan <= value for value in result.baselines.values())
-    assert result.free_bound == pj.evaluate(table, case.costs).makespan
+    free = dataclasses.replace(links, model="delay")
+    assert result.free_bound == pj.evaluate(table, case.costs, link=free).makespan
     assert result.free_bound <= result.queue_bound <= result.makespan
     assert ops_of(result.table) == ops_of(table)
-    own = pj.evaluate(table, case.costs, link=pj.Links("rendezvous", queues)).makespan
-    assert result.baselines["own"] == own
-    naive = by_reference(pj.insert_transfers(table), case.theirs, queues)
+    assert result.baselines["own"] == pj.evaluate(table, case.costs, link=links).makespan
+    naive = by_reference(pj.insert_transfers(table, link=links), case.theirs, *shared)
     assert result.baselines["by producer"] == naive.makespan
 
 
 @given(case=strategies.cases(), queues=SCOPES)
 def test_queue_bound_is_the_largest_over_sets_of_transfers(case, queues):
     graph = transfer_graph(case.table, case.costs, pj.Links("rendezvous", queues))
-    need = needs(graph)
+    times = heads_and_tails(graph)
     length = graph.duration[graph.program.messages.carrier]
-    largest = need.makespan
+    largest = times.makespan
     for queue in range(graph.queues.max(initial=-1) + 1):
         mine = (graph.queues == queue).any(axis=0)
-        for head, tail in itertools.product(need.head[mine], need.tail[mine]):
-            some = mine & (need.head >= head) & (need.tail >= tail)
+        for head, tail in itertools.product(times.head[mine], times.tail[mine]):
+            some = mine & (times.head >= head) & (times.tail >= tail)
             if some.any():
                 largest = max(largest, head + length[some].sum() + tail)
-    assert queue_bound(graph, need) == largest
+    assert queue_bound(graph, times) == largest
 
 
 @given(case=strategies.cases(communication=True), queues=SCOPES)
@@ -309,11 +325,11 @@ def test_a_search_that_is_stuck_is_shaken(monkeypatch):
 
 def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed sooner
     graph = transfer_graph(TABLE, COSTS, pj.Links("rendezvous"))
-    need = needs(graph)
-    free = finish_of_orders(graph, order_by_need(graph, need, 0.0)[None])[0].max()
+    times = heads_and_tails(graph)
+    free = finish_of_orders(graph, priority_order(graph, times, 0.0)[None])[0].max()
     assert free <= 188
-    assert need.makespan == pytest.approx(153.3)
-    assert (need.head + need.tail <= need.makespan).all()
+    assert times.makespan == pytest.approx(153.3)
+    assert (times.head + times.tail <= times.makespan).all()
 
 
 @pytest.mark.parametrize(

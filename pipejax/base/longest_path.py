@@ -14,6 +14,7 @@ import operator
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.topological_sort import topological_order
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 Lags = Float[NumpyArray, "nodes max_preds"]
@@ -55,6 +56,27 @@ def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
     """When the last that each node waits for is there; finish - duration would round."""
     arrival = finish[preds]
     return (arrival if lag is None else arrival + lag).max(axis=1)
+
+
+def run_edges(
+    tail: Int[NumpyArray, " edges"],
+    head: Int[NumpyArray, " edges"],
+    duration: Times,
+    order: Int[NumpyArray, " nodes"] | None = None,
+) -> tuple[Times, Times]:
+    """Start and finish of nodes in any numbering, given as edges: (nodes) each.
+
+    `order` is a topological order of them, where one is known.
+    """
+    if order is None:
+        order = np.array(topological_order(len(duration), tail, head), int)
+    number = np.empty_like(order)
+    number[order] = np.arange(1, len(order) + 1)  # 0 is the source
+    by_head, column, shape = lay_out_edges(len(order) + 1, number[head])
+    preds = np.zeros(shape, np.int64)
+    preds[number[head][by_head], column] = number[tail][by_head]
+    finish = finish_times(preds, np.append(0.0, duration[order]))
+    return start_times(preds, finish)[number], finish[number]
 
 
 def finish_times_of_many(

@@ -64,7 +64,11 @@ def order(
         )
     if out is not None:
         write_table(found.table, out)
-    tables = {"own": table, "by producer": insert_transfers(table), FOUND: found.table}
+    tables = {
+        "own": table,
+        "by producer": insert_transfers(table, link=rendezvous),
+        FOUND: found.table,
+    }
     makespans = {
         name: queue_makespans(each, costs, link=rendezvous) for name, each in tables.items()
     }

@@ -5,12 +5,17 @@ them (communication cells do not change these numbers). Where every transfer sta
 must have arrived before its producer can run, the queues that follow the order cannot deadlock.
 """
 
+import dataclasses
+import itertools
+
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
+from pipejax.base.longest_path import run_edges
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import SOURCE, Program
-from pipejax.schedules.cells.ops import COMMUNICATION, Cell, Op, Phase
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.schedules.cells.ops import COMMUNICATION, HOST, Cell, Op, Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, without
 
 Order = Int[NumpyArray, " transfers"]
@@ -41,15 +46,16 @@ def order_of(program: Program) -> Order:
     return np.argsort(program.messages.carrier, kind="stable")
 
 
-def producer_order(table: ScheduleTable) -> Order:
+def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Order the transfers producer by producer, as PyTorch lowers a schedule.
 
     In every round each worker in turn runs its next op, if that can run; the messages of an op
-    follow it at once, without a thought for when they are needed.
+    follow it at once, without a thought for when they are needed. Of the links, shared host links
+    matter: ops wait for those.
 
     Returns (transfers) messages in the order in which their cells are appended.
     """
-    program = lower(without_transfers(table), step_end=False)
+    program = _bare_program(without_transfers(table), link)
     preds = program.preds.tolist()
     sends: dict[int, list[int]] = {}
     for transfer, producer in enumerate(program.messages.producer.tolist()):
@@ -58,26 +64,34 @@ def producer_order(table: ScheduleTable) -> Order:
     has_run = [False] * program.num_nodes
     has_run[SOURCE] = True
     order: list[int] = []
+    late: list[int] = []  # offloads and loads behind another row's: their own row goes on
     while any(left):
-        for row in left:
-            if row and all(has_run[before] for before in preds[row[-1]]):
+        for row in (*([node] for node in late), *left):
+            able = bool(row) and all(has_run[before] for before in preds[row[-1]])
+            if row and (able or program.worker[row[-1]] == NO_WORKER):
                 node = row.pop()
-                has_run[node] = True
+                has_run[node] = able
                 order += sends.get(node, [])
+                late += [] if able or node in late else [node]
+        late = [node for node in late if not has_run[node]]
     return np.array(order, int)
 
 
-def insert_transfers(table: ScheduleTable, order: Order | None = None) -> ScheduleTable:
+def insert_transfers(
+    table: ScheduleTable, order: Order | None = None, *, link: str | Links = "delay"
+) -> ScheduleTable:
     """Put SEND and RECV cells into a table, so that every queue follows one order.
 
     Args:
       table: the schedule; communication cells that it has give way.
       order: (transfers) messages as `Program.messages` numbers them; producer by producer, as
         PyTorch lowers a schedule, if None.
+      link: `Links`, if workers share host links, for which that order has to wait.
 
     Returns:
-      The same ops in the same order, without idle slots; each SEND after its producer, each RECV
-      before its consumer. It cannot deadlock, whatever the scope of the queues.
+      The same ops in the same order; each SEND after its producer, each RECV before its consumer.
+      It cannot deadlock, whatever the scope of the queues. Idle slots remain only before offloads
+      and loads, whose order over all rows stays as it is.
 
     Raises:
       ValueError: if the order is no permutation of the messages, or has a transfer stand before
@@ -91,9 +105,9 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0
     """
     bare = without_transfers(table)
-    program = lower(bare, step_end=False)
+    program = _bare_program(bare, link)
     sent = program.messages
-    chosen = producer_order(bare) if order is None else np.asarray(order)
+    chosen = producer_order(bare, link) if order is None else np.asarray(order)
     if sorted(chosen.tolist()) != list(range(len(sent.producer))):
         raise ValueError(
             f"order must hold each of the {len(sent.producer)} transfers once, got {chosen!r}"
@@ -125,4 +139,26 @@ def insert_transfers(table: ScheduleTable, order: Order | None = None) -> Schedu
         waits_for[int(sent.consumer[transfer])].remove(transfer)
     for row, ops, first in zip(rows, cells, next_op, strict=True):
         row += [cell for _, cell in ops[first:]]
-    return bare.with_rows(rows)
+    return bare.with_rows(_aligned(bare, rows) if bare.offloads else rows)
+
+
+def _bare_program(table: ScheduleTable, link: str | Links) -> Program:
+    return lower(table, link=dataclasses.replace(Links.of(link), model="delay"), step_end=False)
+
+
+def _aligned(table: ScheduleTable, rows: list[list[Cell]]) -> list[list[Cell]]:
+    """Move cells to later columns until offloads and loads stand in the order that they had."""
+    cells = [cell for row in rows for cell in row]
+    place = {cell: number for number, cell in enumerate(cells)}
+    slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker
+    on_host = np.array([place[table.cell(*at)] for at in zip(workers, slots, strict=True)], int)
+    begins = np.cumsum([0, *map(len, rows)])
+    in_row = np.setdiff1d(np.arange(1, len(cells)), begins)
+    tail, head = np.append(in_row - 1, on_host[:-1]), np.append(in_row, on_host[1:])
+    column, _ = run_edges(tail, head, np.ones(len(cells)))
+    aligned: list[list[Cell]] = []
+    for low, high in itertools.pairwise(begins.tolist()):
+        aligned.append([()] * int(column[low:high].max(initial=-1) + 1))
+        for number in range(low, high):
+            aligned[-1][int(column[number])] = cells[number]
+    return aligned

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.longest_path import finish_times, lay_out_edges, start_times
-from pipejax.base.topological_sort import topological_order
+from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import Cells
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.placement import looped
@@ -37,25 +36,12 @@ def slot_times(
     links = Links.of(link)
     check_host_links(table, links)
     tail, head = waiting_cells(table, links)
-    order = _run_order(table, tail, head)
-    number = np.empty_like(order)
-    number[order] = np.arange(1, len(order) + 1)  # 0 is the source
-    by_head, column, shape = lay_out_edges(len(order) + 1, number[head])
-    preds = np.zeros(shape, np.int64)
-    preds[number[head][by_head], column] = number[tail][by_head]
     duration = _durations(table, table.slots if slots is None else slots, shares)
-    finish = finish_times(preds, np.append(0.0, duration.ravel()[order]))
-    start = start_times(preds, finish)
-    return start[number].reshape(duration.shape), finish[number].reshape(duration.shape)
-
-
-def _run_order(
-    table: ScheduleTable, tail: Int[NumpyArray, " edges"], head: Int[NumpyArray, " edges"]
-) -> Int[NumpyArray, " cells"]:
-    """Order all cells so that each stands after what it waits for: by column where that does."""
-    if np.all(tail % table.num_slots < head % table.num_slots):
-        return np.arange(table.phase.size).reshape(table.phase.shape).T.ravel()
-    return np.array(topological_order(table.phase.size, tail, head))
+    shape, order = duration.shape, None
+    if np.all(tail % table.num_slots < head % table.num_slots):  # the columns are an order
+        order = np.arange(duration.size).reshape(shape).T.ravel()
+    start, finish = run_edges(tail, head, duration.ravel(), order)
+    return start.reshape(shape), finish.reshape(shape)
 
 
 def _durations(

@@ -4,10 +4,11 @@ Without queues, a program under rendezvous says only what an op and a transfer n
 the transfers adds the transfer in front in the sender's and in the receiver's queue. An order in
 which each transfer stands after those that its producer needs gives a graph without cycles: its
 nodes can be numbered by the order alone, so a batch of orders is a batch of predecessor tables,
-made without a loop over candidates and run by one vmapped recurrence.
+made without a loop over candidates and run as one.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import without_transfers
 from pipejax.engine.lowering.link_models import queue_keys
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.schedules.cells.ops import HOST, Phase
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -37,9 +39,10 @@ class TransferGraph:
       queues: (2, transfers) number of the sender's and of the receiver's queue.
       received: (transfers) transfers by receiver, then by the place of their consumer in its row.
       sent: (transfers) transfers by sender, then by the place of their producer in its row.
-      latest: (nodes) how many of `received` come up to an op of a row, 0 where the row has none.
-      earliest: (transfers) how many of `sent` come before a transfer's consumer in its row, all
-        where none follows.
+      latest: (nodes, rows) how many of `received` come up to the op of a row that a node waits
+        for, 0 where the row has none; the rows are its own and those that share its host link.
+      earliest: (transfers, rows) how many of `sent` come before the first op of a row that waits
+        for a transfer's consumer, all where none follows.
       at_end: (some) all-reduces and updates after all rows.
     """
 
@@ -49,8 +52,8 @@ class TransferGraph:
     queues: Int[NumpyArray, "2 transfers"]
     received: Int[NumpyArray, " transfers"]
     sent: Int[NumpyArray, " transfers"]
-    latest: Int[NumpyArray, " nodes"]
-    earliest: Int[NumpyArray, " transfers"]
+    latest: Int[NumpyArray, "nodes rows"]
+    earliest: Int[NumpyArray, "transfers rows"]
     at_end: Int[NumpyArray, " some"]
 
     @property
@@ -66,25 +69,24 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[sent.carrier] = SOURCE
     preds[sent.carrier, 0] = sent.producer
+    between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
+    at_end = np.setdiff1d(program.beside_cells, between)
+    rows, place, row, reach = _reach(table, program, preds, at_end)
     received = np.lexsort((sent.consumer, sent.receiver))
     sends = np.lexsort((sent.producer, sent.sender))
     # a place in a row, over all rows: worker first, then node, for the nodes of a row ascend
     size = program.num_nodes
     arrivals = sent.receiver[received].astype(np.int64) * size + sent.consumer[received]
-    departures = sent.sender[sends].astype(np.int64) * size + sent.producer[sends]
-    row = program.worker.astype(np.int64) * size
-    latest = np.searchsorted(arrivals, row + np.arange(size), side="right")
-    latest[latest == np.searchsorted(arrivals, row)] = 0
-    latest[program.worker == NO_WORKER] = 0
-    # an offload or a load is issued in a row, and its host link carries no op of another row
-    for node in np.flatnonzero(np.isin(program.phase, HOST)).tolist():
-        latest[node] = latest[preds[node]].max()
-    # an all-reduce within the table belongs to the one row that waits for it
-    between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
-    latest[between] = latest[preds[between, 0]]
-    consumer_row = sent.receiver.astype(np.int64) * size
-    earliest = np.searchsorted(departures, consumer_row + sent.consumer)
-    earliest[earliest == np.searchsorted(departures, consumer_row + size)] = len(sends)
+    latest = np.searchsorted(arrivals, rows[row] * size + reach, side="right")
+    latest[latest == np.searchsorted(arrivals, rows[row] * size)] = 0
+    earliest = np.empty((len(sends), rows.shape[1]), np.int64)
+    for column in range(rows.shape[1]):
+        departures = sent.sender[sends] * size + reach[sent.producer[sends], column]
+        mine = place[sent.receiver] == column
+        begin = rows[sent.receiver[mine]] * size
+        first = np.searchsorted(departures, begin + sent.consumer[mine, None])
+        first[first == np.searchsorted(departures, begin + size)] = len(sends)
+        earliest[mine] = first
     return TransferGraph(
         program=program,
         preds=preds,
@@ -94,8 +96,46 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
         sent=sends,
         latest=latest,
         earliest=earliest,
-        at_end=np.setdiff1d(program.beside_cells, between),
+        at_end=at_end,
     )
+
+
+def _reach(
+    table: ScheduleTable,
+    program: Program,
+    preds: Int[NumpyArray, "nodes max_preds"],
+    at_end: Int[NumpyArray, " some"],
+) -> tuple[
+    Int[NumpyArray, "workers rows"],
+    Int[NumpyArray, " workers"],
+    Int[NumpyArray, " nodes"],
+    Int[NumpyArray, "nodes rows"],
+]:
+    """Find up to which op of which rows each node waits, transfers aside.
+
+    What runs beside compute belongs to the row that issues it. Rows are tied to each other only
+    by a host link that they share: elsewhere a node waits for one row, its own.
+
+    Returns (workers, rows) rows that may be tied to a worker's, (workers) which of them is its own,
+    (nodes) row of a node, (nodes, rows) the last op that it waits for in each, itself included.
+    """
+    workers = np.arange(table.num_workers)
+    link = link_of_worker(program.links, len(workers)) if table.offloads else workers
+    groups = [np.flatnonzero(link == link[worker]) for worker in workers]
+    width = max(map(len, groups))
+    rows = np.stack([np.resize(group, width) for group in groups])  # repeats fill up
+    place = (rows == workers[:, None]).argmax(axis=1)
+    row = np.maximum(program.worker, 0).astype(np.int64)
+    reach = np.zeros((program.num_nodes, width), np.int64)
+    ops = np.flatnonzero(program.worker != NO_WORKER)
+    reach[ops, place[row[ops]]] = ops
+    follows = (program.worker == NO_WORKER) | (width > 1)
+    follows[[SOURCE, *program.messages.carrier, *at_end]] = False
+    for node in np.flatnonzero(follows).tolist():  # in topological order
+        if program.worker[node] == NO_WORKER:
+            row[node] = row[preds[node].max()]
+        reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
+    return rows, place, row, reach
 
 
 def _queues(program: Program) -> Int[NumpyArray, "2 transfers"]:
@@ -126,10 +166,10 @@ def legal_range(
     needs it: it may stand at any position strictly between.
     """
     messages, size = graph.program.messages, graph.num_transfers
-    low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]]
+    low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
     offset = messages.sender[graph.sent] * size
     behind = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
-    return low, np.append(behind, size)[graph.earliest]
+    return low, np.append(behind, size)[graph.earliest].min(axis=1)
 
 
 def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
@@ -186,7 +226,9 @@ def _tables(
     (count, size), nodes = orders.shape, program.num_nodes
     positions = positions_of(orders)
     key = np.empty((count, nodes), np.int16 if 2 * size + 2 < 1 << 15 else np.int32)
-    key[:] = 2 * _latest_arrival(graph, positions)[:, graph.latest] + 2
+    arrival = _latest_arrival(graph, positions)
+    needed = (arrival[:, prefixes] for prefixes in graph.latest.T)
+    key[:] = 2 * functools.reduce(np.maximum, needed) + 2
     key[:, graph.at_end] = 2 * size + 2
     key[:, carrier] = 2 * positions + 1
     node = np.argsort(key, axis=1, kind="stable").astype(np.int32)

@@ -1,4 +1,4 @@
-"""When transfers are needed: a bound that the queues set, and greedy orders by need."""
+"""When transfers are needed: a bound that the queues set, and greedy orders by times."""
 
 import heapq
 from typing import NamedTuple
@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.base.longest_path import finish_times, start_times, tails
+from pipejax.engine.lowering.program import SOURCE
 from pipejax.search.transfers.graph import TransferGraph
 
 
-class Need(NamedTuple):
+class HeadsTails(NamedTuple):
     """What the schedule leaves a transfer, if messages used no resource.
 
     Attributes:
@@ -24,22 +25,15 @@ class Need(NamedTuple):
     makespan: float
 
 
-def needs(graph: TransferGraph) -> Need:
+def heads_and_tails(graph: TransferGraph) -> HeadsTails:
     """Find the head and the tail of every transfer."""
-    preds, duration = graph.preds.tolist(), graph.duration.tolist()
-    ready, tail = [0.0] * len(preds), [0.0] * len(preds)  # before and after each node itself
-    finish = list(duration)
-    for node, before in enumerate(preds):  # in topological order
-        ready[node] = max(finish[u] for u in before) if node else 0.0
-        finish[node] = ready[node] + duration[node]
-    for node in range(len(preds) - 1, 0, -1):
-        for u in preds[node]:
-            tail[u] = max(tail[u], tail[node] + duration[node])
+    finish = finish_times(graph.preds, graph.duration)
     carrier = graph.program.messages.carrier
-    return Need(np.array(ready)[carrier], np.array(tail)[carrier], max(finish))
+    head = start_times(graph.preds, finish)[carrier]
+    return HeadsTails(head, tails(graph.preds, graph.duration)[carrier], float(finish.max()))
 
 
-def queue_bound(graph: TransferGraph, need: Need) -> float:
+def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
     """Bound the makespan from below by the busiest queue.
 
     Each queue for itself: its transfers one at a time, none before its head, and after each at
@@ -50,12 +44,12 @@ def queue_bound(graph: TransferGraph, need: Need) -> float:
       Carlier: The one-machine sequencing problem (1982).
     """
     length = graph.duration[graph.program.messages.carrier]
-    bound = need.makespan
+    bound = times.makespan
     for queue in range(int(graph.queues.max(initial=-1)) + 1):
         members = np.flatnonzero((graph.queues == queue).any(axis=0))
-        members = members[np.argsort(need.head[members], kind="stable")]
+        members = members[np.argsort(times.head[members], kind="stable")]
         arriving = list(
-            zip(*(x[members].tolist() for x in (need.head, need.tail, length)), strict=True)
+            zip(*(x[members].tolist() for x in (times.head, times.tail, length)), strict=True)
         )
         bound = max(bound, _one_queue(arriving))
     return bound
@@ -80,8 +74,8 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
     return end
 
 
-def order_by_need(
-    graph: TransferGraph, need: Need, urgency: float
+def priority_order(
+    graph: TransferGraph, times: HeadsTails, urgency: float
 ) -> Int[NumpyArray, " transfers"]:
     """Order the transfers by running the schedule: next comes what can start first, or matters.
 
@@ -90,43 +84,44 @@ def order_by_need(
 
     Returns (transfers) a legal order.
     """
-    program, messages = graph.program, graph.program.messages
-    rows: list[list[int]] = [[] for _ in range(program.num_workers)]
-    for node in np.flatnonzero(program.worker != NO_WORKER).tolist():
-        rows[program.worker[node]].append(node)
-    missing = np.bincount(messages.consumer, minlength=program.num_nodes).tolist()
-    sends: dict[int, list[int]] = {}
-    for transfer, producer in enumerate(messages.producer.tolist()):
-        sends.setdefault(producer, []).append(transfer)
-    arrival = [0.0] * program.num_nodes
-    clock, next_op = [0.0] * len(rows), [0] * len(rows)
+    preds, duration = graph.preds.tolist(), graph.duration.tolist()
+    transfer_of = {node: k for k, node in enumerate(graph.program.messages.carrier.tolist())}
+    missing = (graph.preds != SOURCE).sum(axis=1).tolist()
+    followers: list[list[int]] = [[] for _ in preds]
+    for node, before in zip(*np.nonzero(graph.preds), strict=True):
+        followers[preds[node][before]].append(int(node))
+    finish = [0.0] * len(preds)
     free = [0.0] * (int(graph.queues.max(initial=-1)) + 1)
-    tail, duration = need.tail.tolist(), graph.duration.tolist()
+    tail = times.tail.tolist()
     one, other = graph.queues.tolist()
     ready: dict[int, float] = {}  # transfers whose producers have ended, and when
 
-    def run_row(worker: int) -> None:
-        row = rows[worker]
-        while next_op[worker] < len(row) and not missing[row[next_op[worker]]]:
-            node = row[next_op[worker]]
-            clock[worker] = max(clock[worker], arrival[node]) + duration[node]
-            next_op[worker] += 1
-            ready.update((transfer, clock[worker]) for transfer in sends.get(node, []))
+    def run(able: list[int]) -> None:
+        """Run ops that wait for nothing any more, and what follows from them."""
+        while able:
+            node = able.pop()
+            begin = max(finish[before] for before in preds[node])
+            if node in transfer_of:
+                ready[transfer_of[node]] = begin
+                continue
+            finish[node] = begin + duration[node]
+            able += released(node)
+
+    def released(node: int) -> list[int]:
+        for after in followers[node]:
+            missing[after] -= 1
+        return [after for after in followers[node] if missing[after] == 0]
 
     def start(transfer: int) -> float:
         return max(ready[transfer], free[one[transfer]], free[other[transfer]])
 
-    for worker in range(len(rows)):
-        run_row(worker)
+    run([node for node in range(1, len(preds)) if missing[node] == 0])
     order: list[int] = []
     while ready:
         chosen = min(ready, key=lambda k: (start(k) - urgency * tail[k], -tail[k], k))
-        end = start(chosen) + duration[messages.carrier[chosen]]
+        node = int(graph.program.messages.carrier[chosen])
+        finish[node] = free[one[chosen]] = free[other[chosen]] = start(chosen) + duration[node]
         del ready[chosen]
-        free[one[chosen]] = free[other[chosen]] = end
-        consumer = messages.consumer[chosen]
-        arrival[consumer] = max(arrival[consumer], end)
-        missing[consumer] -= 1
         order.append(chosen)
-        run_row(int(messages.receiver[chosen]))
+        run(released(node))
     return np.array(order, int)

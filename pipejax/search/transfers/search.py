@@ -22,7 +22,7 @@ from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.transfers.graph import TransferGraph, finish_of_orders, transfer_graph
-from pipejax.search.transfers.heads_and_tails import needs, order_by_need, queue_bound
+from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
 from pipejax.search.transfers.moves import by_start, moved, nearby, propose
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
@@ -146,23 +146,23 @@ def order(
     graph = transfer_graph(table, costs, links)
     if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
-    need = needs(graph)
-    known = {"own": _own_order(table, links), "by producer": producer_order(table)}
-    by_need = [order_by_need(graph, need, urgency) for urgency in URGENCIES]
+    times = heads_and_tails(graph)
+    known = {"own": _own_order(table, links), "by producer": producer_order(table, links)}
+    by_need = [priority_order(graph, times, urgency) for urgency in URGENCIES]
     starts = [order for order in known.values() if order is not None] + by_need
-    search = _Search(graph, queue_bound(graph, need), seed)
+    search = _Search(graph, queue_bound(graph, times), seed)
     makespans = search.begin(np.stack(starts))
     values = iter(makespans)
     baselines = {name: None if order is None else next(values) for name, order in known.items()}
     stopped = search.run(iterations, deadline, progress)
-    found = insert_transfers(table, search.best.order)
+    found = insert_transfers(table, search.best.order, link=links)
     return TransferOrder(
         makespan=evaluate(found, costs, link=links).makespan,
         table=found,
         order=search.best.order,
         links=links,
         baselines={**baselines, "by need": min(makespans[-len(by_need) :])},
-        free_bound=need.makespan,
+        free_bound=times.makespan,
         queue_bound=search.bound,
         evaluated=search.evaluated,
         stopped=stopped,
@@ -173,8 +173,6 @@ def _check(costs: Costs, links: Links, iterations: int, seconds: float | None) -
     costs.check_values()
     if links.model != "rendezvous":
         raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
-    if links.host_links:
-        raise ValueError("a search for orders of transfers knows no shared host links")
     if iterations < 0:
         raise ValueError(f"iterations must be at least 0, got {iterations}")
     if seconds is not None and not seconds >= 0:
