@@ -38,7 +38,7 @@ def evaluate(
     priced = required(pricing)
     costs = priced.of(table)
     evaluation = run(table, costs, link=links)
-    held = activations.of(evaluation, priced.workload)
+    held = activations.of(table, priced.workload).held(evaluation)
     result = summary(evaluation, priced, held)
     spare = _slack(evaluation, costs) if slack else []
     if json:
@@ -108,7 +108,7 @@ def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dic
         work = pricing.workload
         tokens = work.minibatch * work.data_parallel * work.model.sequence
         result["step_time"] = evaluation.step_time
-        result["memory_bytes"] = held.static + held.memory.peak
+        result["memory_bytes"] = held.stages.static + held.memory.peak
         result["tokens_per_second"] = tokens / evaluation.step_time
     return result | {"activation_memory": held.as_json()}
 
@@ -130,7 +130,8 @@ def _link(evaluation: "Evaluation") -> str:
 def _workers(
     evaluation: "Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
-    grid = Table("worker", "stages", "busy", "idle", "peak in flight", f"peak {UNITS[held.unit]}")
+    memory, sizes = held
+    grid = Table("worker", "stages", "busy", "idle", "peak in flight", f"peak {UNITS[sizes.unit]}")
     system = pricing.system
     if "memory_bytes" in result and system is not None:
         grid.add_column(f"memory (of {gigabytes(float(system.memory_capacity))})")
@@ -143,7 +144,7 @@ def _workers(
             seconds(result["busy"][worker]),
             percent(idle),
             str(result["peak_in_flight"][worker]),
-            f"{held.text(held.memory.peak[worker])} at {seconds(held.memory.peak_at[worker])}",
+            f"{sizes.text(memory.peak[worker])} at {seconds(memory.peak_at[worker])}",
         ]
         if "memory_bytes" in result and system is not None:
             need = float(result["memory_bytes"][worker])

@@ -78,7 +78,6 @@ def optimize(
     json: JsonFlag = False,
 ) -> None:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be."""
-    from pipejax.analysis.activation_memory import activation_memory
     from pipejax.analysis.evaluate import evaluate
     from pipejax.search.schedule.optimize import optimize as search_schedule
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
@@ -103,8 +102,8 @@ def optimize(
                 task.table,
                 task.costs,
                 memory_limit=task.room.limits.tolist(),
-                sizes=task.room.sizes.tolist(),
-                weight_share=task.room.weight_share.tolist(),
+                sizes=task.room.stages.sizes.tolist(),
+                weight_share=task.room.stages.weight_share.tolist(),
                 offload=task.may_offload,
                 link=links,
                 objective=objective,
@@ -120,12 +119,11 @@ def optimize(
     if out is not None:
         write_table(best.table, out)
     run = evaluate(best.table, task.costs, link=links)
-    held = activation_memory(run, sizes=task.room.sizes, weight_share=task.room.weight_share)
     outcome = Outcome(
         task.table,
         best,
         run,
-        held,
+        task.room.stages.held(run),
         task.room,
         objective,
         stopped,
@@ -180,7 +178,7 @@ def _pose(
         room = limit.room(like, activations, pricing.workload)
         options = choice.options.options | {
             "memory_limit": room.activations,
-            "weight_share": float(room.weight_share.max()),
+            "weight_share": float(room.stages.weight_share.max()),
         }
         choice = choice._replace(options=choice.options._replace(options=options))
     table = choice._replace(pricing=pricing._replace(of=price)).build()

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from pipejax.cli.options.activations import printed_share
+from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.options.memory_limit import Room
 from pipejax.cli.output.numbers import console, gigabytes, percent, seconds
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
-    from pipejax.analysis.activation_memory import ActivationMemory
     from pipejax.analysis.evaluate import Evaluation
     from pipejax.search.schedule.solution import Solution
 
@@ -35,7 +34,7 @@ class Outcome(NamedTuple):
     given: ScheduleTable
     best: "Solution"
     run: "Evaluation"
-    held: "ActivationMemory"
+    held: HeldMemory
     room: Room
     objective: str
     stopped: str | None
@@ -91,11 +90,11 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "span_bubble_ratio": run.span_bubble_ratio,
         "idle_saved": outcome.idle_saved,
         "peak_in_flight": run.peak_in_flight,
-        "peak_memory": outcome.held.peak,
+        "peak_memory": outcome.held.memory.peak,
         "memory_limit": room.limits,
-        "memory_unit": room.unit,
-        "weight_share": printed_share(outcome.held),
-        "static_bytes": room.static,
+        "memory_unit": room.stages.unit,
+        "weight_share": outcome.held.weight_share,
+        "static_bytes": room.stages.static,
         "offloaded": best.offloaded,
         "seconds": best.seconds,
         "source": best.source,
@@ -146,7 +145,7 @@ def print_report(outcome: Outcome) -> None:
 def _workers(outcome: Outcome) -> Table:
     run, room = outcome.run, outcome.room
     grid = Table("worker", "busy", "idle", "peak in flight", "peak memory", "limit")
-    if room.static is not None:
+    if room.stages.static is not None:
         grid.add_column("beside it")
         grid.caption = "beside it: parameters, gradients and optimizer, taken off first"
     for worker in range(run.workers):
@@ -155,11 +154,11 @@ def _workers(outcome: Outcome) -> Table:
             seconds(run.busy[worker]),
             percent(1 - run.busy[worker] / (run.makespan or 1)),
             str(run.peak_in_flight[worker]),
-            room.text(outcome.held.peak[worker]),
-            room.text(room.limits[worker]),
+            room.stages.text(outcome.held.memory.peak[worker]),
+            room.stages.text(room.limits[worker]),
         ]
-        if room.static is not None:
-            row.append(gigabytes(room.static[worker]))
+        if room.stages.static is not None:
+            row.append(gigabytes(room.stages.static[worker]))
         grid.add_row(*row)
     return grid
 

@@ -64,14 +64,14 @@ def show(
     costs = or_slots(pricing, table)
     evaluation = evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
-    held = activations.of(evaluation, None if pricing is None else pricing.workload)
-    shown = held if memory else None
+    sizes = activations.of(table, None if pricing is None else pricing.workload)
+    shown = sizes.held(evaluation) if memory else None
     if out is not None:
         # matplotlib is an extra, slow to import
         from pipejax.plots.memory import Curves
         from pipejax.plots.timeline import draw_timeline
 
-        curves = None if shown is None else Curves(shown.memory, NAMES[shown.unit], shown.text)
+        curves = None if shown is None else Curves(shown.memory, NAMES[sizes.unit], sizes.text)
         draw_timeline(evaluation, out, messages=messages, unit=unit, memory=curves)
     if json:
         print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
@@ -124,7 +124,7 @@ def _print(
     from pipejax.analysis.timeline import arrows, bars
 
     out = console()
-    peaks = [] if held is None else [held.text(peak) for peak in held.memory.peak]
+    peaks = [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
     label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
     columns = (width or out.width) - label - 3
     scale = columns / (evaluation.makespan or 1)
@@ -157,7 +157,7 @@ def _print(
     if messages:
         legend.append(" ─ message under its sender")
     if held is not None:
-        legend.append(f" ▃ {NAMES[held.unit]}, at its peak the number")
+        legend.append(f" ▃ {NAMES[held.stages.unit]}, at its peak the number")
     out.print(legend)
 
 

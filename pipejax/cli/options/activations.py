@@ -12,6 +12,7 @@ from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
+from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
@@ -28,75 +29,97 @@ WeightShare = Annotated[
 ]
 
 
-class HeldMemory(NamedTuple):
-    """The memory of a run.
+class StageSizes(NamedTuple):
+    """What the activations of a table's stages take, and what is static beside them.
 
     Attributes:
-      memory: that of its activations.
-      unit: of their sizes, "activations" or "bytes".
-      static: (workers) bytes that last the whole step beside it, if a model says how many.
+      unit: "activations" or "bytes".
+      sizes: (stages) what one takes.
+      weight_share: (stages) share of it that W needs after I.
+      checkpoints: (stages) what F leaves of it where R comes later.
+      static: (workers) bytes that last the whole step, if a model says how many.
     """
 
-    memory: "ActivationMemory"
     unit: str
-    static: Float[NumpyArray, " workers"] | None = None
+    sizes: Float[NumpyArray, " stages"]
+    weight_share: Float[NumpyArray, " stages"]
+    checkpoints: Float[NumpyArray, " stages"]
+    static: Float[NumpyArray, " workers"] | None
 
     @property
     def text(self) -> Callable[[float], str]:
         """How a level is printed."""
         return gigabytes if self.unit == "bytes" else "{:.4g}".format
 
+    def held(self, evaluation: "Evaluation") -> "HeldMemory":
+        """Follow the memory of a run."""
+        from pipejax.analysis.activation_memory import activation_memory
+
+        memory = activation_memory(
+            evaluation,
+            sizes=self.sizes,
+            weight_share=self.weight_share,
+            checkpoints=self.checkpoints,
+        )
+        return HeldMemory(memory, self)
+
+
+class HeldMemory(NamedTuple):
+    """The memory of a run, and the sizes that it was counted with."""
+
+    memory: "ActivationMemory"
+    stages: StageSizes
+
+    @property
+    def weight_share(self) -> float | list[float]:
+        """The weight share as `--json` says it: one number, or where stages differ a list."""
+        shares: list[float] = self.stages.weight_share.tolist()
+        return shares[0] if len({*shares}) == 1 else shares
+
     def as_json(self) -> dict[str, Any]:
         """What `--json` says of it."""
-        held = self.memory
         return {
-            "unit": self.unit,
-            "weight_share": printed_share(held),
-            "peak": held.peak,
-            "peak_at": held.peak_at,
+            "unit": self.stages.unit,
+            "weight_share": self.weight_share,
+            "peak": self.memory.peak,
+            "peak_at": self.memory.peak_at,
         }
 
 
-def printed_share(held: "ActivationMemory") -> float | list[float]:
-    """The weight share as `--json` says it: one number, or where stages differ one for each."""
-    shares: list[float] = held.weight_share.tolist()
-    return shares[0] if len({*shares}) == 1 else shares
-
-
 class ActivationOptions(NamedTuple):
-    """How activations are sized; `of` gives the memory of a run."""
+    """How activations are sized."""
 
     weight_share: float | None
     sizes: list[float] | None
 
-    def of(self, evaluation: "Evaluation", workload: "Workload | None") -> HeldMemory:
-        """Follow the memory of a run: in bytes where a model says how many.
+    def of(self, table: ScheduleTable, workload: "Workload | None") -> StageSizes:
+        """Size the activations of a table: in bytes where a model says how many.
 
         Raises:
           ValueError: if sizes are given beside a model, or not one for each stage.
         """
-        from pipejax.analysis.activation_memory import activation_memory
+        if workload is None:
+            sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
+            share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
+            return StageSizes("activations", sizes, np.full(len(sizes), share), sizes, None)
+        if self.sizes is not None:
+            raise ValueError("--activation-sizes does not go with --model, which has its own")
         from pipejax.costs.workload import stage_bytes
 
-        if workload is not None:
-            if self.sizes is not None:
-                raise ValueError("--activation-sizes does not go with --model, which has its own")
-            stages = stage_bytes(workload, evaluation.table)
-            static, whole, shares, inputs, version = map(np.asarray, stages)
-            held = activation_memory(
-                evaluation, sizes=whole, weight_share=shares, checkpoints=inputs
-            )
-            return HeldMemory(held, "bytes", static_bytes(evaluation.table, static, version))
-        sizes = self.sizes or [1.0]
-        if len(sizes) not in (1, evaluation.stages):
-            raise ValueError(
-                f"--activation-sizes must be a number or one for each of {evaluation.stages} "
-                f"stages, got {len(sizes)}"
-            )
-        one_or_each = sizes[0] if len(sizes) == 1 else sizes
-        needed = WEIGHT_SHARE if self.weight_share is None else self.weight_share
-        held = activation_memory(evaluation, sizes=one_or_each, weight_share=needed)
-        return HeldMemory(held, "activations")
+        static, whole, shares, inputs, version = map(np.asarray, stage_bytes(workload, table))
+        lasting = static_bytes(table, static, version)
+        return StageSizes("bytes", whole, shares, inputs, lasting)
+
+
+def for_each(
+    values: list[float], count: int, option: str, what: str
+) -> Float[NumpyArray, " entries"]:
+    """Read one number for all, or one for each stage or worker."""
+    if len(values) not in (1, count):
+        raise ValueError(
+            f"{option} must be a number or one for each of {count} {what}, got {len(values)}"
+        )
+    return np.broadcast_to(np.array(values, float), (count,)).copy()
 
 
 def choose_activations(

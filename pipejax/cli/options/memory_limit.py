@@ -2,15 +2,11 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.units import read_bytes
-from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.table.held_activations import static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
@@ -25,26 +21,16 @@ class Room(NamedTuple):
 
     Attributes:
       limits: (workers) room for activations.
-      sizes: (stages) what one takes.
-      weight_share: (stages) share of it that W needs after I.
-      unit: "activations" or "bytes".
-      static: (workers) bytes of parameters, gradients and optimizer beside it, or None.
+      stages: what they take, and what is static beside them.
     """
 
     limits: Float[NumpyArray, " workers"]
-    sizes: Float[NumpyArray, " stages"]
-    weight_share: Float[NumpyArray, " stages"]
-    unit: str
-    static: Float[NumpyArray, " workers"] | None
+    stages: StageSizes
 
     @property
     def activations(self) -> float:
         """Activations that fit on any worker, for schedules that count them."""
-        return float(self.limits.min() / self.sizes.max())
-
-    def text(self, level: float) -> str:
-        """How a level of memory is printed."""
-        return gigabytes(level) if self.unit == "bytes" else f"{level:.4g}"
+        return float(self.limits.min() / self.stages.sizes.max())
 
 
 class MemoryLimit(NamedTuple):
@@ -85,36 +71,18 @@ class MemoryLimit(NamedTuple):
             number, or bytes are given without a model or sizes with one.
           InfeasibleError: if the rest of the model fills a device.
         """
-        from pipejax.costs.workload import stage_bytes
         from pipejax.search.schedule.problem import InfeasibleError
 
-        limits = _for_each(self.values, table.num_workers, OPTION, "workers")
-        if not self.in_bytes:
-            sizes = activations.sizes or [1.0]
-            each = _for_each(sizes, table.num_stages, "--activation-sizes", "stages")
-            given = activations.weight_share
-            share = np.full(table.num_stages, WEIGHT_SHARE if given is None else given)
-            return Room(limits, each, share, "activations", None)
-        if workload is None:
+        limits = for_each(self.values, table.num_workers, OPTION, "workers")
+        if self.in_bytes and workload is None:
             raise ValueError(f"{OPTION} in bytes needs --model, which says what they hold")
-        if activations.sizes is not None:
-            raise ValueError("--activation-sizes does not go with --model, which has its own")
-        own_bytes, whole, share, _, version = map(np.asarray, stage_bytes(workload, table))
-        static = static_bytes(table, own_bytes, version)
-        for worker, (limit, own) in enumerate(zip(limits, static, strict=True)):
+        stages = activations.of(table, workload if self.in_bytes else None)
+        if stages.static is None:
+            return Room(limits, stages)
+        for worker, (limit, own) in enumerate(zip(limits, stages.static, strict=True)):
             if own >= limit:
                 raise InfeasibleError(
                     f"parameters, gradients and optimizer of worker {worker} alone take "
                     f"{gigabytes(own)}: infeasible"
                 )
-        return Room(limits - static, whole, share, "bytes", static)
-
-
-def _for_each(
-    values: list[float], count: int, option: str, what: str
-) -> Float[NumpyArray, " entries"]:
-    if len(values) not in (1, count):
-        raise ValueError(
-            f"{option} must be a number or one for each of {count} {what}, got {len(values)}"
-        )
-    return np.broadcast_to(np.array(values, float), (count,)).copy()
+        return Room(limits - stages.static, stages)
