@@ -23,9 +23,16 @@ def _show(record: Any) -> str:
     fields = ", ".join(
         f"{name}={abbreviated(value)}"
         for name, value in values
-        if name not in defaults or value is not defaults[name]
+        if name not in defaults or not _same(value, defaults[name])
     )
     return f"{type(record).__name__}({fields})"
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a field is as it was; numbers by value, since pickle makes them anew."""
+    return value is default or (
+        isinstance(default, float | int | str) and repr(value) == repr(default)
+    )
 
 
 def abbreviated(value: Any) -> str:
