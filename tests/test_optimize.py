@@ -24,7 +24,7 @@ THIRD = Fraction(1, 3)
 
 def solve(table, costs, **options):
     """The last solution; proofs end long before the limit, on a slow machine too."""
-    *_, best = pj.optimize(table, costs, **{"time_limit": 300.0, "threads": 2, **options})
+    *_, best = pj.optimize(table, costs, **{"time_limit": 300.0, "num_threads": 2, **options})
     return best
 
 
@@ -243,7 +243,7 @@ def test_times_that_are_no_multiples_of_anything_state_their_rounding():
 def test_the_first_solution_needs_no_search_and_each_is_better():
     table = pipe(8, 32)
     costs = equal(table, 10.0)
-    run = pj.optimize(table, costs, memory_limit=4, offload=True, time_limit=1.5, threads=2)
+    run = pj.optimize(table, costs, memory_limit=4, offload=True, time_limit=1.5, num_threads=2)
     first = next(run)
     assert first.source == "greedy"
     makespans = [first.makespan, *(better.makespan for better in run)]

@@ -108,7 +108,7 @@ def optimize(
                 link=links,
                 objective=objective,
                 time_limit=within,
-                threads=threads,
+                num_threads=threads,
                 store=kept,
             )
             best, stopped = _follow(found, show)

@@ -45,11 +45,11 @@ class AnytimeSearch:
         costs: Costs,
         links: Links,
         time_limit: float,
-        threads: int,
+        num_threads: int,
         store: SolvedProblems | None,
     ) -> None:
         """Begin: the time runs."""
-        self.problem, self.costs, self.links, self.threads = problem, costs, links, threads
+        self.problem, self.costs, self.links, self.num_threads = problem, costs, links, num_threads
         self.store = store
         self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
@@ -168,7 +168,7 @@ class AnytimeSearch:
             if self.is_closed or seconds <= 0:
                 return
             self._raise_bound(
-                relaxed_bound(self.problem, stage, self._horizon, seconds, self.threads)
+                relaxed_bound(self.problem, stage, self._horizon, seconds, self.num_threads)
             )
         yield from ()
 
@@ -184,7 +184,7 @@ class AnytimeSearch:
             longest = count * self.value // self.problem.num_microbatches
             if (self.problem.pipe_of[count:] != self.problem.pipe_of[:-count]).any():
                 continue
-            ring = shortest_ring(self.problem, count, longest, seconds, self.threads)
+            ring = shortest_ring(self.problem, count, longest, seconds, self.num_threads)
             if ring is not None:
                 plan = cut(self.problem, ring)
                 yield from self._offer(f"period of {count}", plan)
@@ -198,7 +198,7 @@ class AnytimeSearch:
         start = cut(small, ring)
         model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
         model.hint(start)
-        for found in search(model, seconds, self.threads):
+        for found in search(model, seconds, self.num_threads):
             if found.plan is not None:
                 whole = extended(self.problem, folded, found.plan)
                 yield from self._offer(f"period of {count}", whole)
@@ -209,7 +209,7 @@ class AnytimeSearch:
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
-        for found in search(model, self.left, self.threads):
+        for found in search(model, self.left, self.num_threads):
             self._raise_bound(-(-found.bound // parts))
             if found.plan is not None:
                 yield from self._offer("search", found.plan, problem)

@@ -40,7 +40,7 @@ def whole_bound(bound: float) -> int:
     return -int(-(bound - 1e-6) // 1)
 
 
-def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
+def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
     """Return a solver with the settings of this package.
 
     Probing and the search for symmetries cost more than they bring here: the order of
@@ -48,17 +48,17 @@ def new_solver(seconds: float, workers: int) -> cp_model.CpSolver:
     """
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = num_threads
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
     solver.parameters.catch_sigint_signal = False  # the caller's to handle
     return solver
 
 
-def search(model: ScheduleModel, seconds: float, workers: int) -> Iterator[Found]:
+def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[Found]:
     """Solve a model; stop when the iterator is closed."""
     news: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
-    solver = new_solver(seconds, workers)
+    solver = new_solver(seconds, num_threads)
     solver.best_bound_callback = lambda bound: news.put(Found(None, whole_bound(bound), False))
     listener = _Listener(model, news.put)
 

@@ -40,9 +40,11 @@ def alone(problem: Problem, pipe: int, stage: int) -> Problem:
     )
 
 
-def relaxed_bound(problem: Problem, stage: int, horizon: int, seconds: float, workers: int) -> int:
+def relaxed_bound(
+    problem: Problem, stage: int, horizon: int, seconds: float, num_threads: int
+) -> int:
     """Bound the objective by what one stage alone needs."""
     bound = 0
-    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, workers):
+    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, num_threads):
         bound = max(bound, found.bound)
     return bound

@@ -26,7 +26,7 @@ def optimize(
     link: str | Links = "delay",
     objective: str = "makespan",
     time_limit: float = 60.0,
-    threads: int | None = None,
+    num_threads: int | None = None,
     store: SolvedProblems | str | Path | None = None,
 ) -> Generator[Solution, None, None]:
     """Optimise a schedule under a memory limit; every solution is better than the one before.
@@ -43,7 +43,7 @@ def optimize(
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
       time_limit: seconds.
-      threads: of the solver; one per processor if None.
+      num_threads: of the solver; one per processor if None.
       store: where solved problems are kept, or its folder: a problem that is in it is answered at
         once, and others begin with the plans and bounds of those like them. None keeps nothing.
 
@@ -78,7 +78,9 @@ def optimize(
     )
     if not time_limit > 0:
         raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
-    workers = os.cpu_count() or 1 if threads is None else whole_number(threads, "threads")
+    if num_threads is None:
+        num_threads = os.cpu_count() or 1
+    num_threads = whole_number(num_threads, "num_threads")
     if store is not None and not isinstance(store, SolvedProblems):
         store = SolvedProblems(store)
     try:
@@ -87,7 +89,7 @@ def optimize(
         if (error.name or "").partition(".")[0] != "ortools":
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
-    return AnytimeSearch(problem, costs, links, time_limit, workers, store).solutions(table)
+    return AnytimeSearch(problem, costs, links, time_limit, num_threads, store).solutions(table)
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

@@ -110,8 +110,8 @@ class _RingModel:
         model.add(cp_model.LinearExpr.sum([left, *always]) == int(problem.limits[worker]))
         model.add_cumulative(held, demands, left)
 
-    def solve(self, seconds: float, threads: int) -> dict[tuple[str, int, int], int] | None:
-        solver = new_solver(seconds, threads)
+    def solve(self, seconds: float, num_threads: int) -> dict[tuple[str, int, int], int] | None:
+        solver = new_solver(seconds, num_threads)
         if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         return {key: solver.value(start) for key, start in self.start.items()}
@@ -138,7 +138,7 @@ def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
 
 
 def shortest_ring(
-    problem: Problem, count: int, longest: int, seconds: float, threads: int
+    problem: Problem, count: int, longest: int, seconds: float, num_threads: int
 ) -> Ring | None:
     """Look for the shortest period of so many microbatches that keeps the limits for ever."""
     coarse, unit = coarser(problem, PARTS)
@@ -152,7 +152,7 @@ def shortest_ring(
     until = time.monotonic() + seconds
     while low <= length < high and (left := until - time.monotonic()) > 0:
         ring = _RingModel(coarse, count, length, 3 + way // length + count)
-        starts = ring.solve(left / 2, threads)  # rings too short are refuted at once
+        starts = ring.solve(left / 2, num_threads)  # rings too short are refuted at once
         if starts is None:
             low = length + 1
         else:
