@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.engine.batched.binary_program import NEVER, START, START_SLOT
+from pipejax.engine.batched.binary_program import NO_OPERAND, START, START_SLOT
 
 try:
     import numba
@@ -29,8 +29,8 @@ NO_SECOND, PLAIN, LAGGED = 0, 1, 2
 def recurrence(ops, rows):
     """Lay a program out; a lone operand with a lag is a maximum with the source, time 0."""
     row = rows.row_of_position
-    first = np.where(ops.first == NEVER, START, ops.first)
-    single = ops.second == NEVER
+    first = np.where(ops.first == NO_OPERAND, START, ops.first)
+    single = ops.second == NO_OPERAND
     second = np.where(single, START, ops.second)
     lag = np.where(single, 0, row[ops.lag])
     kind = np.where(single, NO_SECOND, np.where(lag == 0, PLAIN, LAGGED))

@@ -31,7 +31,7 @@ _known: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDiction
 
 
 def extrapolated_makespans(
-    program: Program, costs: Costs, *, num_microbatches: int
+    program: Program, costs: Costs, *, num_microbatches: int, batch_size: int | None = None
 ) -> Float[Array, " batch"]:
     """Makespans of the same schedule with more microbatches than it was lowered with.
 
@@ -41,6 +41,7 @@ def extrapolated_makespans(
       costs: as for `makespans`: every leaf a scalar, or with a leading batch axis N.
       num_microbatches: M, that of the program or more; where a period is for more than one
         microbatch, more by a multiple of that.
+      batch_size: as for `makespans`.
 
     Returns:
       (batch) makespans [s].
@@ -76,7 +77,7 @@ def extrapolated_makespans(
             f"microbatches, so allowed are {program.num_microbatches}, "
             f"{program.num_microbatches + steady.microbatches}, and so on"
         )
-    leaves, size = batch_leaves(costs, program.layout)
+    leaves, size = batch_leaves(costs, program.layout, batch_size)
     pieces = [(period.before, period.piece) for period in steady.periods]
     times = [more * steady.microbatches // period.microbatches for period in steady.periods]
     num_bits = -(-max(times).bit_length() // BITS) * BITS
@@ -84,13 +85,16 @@ def extrapolated_makespans(
     return jnp.broadcast_to(ends, (size,))
 
 
-def cycle_time(program: Program, costs: Costs) -> Float[Array, " batch"]:
+def cycle_time(
+    program: Program, costs: Costs, *, batch_size: int | None = None
+) -> Float[Array, " batch"]:
     """Cycle time: what every further microbatch adds to the makespan.
 
     Args:
       program: lowered schedule, of enough microbatches to show its periods, say four times as
         many as workers.
       costs: as for `makespans`.
+      batch_size: as for `makespans`.
 
     Returns:
       (batch) cycle times [s per microbatch].
@@ -110,7 +114,7 @@ def cycle_time(program: Program, costs: Costs) -> Float[Array, " batch"]:
     """
     costs.check_values()
     steady = _steady_state(program)
-    leaves, size = batch_leaves(costs, program.layout)
+    leaves, size = batch_leaves(costs, program.layout, batch_size)
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
     return jnp.broadcast_to(_cycle_times(program, leaves, pieces, microbatches), (size,))

@@ -26,6 +26,7 @@ from pipejax.engine.pricing import NodeCosts, price
 
 Times = Float[Array, " nodes"]
 Preds = Int[Array, "nodes max_preds"]
+Lags = Float[Array, "nodes max_preds"]
 HostPreds = Int[NumpyArray, "nodes max_preds"]
 
 
@@ -100,47 +101,19 @@ def _makespan(program: Program, costs: Costs) -> Float[Array, ""]:
 
 
 @jax.custom_jvp
-def _longest(
-    preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]
-) -> Float[Array, ""]:
+def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
     return _scan(preds, duration, lag)[0].max()
 
 
 @_longest.defjvp
 def _longest_jvp(
-    primals: tuple[Preds, Times, Float[Array, "nodes max_preds"]],
-    tangents: tuple[object, Times, Float[Array, "nodes max_preds"]],
+    primals: tuple[Preds, Times, Lags], tangents: tuple[object, Times, Lags]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sum the tangents over one critical path: cheaper than the tangents of all finish times."""
-    preds, duration, lag = primals
-    finish, choice = _scan(preds, duration, lag)
+    path = _forward_and_backward(*primals)
     _, duration_dot, lag_dot = tangents
-    node = jnp.arange(preds.shape[0])
-    on_path = _critical_path(finish, preds, choice)
-    makespan_dot = jnp.sum(jnp.where(on_path, duration_dot + lag_dot[node, choice], 0))
-    return finish.max(), makespan_dot
-
-
-def _critical_path(
-    finish: Times, preds: Preds, choice: Int[Array, " nodes"]
-) -> Bool[Array, " nodes"]:
-    """Walk back to the source from the node that ends last, the first of those nobody waits for.
-
-    A path that ends in a node with costs of 0 counts them too: that is the derivative from above.
-    """
-    winner = preds[jnp.arange(preds.shape[0]), choice]
-    awaited = jnp.zeros(finish.shape, bool).at[preds].set(True)
-
-    def step(
-        current: Int[Array, ""], inputs: tuple[Int[Array, ""], Int[Array, ""]]
-    ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        v, before = inputs
-        return jnp.where(v == current, before, current), v == current
-
-    node = jnp.arange(finish.shape[0])
-    last = jnp.argmax(jnp.where(awaited, -1, finish)).astype(winner.dtype)
-    _, on_path = jax.lax.scan(step, last, (node.astype(winner.dtype), winner), reverse=True)
-    return on_path
+    on_nodes = jnp.sum(jnp.where(path.nodes, duration_dot, 0))
+    return path.finish.max(), on_nodes + jnp.sum(jnp.where(path.edges, lag_dot, 0))
 
 
 @short_repr
@@ -186,14 +159,26 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
 
 
 @jax.jit
-def _forward_and_backward(
-    preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]
-) -> CriticalPath:
+def _forward_and_backward(preds: Preds, duration: Times, lag: Lags) -> CriticalPath:
+    """Walk back to the source from the node that ends last, the first of those nobody waits for.
+
+    A path that ends in a node with costs of 0 counts them too: that is the derivative from above.
+    """
     finish, choice = _scan(preds, duration, lag)
-    nodes = _critical_path(finish, preds, choice)
+    node = jnp.arange(preds.shape[0], dtype=preds.dtype)
+    awaited = jnp.zeros(finish.shape, bool).at[preds].set(True)
+
+    # nodes are in topological order, so one pass from the last to the first meets the whole path
+    def step(
+        current: Int[Array, ""], inputs: tuple[Int[Array, ""], Int[Array, ""]]
+    ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
+        v, before = inputs
+        return jnp.where(v == current, before, current), v == current
+
+    last = jnp.argmax(jnp.where(awaited, -1, finish)).astype(preds.dtype)
+    _, nodes = jax.lax.scan(step, last, (node, preds[node, choice]), reverse=True)
     column = jnp.arange(preds.shape[1], dtype=choice.dtype)
-    edges = nodes[:, None] & (column[None, :] == choice[:, None])
-    return CriticalPath(finish, nodes, edges)
+    return CriticalPath(finish, nodes, nodes[:, None] & (column[None, :] == choice[:, None]))
 
 
 def slack(program: Program, costs: NodeCosts) -> Times:
@@ -223,7 +208,7 @@ def slack(program: Program, costs: NodeCosts) -> Times:
 
 
 @jax.jit
-def _slack(preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]) -> Times:
+def _slack(preds: Preds, duration: Times, lag: Lags) -> Times:
     finish, _ = _scan(preds, duration, lag)
 
     def step(
@@ -239,14 +224,13 @@ def _slack(preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]) 
 
 
 @jax.custom_jvp
-def _finish(preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]) -> Times:
+def _finish(preds: Preds, duration: Times, lag: Lags) -> Times:
     return _scan(preds, duration, lag)[0]
 
 
 @_finish.defjvp
 def _finish_jvp(
-    primals: tuple[Preds, Times, Float[Array, "nodes max_preds"]],
-    tangents: tuple[object, Times, Float[Array, "nodes max_preds"]],
+    primals: tuple[Preds, Times, Lags], tangents: tuple[object, Times, Lags]
 ) -> tuple[Times, Times]:
     """Follow the winning predecessors with the tangents: linear, so reverse mode transposes it."""
     preds, duration, lag = primals
@@ -269,10 +253,8 @@ def _finish_jvp(
 _finish_once_compiled = jax.jit(_finish)  # the loop alone would be compiled in every call
 
 
-def _scan(
-    preds: Preds, duration: Times, lag: Float[Array, "nodes max_preds"]
-) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times, and which predecessor each node waited for."""
+def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
+    """Finish times, and the predecessor that each node waited for: argmax takes the first."""
 
     def step(
         finish: Times, inputs: tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]

@@ -81,6 +81,11 @@ class SteadyState:
 def steady_state(program: Program) -> SteadyState:
     """Find the periods of a schedule.
 
+    Columns are compared by what they hold relative to each other (`signature`): kinds of nodes,
+    and for each edge how many microbatches and columns back it leads. Equal signatures a fixed
+    length apart are a run; a run in which the frontier comes again too is a period. Its frontiers
+    are matched node by node, so the next period reads its inputs where this one left its outputs.
+
     References:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     """
@@ -255,6 +260,8 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
 
 def _candidates(columns: _Columns) -> Iterator[_FoundPeriod]:
     """Runs of periods, the longest first, and of those the one with the shortest period."""
+    # `same` compares the sequence of signatures with itself, shifted by a length; where it
+    # changes, a run begins or ends
     number: dict[Hashable, int] = {}
     sequence = np.array(
         [number.setdefault(columns.signature(c), len(number)) for c in range(columns.num_columns)]

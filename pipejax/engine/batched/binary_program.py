@@ -54,7 +54,21 @@ class BinaryOps:
 
 
 def binary_ops(program: Program) -> BinaryOps:
-    """Turn a program into binary ops; at a tie the first predecessor still wins."""
+    """Turn a program into binary ops; at a tie the first predecessor still wins.
+
+    A node with predecessors p0, p1, p2 and lags l0, l1, l2 becomes, in this order,
+
+        late   = max(nothing, p0 + l0)     only where l0 is not 0: a first operand has no lag
+        head   = max(late or p0, p1 + l1)
+        next   = max(head, p2 + l2)        + own duration, as the last op of the chain
+        follow = max(ends so far, next)    only if nobody waits for the node
+
+    One predecessor alone is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
+    node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that says where
+    each node's ops begin. Predecessors keep their order and an op's second operand wins only if it
+    is larger: the winner of the chain is the first predecessor that attains the maximum, and the
+    last end the first of the largest ends. That is the tie rule of `recurrence`.
+    """
     preds, lags = np.asarray(program.preds)[1:], np.asarray(program.lag_index)[1:]
     real = (preds != SOURCE) | (lags != ZERO)
     count = np.maximum(real.sum(axis=1), 1)
@@ -64,6 +78,7 @@ def binary_ops(program: Program) -> BinaryOps:
     # a lag of the first of several is an op of its own; that of an only one is the second operand
     is_alone = (count == 1) & (lags[:, 0] != ZERO)
     is_late = (count > 1) & (lags[:, 0] != ZERO)
+    # everything below is per node, the source left out
     is_sink = _is_sink(preds, count, program.num_nodes)
     follows = is_sink & (np.cumsum(is_sink) > 1)  # a maximum of ends, after every one but the first
     chain = np.maximum(count - 1, 1)
@@ -73,7 +88,7 @@ def binary_ops(program: Program) -> BinaryOps:
     size = int(ops_of_node.sum())
     first, second = np.full(size, NO_OPERAND), np.full(size, NO_OPERAND)
     lag, own = np.zeros((2, size), np.int64)
-    head = first_op + is_late  # first op that is a maximum
+    head = first_op + is_late  # first op that is a maximum of predecessors
     waits = np.where(is_late, first_op, last_op[preds[:, 0]])
     first[head] = np.where(is_alone, NO_OPERAND, waits)
     second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
@@ -103,7 +118,12 @@ def _is_sink(
 
 
 def _allocate(first: Column, second: Column) -> tuple[Column, int]:
-    """Give every op a slot that no live op has, and free it after the last reader."""
+    """Give every op a slot that no live op has, and free it after the last reader.
+
+    `done` lists the ops by their last reader; before op k is placed, those are freed whose last
+    reader is an op before k. An operand that k itself reads is not among them, so a result never
+    takes the slot of its operand. The slot freed last is used first: it is still in cache.
+    """
     size = len(first)
     last_reader = np.arange(size)
     for operand in (first, second):

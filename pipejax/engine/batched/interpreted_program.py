@@ -119,7 +119,15 @@ def num_columns(rows: CostRows) -> int:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Lay the edges and the uses of costs out as data."""
+    """Lay the edges and the uses of costs out as data.
+
+    Edges stand from the last op to the first, those of one op side by side: when they are
+    reached, all readers of the op have handed the path on to it. The edge to the second operand
+    holds where the choice is set, that to the first where it is not; edges to the source and to
+    nothing lead nowhere and are left out. A node's own cost counts whenever its op is on the path,
+    a lag only where the path goes on over it. Uses are sorted by row within stretches of ops, so
+    that a stretch's part of the path stays in cache, and cut into runs that a byte can count.
+    """
     number = np.arange(ops.num_ops)[::-1]
     edges = np.stack(
         [
@@ -148,7 +156,11 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
 
 
 def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
-    """Cut uses into runs of one row each, none longer than `MAX_RUN`."""
+    """Cut uses into runs of one row each, none longer than `MAX_RUN`.
+
+    A stretch of equal rows of length n makes ceil(n / MAX_RUN) runs: each is repeated so often,
+    and its place among them says how far it begins behind the first.
+    """
     first = np.flatnonzero(np.diff(row, prepend=-1))
     last = np.append(first[1:], len(row))
     pieces = -(-(last - first) // MAX_RUN)
