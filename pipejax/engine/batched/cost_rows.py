@@ -5,6 +5,7 @@ all. Uniform costs make a handful of rows, costs per stage one for each phase an
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -13,15 +14,16 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
-from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, PHASE_FIELDS, Costs
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import check_known
-from pipejax.schedules.cells.ops import TIMED
+from pipejax.engine.pricing import check_known, cost_vector
 
 ZERO_ROW = 0
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
 Source = tuple[tuple[str, int], ...]  # leaf entries that add up to a row
+SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
+HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,56 +121,30 @@ def _plain(leaf: Any) -> Any:
 
 
 def cost_rows(program: Program, costs: Costs) -> CostRows:
-    """Find the rows that a program reads."""
+    """Find the rows that a program reads.
+
+    A position of the cost vector is at most the sum of two entries: a forward and a backward that
+    make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
+    priced at its own number, those that stand second in a sum in the high digits.
+    """
     check_known(program, costs)
-    layout = program.layout
-    entries = _entries(layout, costs)
+    entries: list[tuple[str, int]] = []
+    numbers: dict[str, NumpyArray] = {}
+    for name, leaf in vars(costs).items():
+        if leaf is not None:
+            shape = np.shape(leaf)[1:]
+            number = 1 + len(entries) + np.arange(math.prod(shape)).reshape(shape)
+            numbers[name] = number * (HIGH if name in SECOND_IN_A_SUM else 1)
+            entries += [(name, entry) for entry in range(number.size)]
+    priced = np.asarray(cost_vector(program, unchecked_costs(numbers))).astype(np.int64)
     used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))
-    row_of_position = np.zeros(len(layout.groups), np.int32)
+    row_of_position = np.zeros(len(priced), np.int32)
     rows: dict[Source, int] = {(): ZERO_ROW}
-    for position in used.tolist():
-        source = _source(position, program, costs, entries)
+    for position, number in zip(used.tolist(), priced[used].tolist(), strict=True):
+        digits = (number % HIGH, number // HIGH)
+        source = tuple(entries[digit - 1] for digit in digits if digit)
         row_of_position[position] = rows.setdefault(source, len(rows))
     names = sorted({name for source in rows for name, _ in source})
-    fields = tuple((name, 1 + int(entries[name].max(initial=0))) for name in names)
-    return CostRows(row_of_position, tuple(rows), fields)
-
-
-def _entries(layout: CostLayout, costs: Costs) -> dict[str, Int[NumpyArray, " entries"]]:
-    """Entry of each field that a stage, or a link, reads."""
-    links = (2, layout.num_pipes, layout.num_stages - 1)
-    entries = {}
-    for name in FIELDS:
-        leaf = getattr(costs, name)
-        shape = np.shape(leaf if leaf is not None else 0.0)[1:]
-        target = links if name in MESSAGE_FIELDS else (layout.num_stages,)
-        places = np.arange(int(np.prod(shape))).reshape(shape)
-        entries[name] = np.broadcast_to(places, target).ravel()
-    return entries
-
-
-def _source(
-    position: int, program: Program, costs: Costs, entries: dict[str, Int[NumpyArray, " entries"]]
-) -> Source:
-    """Leaf entries that add up to one position of the cost vector (see `CostLayout`)."""
-    layout = program.layout
-    first_pair = 1 + len(TIMED) * layout.num_stages
-    first_link = first_pair + layout.num_pairs
-    if position == 0:
-        return ()
-    if position < first_pair:
-        phase, stage = divmod(position - 1, layout.num_stages)
-        name = PHASE_FIELDS[TIMED[phase].name]
-        return ((name, int(entries[name][stage])),)
-    if position < first_link:
-        pair = position - first_pair
-        if costs.pair is not None:
-            return (("pair", int(entries["pair"][np.asarray(program.pair_stage)[pair]])),)
-        forward, backward = np.asarray(program.pair_index)[pair].tolist()
-        return (
-            *_source(forward, program, costs, entries),
-            *_source(backward, program, costs, entries),
-        )
-    kind, link = divmod(position - first_link, layout.num_boundaries)
-    names = (("latency",), ("transmit",), ("latency", "transmit"))[kind]
-    return tuple((name, int(entries[name][link])) for name in names)
+    return CostRows(
+        row_of_position, tuple(rows), tuple((name, numbers[name].size) for name in names)
+    )
