@@ -69,9 +69,14 @@ BAD_SYSTEMS = {
         "network",
         {"efficiency": 0},
         [],
-        "efficiency must be above 0 and at most 1, got 0",
+        "efficiency must be a number above 0 and at most 1, got 0",
     ),
-    "efficiency over 1": ("network", {"efficiency": 7}, [], "efficiency must be above 0 .* got 7"),
+    "efficiency over 1": (
+        "network",
+        {"efficiency": 7},
+        [],
+        "efficiency must be a number above 0 .* got 7",
+    ),
     "step over 1": (
         "compute",
         {"efficiency": [{"from_GFLOP": 0, "share": 1.5}]},

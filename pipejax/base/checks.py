@@ -2,20 +2,24 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
-def whole_number(value: Any, where: str, *, least: int = 1) -> int:
-    """Check that a value is a whole number of at least `least`."""
+
+def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = None) -> int:
+    """Check that a value is a whole number of at least `least` and at most `most`."""
     try:
         count = least - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         count = least - 1
     if count < least:
         raise ValueError(f"{where} must be a whole number of at least {least}, got {value!r}")
+    if most is not None and count > most:
+        raise ValueError(f"{where} must be at most {most}, got {value}")
     return count
 
 
@@ -54,3 +58,24 @@ def share(value: Any, where: str) -> float:
     if not is_number(value) or value > 1:
         raise ValueError(f"{where} must be a number from 0 to 1, got {value!r}")
     return float(value)
+
+
+def efficiency(value: Any, where: str) -> float:
+    """Check that a value is a share that something can run at: above 0 and at most 1."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{where} must be a number above 0 and at most 1, got {value!r}")
+    return float(value)
+
+
+def positive(value: Any, where: str) -> float:
+    """Check that a value is a finite number above 0."""
+    if not is_number(value) or not value > 0:
+        raise ValueError(f"{where} must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def one_of(value: Any, known: Collection[Any], where: str) -> Any:
+    """Check that a value is one of those that are known."""
+    if value not in tuple(known):
+        raise ValueError(f"{where} must be one of {', '.join(map(str, known))}, got {value!r}")
+    return value

@@ -7,16 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-SHOWN = (
-    "cli",
-    "style",
-    "drawing",
-    "tornado",
-    "delay_chart",
-    "training_chart",
-    "timeline",
-    "trace",
-)  # what only shows numbers
+SHOWN = ("cli", "plots")  # rooms of what only shows numbers
 
 
 def own_version() -> str:
@@ -34,7 +25,7 @@ def provenance() -> dict[str, str]:
         "jax": version("jax"),
         "numpy": version("numpy"),
         "commit": _commit(),
-        "code": _code(),
+        "code": code_hash(),
     }
 
 
@@ -55,11 +46,11 @@ def _git(*arguments: str) -> str | None:
 
 
 @functools.cache
-def _code() -> str:
-    """Hash of all modules that decide numbers: equal hashes give equal numbers."""
+def code_hash(folder: Path = PACKAGE) -> str:
+    """Hash of all modules of a folder that decide numbers: equal hashes give equal numbers."""
     found = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE)
-        if name.with_suffix("").parts[0] not in SHOWN:
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        if name.parts[0] not in SHOWN:
             found.update(str(name).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]

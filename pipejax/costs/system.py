@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import number, whole_number
+from pipejax.base.checks import efficiency, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
 
@@ -211,15 +211,8 @@ def _link(section: dict[str, Any], where: str) -> Link:
     bandwidth = quantity(section, "bandwidth", "B/s", where)
     if not bandwidth > 0:
         raise ValueError(f"{where}: bandwidth must be above 0")
-    share = _share(section.get("efficiency", 1.0), f"{where}: efficiency")
+    share = efficiency(section.get("efficiency", 1.0), f"{where}: efficiency")
     return Link(bandwidth, quantity(section, "latency", "s", where), share)
-
-
-def _share(value: Any, where: str) -> float:
-    share = number(value, where)
-    if not 0 < share <= 1:
-        raise ValueError(f"{where} must be above 0 and at most 1, got {value!r}")
-    return share
 
 
 def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
@@ -231,7 +224,7 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
     for step in steps:
         check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")
         sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
-        shares.append(_share(step.get("share"), f"{where}: efficiency"))
+        shares.append(efficiency(step.get("share"), f"{where}: efficiency"))
     if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
         raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
     return Efficiency(tuple(sizes), tuple(shares))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import share, whole_number
+from pipejax.base.checks import MAX_COUNT, share, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import (
     LayerSplit,
@@ -23,8 +23,6 @@ from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
-
-MAX_COUNT = 10**9  # of sequences or accelerators: products of counts stay exact
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 
@@ -66,9 +64,7 @@ class Workload:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("minibatch", "tensor_parallel", "data_parallel"):
-            count = whole_number(getattr(self, name), name)
-            if count > MAX_COUNT:
-                raise ValueError(f"{name} must be at most {MAX_COUNT}, got {count}")
+            count = whole_number(getattr(self, name), name, most=MAX_COUNT)
             object.__setattr__(self, name, count)
         check_recompute(self.recompute)
         if self.weight_share is not None:

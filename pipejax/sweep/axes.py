@@ -1,17 +1,17 @@
 """One axis of a sweep: a list of values, or a linear or logarithmic range."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.checks import is_number, number, whole_number
-from pipejax.base.units import UNITS, check_keys, to_si
+from pipejax.base.checks import MAX_COUNT, efficiency, number, one_of, positive, whole_number
+from pipejax.base.units import check_keys, quantity
 from pipejax.costs.system import SECTIONS
 
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
-MAX_COUNT = 10**9
 SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 RANGE = ("from", "to", "points", "scale")
 
@@ -78,16 +78,12 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
         if key == name or key.startswith(f"{name}_")
     )
     where, dimension = f"{place}: {key}", SECTIONS[part][name]
-    units = [f"{name}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
-    if dimension and key == name:
-        raise ValueError(f"{place}: key {key!r} has no unit: expected {', '.join(units)}")
     if isinstance(given, Mapping):
         given = _read_range(given, where)
-    axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, _positive), dimension)
+    axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, positive), dimension)
     if not dimension:
         return axis
-    factor = UNITS[key.removeprefix(f"{name}_")][1]
-    values = tuple(to_si(value, factor) for value in axis.values)
+    values = tuple(quantity({key: value}, name, dimension, place) for value in axis.values)
     for given_value, value in zip(axis.values, values, strict=True):
         if value and not SMALLEST <= value <= LARGEST:  # what no time could be made of
             raise ValueError(
@@ -102,12 +98,8 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
         if key not in given:
             raise ValueError(f"{where}: {key} is missing: a range is {{{', '.join(RANGE)}}}")
     low, high = (number(given[key], f"{where}: {key}") for key in ("from", "to"))
-    points = whole_number(given["points"], f"{where}: points")
-    if points > MAX_POINTS:
-        raise ValueError(f"{where}: points must be at most {MAX_POINTS}, got {points}")
-    scale = given.get("scale", "linear")
-    if scale not in SCALES:
-        raise ValueError(f"{where}: scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    points = whole_number(given["points"], f"{where}: points", most=MAX_POINTS)
+    scale = one_of(given.get("scale", "linear"), SCALES, f"{where}: scale")
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
     if points == 1 and low != high:
@@ -116,23 +108,6 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
     return spaced(low, high, points).tolist()
 
 
-def _positive(value: Any, where: str) -> float:
-    if not is_number(value) or not value > 0:
-        raise ValueError(f"{where} must be a number above 0, got {value!r}")
-    return float(value)
+count = partial(whole_number, most=MAX_COUNT)
 
-
-def _share(value: Any, where: str) -> float:
-    if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{where} must be a number above 0 and at most 1, got {value!r}")
-    return float(value)
-
-
-def count(value: Any, where: str) -> int:
-    """Check that a value is a whole number that arrays can hold."""
-    if whole_number(value, where) > MAX_COUNT:
-        raise ValueError(f"{where} must be at most {MAX_COUNT}, got {value}")
-    return int(value)
-
-
-_CHECKS: Mapping[str, Any] = {"latency": number, "efficiency": _share, "gpus": count}
+_CHECKS: Mapping[str, Any] = {"latency": number, "efficiency": efficiency, "gpus": count}

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax import schedules
+from pipejax.base.checks import one_of
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import System, load_system
 from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
@@ -86,16 +87,8 @@ class Sweep:
           True
         """
         values = {axis.name: [_plain(value) for value in axis.values] for axis in self.axes}
-        listed = list(self.sizes)
-        return json.dumps(
-            {
-                "title": self.title,
-                "axes": values,
-                "dimensions": listed,
-                "outputs": self.outputs,
-                "dtype": self.dtype,
-            }
-        )
+        found = {"title": self.title, "axes": values, "dimensions": list(self.sizes)}
+        return json.dumps(found | {"outputs": self.outputs, "dtype": self.dtype})
 
 
 def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
@@ -147,19 +140,15 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         axis.name: axis for axis in read_system_axes(given.get("system", {}), f"{where}: system")
     }
     per_node = fields.pop("node.gpus", Axis("node.gpus", (None,), "", False))
-    outputs = (
-        read_axis(
-            "outputs", given.get("outputs", ["bubble_ratio"]), f"{where}: outputs", _one_of(OUTPUTS)
-        ).values
-        if given.get("outputs") != []
-        else ()
-    )
+    outputs = given.get("outputs", ["bubble_ratio"])
+    if outputs != []:
+        outputs = read_axis("outputs", outputs, f"{where}: outputs", _one_of(OUTPUTS)).values
     return Sweep(
         title=given.get("title", ""),
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
         outputs=tuple(name for name in OUTPUTS if name in outputs),
-        dtype=_one_of(DTYPES)(given.get("dtype", "float64"), f"{where}: dtype"),
+        dtype=one_of(given.get("dtype", "float64"), DTYPES, f"{where}: dtype"),
     )
 
 
@@ -170,15 +159,12 @@ def _plain(value: Any) -> Any:
 
 def _schedule(value: Any, where: str) -> Choice:
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    names = ", ".join(schedules.names())
     if "name" not in given:
-        raise ValueError(
-            f"{where}: {value!r} has no name: known are {', '.join(schedules.names())}"
-        )
+        raise ValueError(f"{where}: {value!r} has no name: known are {names}")
     name = given.pop("name")
     if name not in schedules.names():
-        raise ValueError(
-            f"{where}: unknown schedule {name!r}: known are {', '.join(schedules.names())}"
-        )
+        raise ValueError(f"{where}: unknown schedule {name!r}: known are {names}")
     known = schedules.REGISTRY[name].options
     for option in given:
         if option not in known:
@@ -188,25 +174,22 @@ def _schedule(value: Any, where: str) -> Choice:
     return Choice(name, tuple(sorted(given.items())))
 
 
-def _loader(load: Callable[[str | Path], Any]) -> Callable[[Any, str], Any]:
+def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
+    """Check a text by reading it."""
+
     def check(value: Any, where: str) -> Any:
         if not isinstance(value, str):
-            raise ValueError(f"{where} must be a name or the path of a .json file, got {value!r}")
+            raise ValueError(f"{where} must be {form}, got {value!r}")
         try:
-            return load(value)
+            return read(value)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
     return check
 
 
-def _one_of(names: Any) -> Callable[[Any, str], Any]:
-    def check(value: Any, where: str) -> Any:
-        if value not in tuple(names):
-            raise ValueError(f"{where} must be one of {', '.join(names)}, got {value!r}")
-        return value
-
-    return check
+def _one_of(names: Collection[str]) -> Callable[[Any, str], Any]:
+    return lambda value, where: one_of(value, names, where)
 
 
 def _flag(value: Any, where: str) -> bool:
@@ -215,20 +198,18 @@ def _flag(value: Any, where: str) -> bool:
     return value
 
 
-def _host_links(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{where} must be a text, as 0+1,2+3, got {value!r}")
-    try:
-        Links(host_links=parse_groups(value, "host_links") if value else ())
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+def _host_links(value: str) -> str:
+    """Keep the text of the groups, which labels them, if they can be read."""
+    Links(host_links=parse_groups(value, "host_links") if value else ())
     return value
 
+
+FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
 _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "schedules": ("schedule", _schedule, None),
-    "models": ("model", _loader(load_model), None),
+    "models": ("model", _text(load_model, FILE), None),
     "workers": ("workers", count, None),
     "minibatch": ("minibatch", count, None),
     "microbatches": ("microbatches", count, None),
@@ -239,6 +220,6 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
-    "host_links": ("host_links", _host_links, ""),
-    "systems": ("system", _loader(load_system), None),
+    "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),
+    "systems": ("system", _text(load_system, FILE), None),
 }

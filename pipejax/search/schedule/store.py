@@ -7,8 +7,9 @@ the folder's lock.
 import dataclasses
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipejax.base.files import write_file
 from pipejax.schedules.table.table import ScheduleTable
@@ -24,6 +25,7 @@ from pipejax.search.schedule.store_entry import (
     to_text,
 )
 
+Found = TypeVar("Found")
 MOST_READ = 500  # problems of one shape that are looked at, the newest first
 MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
 
@@ -45,40 +47,17 @@ class Neighbours(NamedTuple):
 
 
 class SolvedProblems:
-    """A folder of solved problems.
-
-    Example:
-      >>> import tempfile
-      >>> import pipejax as pj
-      >>> store = pj.SolvedProblems(tempfile.mkdtemp())
-      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> costs = pj.Costs.uniform(table, forward=10.0, input_grad=10.0, weight_grad=10.0)
-      >>> for time in range(2):
-      ...     *_, best = pj.optimize(table, costs, memory_limit=3, store=store)
-      ...     print(best.makespan, best.status, best.source)
-      310.0 optimal greedy
-      310.0 optimal store
-    """
+    """A folder of solved problems; it is made when something is written."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        """Choose the folder; it is made when something is written.
-
-        Args:
-          path: of the folder; `default_folder()` if None.
-        """
+        """Choose the folder: `default_folder()` if None."""
         self.path = default_folder() if path is None else Path(path)
         self._told: set[Path] = set()
 
     def get(self, problem: Problem) -> Entry | None:
-        """Return what is known of a problem.
-
-        Args:
-          problem: the problem, in any unit of time.
-
-        Returns:
-          The entry, checked; None if there is none or, with a `StoreWarning`, it is not right.
-        """
-        return self._read(self._file(problem))
+        """Return what is known of a problem, checked; None with a warning if it is not right."""
+        path = self._file(problem)
+        return self._checked(self._record(path), path)
 
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
@@ -87,12 +66,8 @@ class SolvedProblems:
 
         What cannot be written is a `StoreWarning`: the answer does not depend on it.
 
-        Args:
-          problem: the problem.
-          table: its best schedule.
-          bound: what no schedule goes below [units].
-          seconds: spent since this problem was last put.
-          source: what made the schedule.
+        `bound` is what no schedule goes below [units], `seconds` what was spent since this problem
+        was last put, `source` what made the schedule.
 
         Raises:
           ValueError: if the schedule does not solve the problem, or goes below the bound.
@@ -106,11 +81,10 @@ class SolvedProblems:
 
         try:
             with locked(self.path, wait=True):
-                old = self._read(self._file(problem))
-                if old is None:
-                    self._write(new)
-                elif objective < old.objective or bound > old.proven_bound:
-                    self._write(_better(new, old))
+                old = self.get(problem)
+                if old is None or objective < old.objective or bound > old.proven_bound:
+                    best = new if old is None else _better(new, old)
+                    write_file(self._file(problem), to_text(best), is_locked=True)
         except OSError as error:
             self._warn(self.path, error)
 
@@ -119,12 +93,6 @@ class SolvedProblems:
 
         First come plans that are sure to keep the limits, those that end soonest: a plan for
         less memory or longer times is among them. Then those of the most similar problems.
-
-        Args:
-          problem: the problem.
-
-        Returns:
-          Plans that are worth a try, and a bound.
         """
         others = self._others(problem)
         ends = {n: reach(problem, other.problem, other.objective) for n, other in others.items()}
@@ -150,26 +118,20 @@ class SolvedProblems:
         return {path: record for path, record in records.items() if record is not None}
 
     def _record(self, path: Path) -> Record | None:
+        return self._tried(path, lambda: _read_record(path))
+
+    def _checked(self, record: Record | None, path: Path) -> Entry | None:
+        return None if record is None else self._tried(path, record.entry)
+
+    def _tried(self, path: Path, read: Callable[[], Found]) -> Found | None:
+        """Read a file or run its schedule; what is not right is told and not used."""
         try:
-            record = from_text(path.read_bytes().decode())
-            if record.problem.key != path.stem:
-                raise ValueError("it is about another problem than its name says")
+            return read()
         except FileNotFoundError:
             return None
         except (OSError, ValueError, OverflowError) as error:
             self._warn(path, error)
             return None
-        return record
-
-    def _checked(self, record: Record | None, path: Path) -> Entry | None:
-        try:
-            return None if record is None else record.entry()
-        except (ValueError, OverflowError) as error:
-            self._warn(path, error)
-            return None
-
-    def _read(self, path: Path) -> Entry | None:
-        return self._checked(self._record(path), path)
 
     def _warn(self, path: Path, error: Exception) -> None:
         """Tell what is wrong with a file or the folder, once."""
@@ -179,8 +141,12 @@ class SolvedProblems:
             warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
         self._told.add(path)
 
-    def _write(self, entry: Entry) -> None:
-        write_file(self._file(entry.problem), to_text(entry), is_locked=True)
+
+def _read_record(path: Path) -> Record:
+    record = from_text(path.read_bytes().decode())
+    if record.problem.key != path.stem:
+        raise ValueError("it is about another problem than its name says")
+    return record
 
 
 def _better(new: Entry, old: Entry) -> Entry:

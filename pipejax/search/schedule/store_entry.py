@@ -6,7 +6,6 @@ proved it, and a checksum tells a file that was damaged.
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ import numpy as np
 
 from pipejax.base.checks import is_number, whole_number
 from pipejax.base.files import checksum
+from pipejax.base.provenance import code_hash
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.table import ScheduleTable
@@ -60,31 +60,24 @@ class Entry:
 @functools.cache
 def prover() -> dict[str, str]:
     """Return what a bound depends on besides its problem."""
-    code = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        code.update(path.name.encode() + b"\0" + path.read_bytes())
     try:
         solver = version("ortools")
     except PackageNotFoundError:
         solver = "none"
-    return {"ortools": solver, "code": code.hexdigest()[:16]}
+    return {"ortools": solver, "code": code_hash(Path(__file__).parent)}
 
 
 def to_text(entry: Entry) -> str:
     """Write an entry as JSON."""
     plan = to_plan(entry.problem, entry.table)
-    data = {
+    data = {name: getattr(entry, name) for name in KEPT} | {
         "format": FORMAT,
         "version": VERSION,
         "problem": entry.problem.content(),
         "name": entry.table.name,
         "rows": [[format_cell(cell) for cell in row] for row in entry.table.rows()],
         "starts": _starts(plan),
-        "objective": entry.objective,
-        "bound": entry.bound,
         "prover": dict(entry.prover),
-        "seconds": entry.seconds,
-        "source": entry.source,
     }
     return json.dumps(data | {"checksum": _checksum(data)})
 
@@ -98,20 +91,8 @@ def _checksum(data: Mapping[str, Any]) -> str:
     return checksum(json.dumps(rest, sort_keys=True))
 
 
-_KEYS = {
-    "format",
-    "version",
-    "problem",
-    "name",
-    "rows",
-    "starts",
-    "objective",
-    "bound",
-    "prover",
-    "seconds",
-    "source",
-    "checksum",
-}
+KEPT = ("objective", "bound", "seconds", "source")  # of an entry, as they are
+_KEYS = {*KEPT, "format", "version", "problem", "name", "rows", "starts", "prover", "checksum"}
 
 
 class Record(NamedTuple):
@@ -144,15 +125,8 @@ class Record(NamedTuple):
             raise ValueError(f"its schedule reaches {reached}, not {self.objective}")
         if _starts(plan) != data["starts"]:
             raise ValueError("its ops do not start when it says")
-        return Entry(
-            problem,
-            table,
-            reached,
-            data["bound"],
-            data["prover"],
-            float(data["seconds"]),
-            data["source"],
-        )
+        known = (data[name] for name in ("bound", "prover", "seconds", "source"))
+        return Entry(problem, table, reached, *known)
 
 
 def from_text(text: str) -> Record:
@@ -170,13 +144,9 @@ def from_text(text: str) -> Record:
     if data["checksum"] != _checksum(data):
         raise ValueError("its content does not agree with its checksum")
     problem = _problem(data["problem"])
-    rows, name, source, proved = (data[key] for key in ("rows", "name", "source", "prover"))
-    if not (
-        isinstance(rows, list)
-        and all(_are_texts(row) for row in rows)
-        and _are_texts([name, source])
-        and isinstance(proved, dict)
-    ):
+    rows, proved = data["rows"], data["prover"]
+    texts = [*rows, [data["name"], data["source"]]] if isinstance(rows, list) else [rows]
+    if not all(map(_are_texts, texts)) or not isinstance(proved, dict):
         raise ValueError("rows, name, source or prover is not of its form")
     if not is_number(data["seconds"]):
         raise ValueError(f"seconds must be a number of at least 0, got {data['seconds']!r}")
