@@ -79,7 +79,9 @@ def timed_sweep(sweep, store):
     began = time.perf_counter()
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("sweep", total=sweep.num_points)
-        run_sweep(sweep, store, on_progress=lambda p: bar.update(task, completed=p.points)).close()
+        run_sweep(
+            sweep, store, on_progress=lambda done, _: bar.update(task, completed=done)
+        ).close()
     return time.perf_counter() - began
 
 

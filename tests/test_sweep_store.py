@@ -55,7 +55,9 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         shutil.copytree(whole, path)
         damage(path / chunk)
         told = []
-        run_sweep(GRID, path, resume=True, on_progress=told.append)
+        run_sweep(
+            GRID, path, resume=True, on_progress=lambda *progress, told=told: told.append(progress)
+        )
         assert files_of(path) == expected
         assert len(told) == 2, "one block is evaluated, the others stay"
     shutil.rmtree(path / "schedule")

@@ -219,7 +219,7 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
     """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
     steps = section.get("efficiency", 1.0)
     if not isinstance(steps, list):
-        return Efficiency(shares=(_share(steps, f"{where}: efficiency"),))
+        return Efficiency(shares=(efficiency(steps, f"{where}: efficiency"),))
     sizes, shares = [], []
     for step in steps:
         check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")

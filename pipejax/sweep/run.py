@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xarray as xr
 
@@ -12,27 +12,13 @@ from pipejax.sweep.evaluation import Values, evaluate_block
 from pipejax.sweep.store import opened
 
 
-class Progress(NamedTuple):
-    """How far a sweep is.
-
-    Attributes:
-      points: that are done.
-      num_points: of the whole grid.
-      is_new: whether they were evaluated now; those of an earlier run are told first, in one.
-    """
-
-    points: int
-    num_points: int
-    is_new: bool
-
-
 def run_sweep(
     given: Sweep | Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
     resume: bool = False,
     scheduler: str | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
 ) -> xr.Dataset:
     """Evaluate a grid into a Zarr store.
 
@@ -41,7 +27,8 @@ def run_sweep(
       out: path of the store.
       resume: whether to go on with a store that is there; blocks that are whole stay.
       scheduler: address of a Dask scheduler whose workers evaluate; this process if None.
-      on_progress: called after every block.
+      on_progress: called with the points that are done and those of the grid, first for what an
+        earlier run left, then after every block.
 
     Returns:
       The dataset, opened from the store: values are read when they are used.
@@ -64,16 +51,16 @@ def run_sweep(
     """
     sweep = given if isinstance(given, Sweep) else read_sweep(given)
     path = Path(out)
-    tell = on_progress or (lambda progress: None)
+    tell = on_progress or (lambda points, num_points: None)
     with opened(sweep, path, resume=resume) as store:
         blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
-        tell(Progress(done, sweep.num_points, False))
+        tell(done, sweep.num_points)
         for number, values in _evaluated(sweep, missing, scheduler):
             store.write(blocks[number], values)
             done += blocks[number].num_points
-            tell(Progress(done, sweep.num_points, True))
+            tell(done, sweep.num_points)
     return xr.open_zarr(path, chunks=None)
 
 

@@ -10,16 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -49,24 +40,24 @@ def sweep(
     from pipejax.sweep import read_sweep, run_sweep
 
     grid = read_sweep(file)
-    told = {"from_before": 0, "new": 0}
+    done: list[int] = []  # points of an earlier run, then those after each block
     began = time.perf_counter()
     try:
         with _bar(grid.num_points) as move:
 
-            def on_progress(progress: Any) -> None:
-                key = "new" if progress.is_new else "from_before"
-                told[key] = progress.points - (told["from_before"] if progress.is_new else 0)
-                move(progress.points)
+            def on_progress(points: int, _: int) -> None:
+                done.append(points)
+                move(points)
 
             run_sweep(
                 grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress
             ).close()
     except KeyboardInterrupt:
+        new = done[-1] - done[0] if done else 0
         raise ValueError(
-            f"interrupted after {told['new']} points: {out} keeps them, go on with --resume"
+            f"interrupted after {new} points: {out} keeps them, go on with --resume"
         ) from None
-    _print(grid, out, told, time.perf_counter() - began, json)
+    _print(grid, out, done[0], time.perf_counter() - began, json)
 
 
 class _Rate(ProgressColumn):
@@ -80,23 +71,14 @@ class _Rate(ProgressColumn):
 @contextmanager
 def _bar(num_points: int) -> Iterator[Callable[[int], None]]:
     """Show progress with rate and time left on stderr, where a person sees it."""
-    columns = (
-        TextColumn("sweep"),
-        BarColumn(),
-        TaskProgressColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
     shown = Console(stderr=True)
     with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
         task = progress.add_task("sweep", total=num_points)
-
         yield lambda points: progress.update(task, completed=points)
 
 
-def _print(grid: Any, out: Path, told: dict[str, int], seconds: float, json: bool) -> None:
+def _print(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -> None:
     import xarray as xr
 
     from pipejax.sweep import STATUS
@@ -105,13 +87,14 @@ def _print(grid: Any, out: Path, told: dict[str, int], seconds: float, json: boo
         counted = np.bincount(data.status.values.ravel(), minlength=len(STATUS))
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         reasons = sorted({str(text) for text in np.ravel(data.reason.values)} - {""})
-    rate = told["new"] / seconds
+    new = grid.num_points - from_before
+    rate = new / seconds
     result = {
         "out": str(out),
         "points": grid.num_points,
         "dimensions": grid.sizes,
         **{name.replace(" ", "_"): int(n) for name, n in zip(STATUS, counted, strict=True)},
-        "evaluated_now": told["new"],
+        "evaluated_now": new,
         "seconds": seconds,
         "points_per_second": rate,
         "bytes": size,
@@ -128,8 +111,8 @@ def _print(grid: Any, out: Path, told: dict[str, int], seconds: float, json: boo
         soft_wrap=True,
     )
     shown.print(
-        f"evaluated {told['new']:,} in {seconds:.1f} s: {rate:,.0f} points/s"
-        + (f"; {told['from_before']:,} were there" if told["from_before"] else "")
+        f"evaluated {new:,} in {seconds:.1f} s: {rate:,.0f} points/s"
+        + (f"; {from_before:,} were there" if from_before else "")
     )
     table = Table("status", "points", show_header=False, box=None)
     for name, count in zip(STATUS, counted, strict=True):
