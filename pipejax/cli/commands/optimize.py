@@ -136,7 +136,7 @@ def optimize(
         print_report(outcome)
 
 
-class _Task(NamedTuple):
+class _PosedTask(NamedTuple):
     """What is to be optimised."""
 
     table: ScheduleTable
@@ -152,7 +152,7 @@ def _pose(
     limit: MemoryLimit,
     offload: Text,
     load: Text,
-) -> _Task:
+) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
     host = {
         name: parse_seconds(text, f"--{name}")
@@ -184,7 +184,7 @@ def _pose(
     table = choice._replace(pricing=pricing._replace(of=price)).build()
     costs = price(table)
     room = limit.room(table, activations, pricing.workload)
-    return _Task(table, costs, room, bool(host) or _takes_time(costs))
+    return _PosedTask(table, costs, room, bool(host) or _takes_time(costs))
 
 
 def _takes_time(costs: "Costs") -> bool:

@@ -85,7 +85,7 @@ class TransferOrder:
         return max(0.0, self.makespan / self.free_bound - 1) if self.free_bound else 0.0
 
 
-class _Found(NamedTuple):
+class _FoundOrder(NamedTuple):
     """An order and its finish times."""
 
     order: Order
@@ -206,7 +206,7 @@ class _Search:
         )
         makespans = finish.max(axis=1)
         first = int(makespans.argmin())
-        self.best = self.current = _Found(orders[first], finish[first])
+        self.best = self.current = _FoundOrder(orders[first], finish[first])
         return makespans.tolist()
 
     def run(self, iterations: int, deadline: float | None, progress: Progress | None) -> str:
@@ -248,7 +248,7 @@ class _Search:
         rests &= makespans >= self.best.makespan
         # among equals any may be taken: a plateau is crossed at random
         chosen = int(np.lexsort((self._rng.random(len(rests)), makespans, rests))[0])
-        self.current = _Found(orders[chosen], finish[chosen])
+        self.current = _FoundOrder(orders[chosen], finish[chosen])
         self._rests_until[moves.transfer[chosen]] = iteration + self._rng.integers(*REST)
         self._stale += 1
         if self.current.makespan < self.best.makespan:
@@ -259,5 +259,5 @@ class _Search:
         order = by_start(self.graph, *self.best)
         for _ in range(SHAKES):
             (order,) = moved(order, nearby(self.graph, order, 1, self._rng))
-        self.current = _Found(order, self._finish(order[None])[0])
+        self.current = _FoundOrder(order, self._finish(order[None])[0])
         self._stale = 0
