@@ -86,6 +86,12 @@ def test_a_share_that_is_given_is_taken(answer, table):
     whole = dataclasses.replace(WORKLOAD, weight_share=1.0)
     assert given["memory_bytes"] == pj.memory_bytes(whole, table).tolist()
     assert given["activation_memory"]["weight_share"] == 1.0
+    share = ["--workers", WORKERS, *MODEL, "--system", "a100", "--weight-share", 1]
+    row = answer("compare", "--schedules", "zb-h1", "--microbatches", MICROBATCHES, *share)["rows"]
+    assert row[0]["memory_bytes"] == given["memory_bytes"]
+    tuned = answer("tune", "--schedule", "zb-h1", *share)
+    sizes = {s["microbatches"]: s["memory_bytes"] for s in tuned["exhaustive"]["sizes"]}
+    assert sizes[MICROBATCHES] == pytest.approx(max(given["memory_bytes"]), rel=1e-12)
     with pytest.raises(ValueError, match=r"weight_share must be a number from 0 to 1, got 1\.5"):
         dataclasses.replace(WORKLOAD, weight_share=1.5)
 

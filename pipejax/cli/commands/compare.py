@@ -1,6 +1,6 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +9,7 @@ from rich.progress import track
 from rich.table import Table
 
 from pipejax.cli.options.groups import JsonFlag, Pricing, required
-from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import Links
@@ -30,7 +30,7 @@ def compare(
     """Compare schedules as published formula, idealised table and communication-aware run."""
     priced = required(pricing)
     names = schedule_names(schedules)
-    check_options(options, names)
+    check_options(options, names, OF_RUNS if priced.workload is not None else ())
     points = [(name, count) for count in _counts(microbatches) for name in names]
     rows = [_row(name, workers, count, options, priced, links) for name, count in _track(points)]
     if all("error" in row for row in rows):
@@ -62,14 +62,15 @@ def schedule_names(text: str) -> list[str]:
     return names
 
 
-def check_options(options: TableOptions, names: list[str]) -> None:
+def check_options(options: TableOptions, names: list[str], also: Sequence[str] = ()) -> None:
     """Refuse an option that none of the schedules has.
 
     Raises:
       ValueError: if there is one.
     """
     for option in options.options:
-        if option != "slots" and not any(option in REGISTRY[name].options for name in names):
+        known = any(option in REGISTRY[name].options for name in names)
+        if option not in ("slots", *also) and not known:
             flag = f"--{option.replace('_', '-')}"
             raise ValueError(f"{flag}: none of {', '.join(names)} has this option")
 

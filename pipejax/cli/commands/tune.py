@@ -85,7 +85,7 @@ def tune(
         microbatch_size=microbatch_size,
         prices=None if prices is None else _parse_prices(prices),
         budget=None if budget is None else parse_seconds(budget, "--budget"),
-        **options.options,
+        **options.of_table(schedule),
     )
     result = dataclasses.asdict(found) | {"what": what, "schedule": schedule, "workers": workers}
     result |= {"link": links.model, "minibatch": minibatch, **result.pop("setting")}

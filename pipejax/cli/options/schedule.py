@@ -41,15 +41,18 @@ class TableOptions(NamedTuple):
         """
         size = {"num_workers": workers, "num_microbatches": microbatches}
         builder = schedules.REGISTRY.get(schedule)
-        given = self.options
-        if builder is not None:
-            takes = builder.options
-            given = {k: v for k, v in given.items() if k in takes or k not in OF_RUNS}
-            if builder.planned and costs_of is not None and "slots" not in given:
-                like = schedules.build("1f1b", **size)  # one stage per worker, as all of these
-                times = times_of(costs_of(like))
-                given = {k: v for k, v in times.items() if k in ("slots", *takes)} | given
+        given = self.of_table(schedule)
+        if builder is not None and builder.planned and costs_of and "slots" not in given:
+            like = schedules.build("1f1b", **size)  # one stage per worker, as all of these
+            times = times_of(costs_of(like))
+            given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
         return schedules.build(schedule, **size, **given)
+
+    def of_table(self, schedule: str) -> dict[str, Any]:
+        """Leave out what says something of the run alone: the schedule does not have it."""
+        builder = schedules.REGISTRY.get(schedule)
+        takes = () if builder is None else builder.options
+        return {k: v for k, v in self.options.items() if k in takes or k not in OF_RUNS}
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
