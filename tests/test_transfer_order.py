@@ -19,7 +19,7 @@ from pipejax.engine.lowering.communication_cells import order_of, producer_order
 from pipejax.schedules.cells.ops import COMMUNICATION
 from pipejax.schedules.table.links import QUEUES
 from pipejax.search.transfers import search as transfer_order
-from pipejax.search.transfers.graph import finish_of_orders, transfer_graph
+from pipejax.search.transfers.graph import finish_of_orders, legal_range, transfer_graph
 from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
 from pipejax.search.transfers.moves import moved, nearby, propose
 
@@ -153,6 +153,29 @@ def test_legal_orders_are_run_as_their_tables_are(case, communication, data, see
         ordered = pj.insert_transfers(table, orders[k])
         assert ops_of(ordered) == ops_of(table)
         assert pj.evaluate(ordered, case.costs, link=links).makespan == makespans[k]
+
+
+OFFLOADING = [
+    ["0F0", "", "", "0F1", "0O1", "0WAIT_O1", "0F2", "", "", "0L1", "0B0", "0B1", "0B2"],
+    ["", "1F0", "1O0", "1F1", "1F2", "", "", "1L0", "1B0", "1B1", "1B2"],
+]
+
+
+@pytest.mark.parametrize("groups", [(), ((0, 1),)])
+def test_transfers_wait_for_other_rows_on_a_shared_host_link(groups):
+    table, links = pj.ScheduleTable.from_rows(OFFLOADING), pj.Links("rendezvous", "worker", groups)
+    graph = transfer_graph(table, pj.Costs(forward=1.0, backward=2.0, offload=1.0), links)
+    sent = graph.program.messages
+    first, last = (
+        int(np.flatnonzero((sent.phase == pj.Phase.SEND_F) & (sent.microbatch == m))[0])
+        for m in (0, 2)
+    )
+    order = producer_order(table, links)
+    position = np.argsort(order)
+    low, high = legal_range(graph, position)
+    # 0F2 waits for 0O1, that for 1O0 on their link, and that for what 1F0 received
+    assert low[last] == (position[first] if groups else -1)
+    assert (high[first] <= position[last]) == bool(groups)
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), data=st.data())

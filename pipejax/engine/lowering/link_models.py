@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import SOURCE
-from pipejax.engine.lowering.program_builder import Draft
+from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
@@ -64,8 +64,8 @@ class Carried(NamedTuple):
     lag: Int[NumpyArray, " messages"]
 
 
-def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyArray:
-    return draft.add_nodes(
+def _add_nodes(builder: ProgramBuilder, messages: Messages, duration: NumpyArray) -> NumpyArray:
+    return builder.add_nodes(
         duration=duration,
         phase=messages.phase,
         stage=messages.stage,
@@ -77,46 +77,62 @@ def _add_nodes(draft: Draft, messages: Messages, duration: NumpyArray) -> NumpyA
 
 
 def _delay(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
+    builder: ProgramBuilder,
+    messages: Messages,
+    layout: CostLayout,
+    table: ScheduleTable,
+    links: Links,
 ) -> Carried:
     """The consumer starts latency + transmit later; the message uses no resource."""
     del table, links
     lag = layout.message(messages.direction, messages.pipe, messages.boundary)
-    draft.add_edges(messages.producer, messages.consumer, lag)
+    builder.add_edges(messages.producer, messages.consumer, lag)
     return Carried(np.full_like(messages.producer, SOURCE), lag)
 
 
 def _queued(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
+    builder: ProgramBuilder,
+    messages: Messages,
+    layout: CostLayout,
+    table: ScheduleTable,
+    links: Links,
 ) -> Carried:
     """A directed pair of workers transmits one message at a time."""
     del links
     where = messages.direction, messages.pipe, messages.boundary
-    nodes = _add_nodes(draft, messages, layout.transmit(*where))
-    draft.add_edges(messages.producer, nodes, ZERO)
-    draft.add_chains(nodes, messages.sender * table.num_workers + messages.receiver)
-    draft.add_edges(nodes, messages.consumer, layout.latency(*where))
+    nodes = _add_nodes(builder, messages, layout.transmit(*where))
+    builder.add_edges(messages.producer, nodes, ZERO)
+    builder.add_chains(nodes, messages.sender * table.num_workers + messages.receiver)
+    builder.add_edges(nodes, messages.consumer, layout.latency(*where))
     return Carried(nodes, layout.latency(*where))
 
 
 def _blocking(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
+    builder: ProgramBuilder,
+    messages: Messages,
+    layout: CostLayout,
+    table: ScheduleTable,
+    links: Links,
 ) -> Carried:
     """As queued, and the sender's next op waits until its messages are transmitted."""
-    carried = _queued(draft, messages, layout, table, links)
-    next_op = draft.next_in_row(messages.producer)
+    carried = _queued(builder, messages, layout, table, links)
+    next_op = builder.next_in_row(messages.producer)
     followed = next_op >= 0
-    draft.add_edges(carried.node[followed], next_op[followed], ZERO)
+    builder.add_edges(carried.node[followed], next_op[followed], ZERO)
     return carried
 
 
 def _rendezvous(
-    draft: Draft, messages: Messages, layout: CostLayout, table: ScheduleTable, links: Links
+    builder: ProgramBuilder,
+    messages: Messages,
+    layout: CostLayout,
+    table: ScheduleTable,
+    links: Links,
 ) -> Carried:
     """A SEND and its RECV are one transfer, in order in the queues of both workers."""
     where = messages.direction, messages.pipe, messages.boundary
-    nodes = _add_nodes(draft, messages, layout.message(*where))
-    draft.add_edges(messages.producer, nodes, ZERO)
+    nodes = _add_nodes(builder, messages, layout.message(*where))
+    builder.add_edges(messages.producer, nodes, ZERO)
     send_rank, receive_rank = (
         _ranks_by_cells(messages, table)
         if table.has_communication
@@ -124,8 +140,8 @@ def _rendezvous(
     )
     key = queue_keys(links.queues, messages.sender, messages.receiver, messages.direction).ravel()
     order = np.argsort(np.concatenate([send_rank, receive_rank]), kind="stable")
-    draft.add_chains(np.tile(nodes, 2)[order], key[order])
-    draft.add_edges(nodes, messages.consumer, ZERO)
+    builder.add_chains(np.tile(nodes, 2)[order], key[order])
+    builder.add_edges(nodes, messages.consumer, ZERO)
     return Carried(nodes, np.full_like(nodes, ZERO))
 
 
@@ -171,7 +187,7 @@ def _ranks_by_end(
 
 
 LINK_MODELS: Mapping[
-    str, Callable[[Draft, Messages, CostLayout, ScheduleTable, Links], Carried]
+    str, Callable[[ProgramBuilder, Messages, CostLayout, ScheduleTable, Links], Carried]
 ] = {
     "delay": _delay,
     "queued": _queued,

@@ -13,7 +13,7 @@ from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.link_models import LINK_MODELS, Messages
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
-from pipejax.engine.lowering.program_builder import Draft
+from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import EXECUTED, HOST, TIMED, Phase
@@ -68,20 +68,20 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
         phases=_timed(table.phase[~fused]),
         paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
     )
-    draft = Draft(table)
+    builder = ProgramBuilder(table)
     found = table.dependencies
-    node_of_cell = _add_rows(draft, table, layout, pair_of_cell)
+    node_of_cell = _add_rows(builder, table, layout, pair_of_cell)
     if table.offloads:
-        _add_host_ops(draft, table, layout, node_of_cell, found, links)
+        _add_host_ops(builder, table, layout, node_of_cell, found, links)
     if step_end:
         add = _add_reductions if table.updates_within else _add_step_end
-        add(draft, table, layout, node_of_cell)
+        add(builder, table, layout, node_of_cell)
     messages = _messages(table, node_of_cell, found.messages())
-    carried = LINK_MODELS[links.model](draft, messages, layout, table, links)
+    carried = LINK_MODELS[links.model](builder, messages, layout, table, links)
     pair_index = np.stack(
         [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
     )
-    return draft.finish(
+    return builder.finish(
         node_of_cell=node_of_cell,
         messages=MessageTable(
             producer=messages.producer,
@@ -127,7 +127,7 @@ def _distinct_pairs(
 
 
 def _add_rows(
-    draft: Draft, table: ScheduleTable, layout: CostLayout, pair_of_cell: NumpyArray
+    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, pair_of_cell: NumpyArray
 ) -> Int[NumpyArray, "workers slots"]:
     """Add a node per op, chained by row; return the node of each cell."""
     cells = row_order(table, EXECUTED)
@@ -135,18 +135,18 @@ def _add_rows(
     pair = pair_of_cell[cells]
     duration = np.where(pair >= 0, layout.pair(pair), layout.op(phase, stage))
     worker = cells // table.num_slots
-    nodes = draft.add_nodes(
+    nodes = builder.add_nodes(
         duration=duration, phase=phase, stage=stage, microbatch=microbatch, pipe=pipe, worker=worker
     )
     same_row = worker[1:] == worker[:-1]
-    draft.add_edges(nodes[:-1][same_row], nodes[1:][same_row], ZERO)
+    builder.add_edges(nodes[:-1][same_row], nodes[1:][same_row], ZERO)
     node_of_cell = np.full(table.cells.phase.size, SOURCE)
     node_of_cell[cells] = nodes
     return node_of_cell.reshape(table.cells.phase.shape)
 
 
 def _add_host_ops(
-    draft: Draft,
+    builder: ProgramBuilder,
     table: ScheduleTable,
     layout: CostLayout,
     node_of_cell: NumpyArray,
@@ -157,13 +157,13 @@ def _add_host_ops(
     cells = row_order(table, HOST)
     phase, stage, microbatch, pipe = (array.ravel()[cells] for array in table.cells)
     nodes = node_of_cell.reshape(-1)
-    nodes[cells] = draft.add_nodes(
+    nodes[cells] = builder.add_nodes(
         duration=layout.op(phase, stage), phase=phase, stage=stage, microbatch=microbatch, pipe=pipe
     )
     tail, head = host_edges(table, links)
-    draft.add_edges(nodes[tail], nodes[head], ZERO)
+    builder.add_edges(nodes[tail], nodes[head], ZERO)
     waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
-    draft.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
+    builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
 def _messages(table: ScheduleTable, node_of_cell: NumpyArray, found: Dependencies) -> Messages:
@@ -186,7 +186,7 @@ def _messages(table: ScheduleTable, node_of_cell: NumpyArray, found: Dependencie
 
 
 def _add_reductions(
-    draft: Draft, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
+    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
 ) -> None:
     """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
     update_cell = find_versions(table.content).update_cell
@@ -195,18 +195,18 @@ def _add_reductions(
     last = np.full(len(update), NOWHERE)  # gradient before each update
     np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
     stage, nodes = table.stage.ravel()[update], node_of_cell.ravel()
-    reductions = draft.add_nodes(
+    reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stage),
         phase=np.full_like(stage, Phase.A),
         stage=stage,
         microbatch=table.microbatch.ravel()[update],
     )
-    draft.add_edges(nodes[last], reductions, ZERO)
-    draft.add_edges(reductions, nodes[update], ZERO)
+    builder.add_edges(nodes[last], reductions, ZERO)
+    builder.add_edges(reductions, nodes[update], ZERO)
 
 
 def _add_step_end(
-    draft: Draft, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
+    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
 ) -> None:
     """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
     place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
@@ -216,14 +216,14 @@ def _add_step_end(
     copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
     copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
     stages = np.arange(table.num_stages)
-    reductions = draft.add_nodes(
+    reductions = builder.add_nodes(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
     worker, stage = copies.T
     last = node_of_cell[worker, place[worker, stage]]
-    draft.add_edges(last, reductions[stage], ZERO)
-    row_end = draft.row_ends()
-    updates = draft.add_nodes(
+    builder.add_edges(last, reductions[stage], ZERO)
+    row_end = builder.row_ends()
+    updates = builder.add_nodes(
         duration=layout.op(Phase.U, stage),
         phase=np.full_like(stage, Phase.U),
         stage=stage,
@@ -231,5 +231,5 @@ def _add_step_end(
     )
     is_first = np.append(True, worker[1:] != worker[:-1])
     before = np.where(is_first, row_end[worker], np.roll(updates, 1))
-    draft.add_edges(before, updates, ZERO)
-    draft.add_edges(reductions[stage], updates, ZERO)
+    builder.add_edges(before, updates, ZERO)
+    builder.add_edges(reductions[stage], updates, ZERO)

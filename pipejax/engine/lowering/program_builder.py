@@ -16,7 +16,7 @@ _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender
 _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused
 
 
-class Draft:
+class ProgramBuilder:
     """Collects nodes and edges; node 0 is the source."""
 
     def __init__(self, table: ScheduleTable) -> None:
