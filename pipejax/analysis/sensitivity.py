@@ -131,7 +131,10 @@ def elasticities(
 
         time, slopes = jax.value_and_grad(step_time)(jnp.zeros(len(PARAMETERS)))
     time = float(time)
-    elasticity = {name: float(slope) for name, slope in zip(PARAMETERS, slopes / time, strict=True)}
+    elasticity = {
+        name: float(slope)
+        for name, slope in zip(PARAMETERS, np.asarray(slopes) / time, strict=True)
+    }
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Elasticities(time, elasticity, share)
 
