@@ -383,7 +383,7 @@ MISTAKES = {
     ),
     "bad weight share": (
         [E, "--schedule", "zb-1p", *ONE[2:], *TIMES, "--weight-share", "2"],
-        "weight_share must be a number from 0 to 1, got 2",
+        "--weight-share must be a number from 0 to 1, got 2",
     ),
     "bad shares": (
         [E, "--schedule", "chimera-asymmetric", *ONE[2:], *TIMES, "--stage-shares", "1,2"],
