@@ -44,10 +44,11 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
     return app
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"pipejax {pj.__version__}")
         raise typer.Exit
+    return wanted
 
 
 def _program(
