@@ -285,6 +285,7 @@ def test_what_no_time_can_be_is_refused(wrong, field):
 
 
 @pytest.mark.compiles
+@pytest.mark.usefixtures("unchecked")
 def test_traced_values_of_a_wrong_type_are_refused():
     for wrong in (jnp.array(True), jnp.array(1j)):
         with pytest.raises(ValueError, match="forward must be a number or an array of them"):
@@ -292,6 +293,7 @@ def test_traced_values_of_a_wrong_type_are_refused():
 
 
 @pytest.mark.compiles
+@pytest.mark.usefixtures("unchecked")
 def test_types_of_numbers():
     assert type(pj.Costs(forward=1).forward) is float
     assert pj.Costs(forward=np.arange(3)).forward.dtype == np.float64
