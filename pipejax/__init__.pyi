@@ -13,6 +13,7 @@ from pipejax.analysis.evaluate import Evaluation as Evaluation, evaluate as eval
 from pipejax.analysis.head_of_line_blocking import transfer_waits as transfer_waits
 from pipejax.analysis.jitter import jitter as jitter
 from pipejax.analysis.robustness import robustness as robustness
+from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
@@ -47,6 +48,7 @@ from pipejax.schedules.table.table_files import read_table as read_table, write_
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order
+from pipejax.search.tuning.tune import tune as tune
 from pipejax.sweep.declaration import read_sweep as read_sweep
 from pipejax.sweep.run import run_sweep as run_sweep
 

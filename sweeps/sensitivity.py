@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.sensitivity import PARAMETERS, RESOURCES, Elasticities, elasticities, swings
+from pipejax.analysis.sensitivity import PARAMETERS, RESOURCES, Sensitivity, swings
 from pipejax.base.provenance import provenance
 from sweeps.command import write
 
@@ -55,7 +55,7 @@ class Found(NamedTuple):
       ends: by parameter, step time [s] at each of `FACTORS`.
     """
 
-    at: Elasticities
+    at: Sensitivity
     ends: Mapping[str, tuple[float, float]]
 
 
@@ -99,9 +99,8 @@ def _find(setting: Setting) -> Found:
         recompute=setting.recompute,
     )
     system = pj.load_system(setting.system)
-    return Found(
-        elasticities(table, workload, system), swings(table, workload, system, factors=FACTORS)
-    )
+    ends = swings(table, workload, system, factors=FACTORS)
+    return Found(pj.sensitivity(table, workload, system), ends)
 
 
 def _label(settings: Mapping[str, Setting], found: Sequence[Found]) -> xr.Dataset:

@@ -52,11 +52,13 @@ NAMES = [
     "robustness",
     "run_sweep",
     "schedules",
+    "sensitivity",
     "slack",
     "stage_costs",
     "staleness",
     "training",
     "transfer_waits",
+    "tune",
     "write_table",
 ]
 

@@ -10,7 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis import sensitivity
-from pipejax.analysis.sensitivity import MODEL_PARAMETERS, elasticities, resource_shares, swings
+from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings
 from pipejax.cli.app import run
 from pipejax.costs.roofline import NEAR, stage_work, work_costs, work_on_systems
 from pipejax.costs.system import FIELDS
@@ -94,7 +94,7 @@ def step_time(program, table, workload, system, parameter, factor):
 )
 def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
     table, workload, system = case(name)
-    found = elasticities(table, workload, system, link=link)
+    found = pj.sensitivity(table, workload, system, link=link)
     costs, program = pj.stage_costs(workload, system, table), pj.lower(table, link=link)
     assert found.step_time == pytest.approx(
         pj.evaluate(table, costs, link=link).makespan, rel=1e-13
@@ -156,9 +156,9 @@ def test_a_batch_has_the_shares_of_its_members():
     work = work_on_systems(workload, table, np.full(len(others), 8))
     times, shares = map(np.asarray, resource_shares(pj.lower(table), work, stacked))
     for one, row in zip(others, shares, strict=True):
-        alone = elasticities(table, workload, one)
+        alone = pj.sensitivity(table, workload, one)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)
-    assert times[0] == pytest.approx(elasticities(table, workload, others[0]).step_time)
+    assert times[0] == pytest.approx(pj.sensitivity(table, workload, others[0]).step_time)
 
 
 def test_swings_are_exact_evaluations():
@@ -178,10 +178,10 @@ def test_other_systems_and_models_do_not_recompile():
         (dataclasses.replace(workload, model=pj.load_model("gpt3-175b"), minibatch=32), system),
     ]
     rebuilt, _, _ = case("chimera on a slow network")
-    found = [elasticities(table, workload, system).step_time]
+    found = [pj.sensitivity(table, workload, system).step_time]
     swings(table, workload, system)
     compiled = sensitivity._prices._cache_size()
-    found += [elasticities(table, *other).step_time for other in others]
+    found += [pj.sensitivity(table, *other).step_time for other in others]
     for other in others:
         swings(rebuilt, *other)
     assert sensitivity._prices._cache_size() == compiled
@@ -218,7 +218,7 @@ def test_command(capsys, tmp_path):
     result = json.loads(capsys.readouterr().out)
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-    found = elasticities(table, workload, pj.load_system("mid_nw_mid_cp"))
+    found = pj.sensitivity(table, workload, pj.load_system("mid_nw_mid_cp"))
     assert result["step_time"] == pytest.approx(found.step_time)
     assert result["elasticity"] == pytest.approx(found.elasticity)
     assert result["bound_by"] == found.bound_by == "compute.peak"

@@ -10,7 +10,7 @@ import pytest
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
-from pipejax.analysis.sensitivity import RESOURCES, elasticities
+from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
@@ -95,7 +95,7 @@ def test_points_are_single_evaluations(data):
         assert STATUS[int(at.status)] == ("feasible" if fits else "out of memory")
         assert float(at.share.sum()) == pytest.approx(1, abs=1e-5)
         assert int(at.bound_by) == int(at.share.argmax("resource"))
-    found = elasticities(table, workload, system)
+    found = pj.sensitivity(table, workload, system)
     np.testing.assert_allclose(at.share, list(found.share.values()), atol=1e-6)
     assert RESOURCES[int(at.bound_by)] == found.bound_by
 

@@ -36,7 +36,6 @@ from pipejax.search.tuning.rounding import (
 from pipejax.search.tuning.schedule_family import ScheduleFamily
 from pipejax.search.tuning.stage_choices import LAYERS, RECOMPUTED, RECOMPUTED_ALIKE
 from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
-from pipejax.search.tuning.tune import tune
 
 pytestmark = pytest.mark.compiles
 
@@ -426,9 +425,9 @@ def test_a_second_call_compiles_nothing():
         step_time_objective._valued,
         descent._move,
     )
-    first = tune("1f1b", 4, workload, SYSTEM, method="both")
+    first = pj.tune("1f1b", 4, workload, SYSTEM, method="both")
     compiled = [each._cache_size() for each in jitted]
-    again = tune("1f1b", 4, workload, pj.load_system("b200"), method="both")
+    again = pj.tune("1f1b", 4, workload, pj.load_system("b200"), method="both")
     assert [each._cache_size() for each in jitted] == compiled
     assert again.step_time < first.step_time
 

@@ -62,7 +62,7 @@ PARAMETERS = (
 
 
 @short_repr
-class Elasticities(NamedTuple):
+class Sensitivity(NamedTuple):
     """What the step time depends on, and how strongly.
 
     Attributes:
@@ -74,7 +74,7 @@ class Elasticities(NamedTuple):
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-      >>> found = elasticities(table, workload, pj.load_system("slow_nw_mid_cp"))
+      >>> found = pj.sensitivity(table, workload, pj.load_system("slow_nw_mid_cp"))
       >>> found.bound_by, round(found.elasticity["network.bandwidth"], 2)
       ('compute.peak', -0.05)
     """
@@ -89,13 +89,13 @@ class Elasticities(NamedTuple):
         return max(self.share, key=lambda name: self.share[name])
 
 
-def elasticities(
+def sensitivity(
     table: ScheduleTable,
     workload: Workload,
     system: System,
     *,
     link: str | Links = "delay",
-) -> Elasticities:
+) -> Sensitivity:
     """Find the elasticity of the step time to every parameter of model and system.
 
     The number of microbatches and the order of the ops stay as they are; numbers of the model are
@@ -118,7 +118,7 @@ def elasticities(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
       >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
-      >>> found = elasticities(table, workload, pj.load_system("mid_nw_mid_cp"))
+      >>> found = pj.sensitivity(table, workload, pj.load_system("mid_nw_mid_cp"))
       >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
       0.992, all 1.000
     """
@@ -136,7 +136,7 @@ def elasticities(
         for name, slope in zip(PARAMETERS, np.asarray(slopes) / time, strict=True)
     }
     share = {name: power * elasticity[name] for name, power in POWER.items()}
-    return Elasticities(time, elasticity, share)
+    return Sensitivity(time, elasticity, share)
 
 
 def swings(

@@ -41,9 +41,10 @@ def run_sweep(
 
     Example:
       >>> import tempfile
+      >>> import pipejax as pj
       >>> grid = {"schedules": ["gpipe", "1f1b"], "workers": 4, "minibatch": 8,
       ...         "microbatch_size": [1, 3], "models": "tabular-128l", "systems": "fast_nw_slow_cp"}
-      >>> data = run_sweep(grid, f"{tempfile.mkdtemp()}/out.zarr")
+      >>> data = pj.run_sweep(grid, f"{tempfile.mkdtemp()}/out.zarr")
       >>> data.step_time.sel(schedule="1f1b").values.round(1).tolist()
       [20.3, nan]
       >>> str(data.reason.sel(schedule="1f1b", microbatch_size=3).item())

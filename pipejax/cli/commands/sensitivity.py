@@ -13,7 +13,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
-    from pipejax.analysis.sensitivity import Elasticities
+    from pipejax.analysis.sensitivity import Sensitivity
 
 
 BAR = 20  # columns of the longest bar
@@ -32,7 +32,7 @@ def sensitivity(
     json: JsonFlag = False,
 ) -> None:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
-    from pipejax.analysis.sensitivity import elasticities, swings
+    from pipejax.analysis.sensitivity import sensitivity as find, swings
 
     priced = required(pricing)
     if priced.workload is None or priced.system is None:
@@ -44,7 +44,7 @@ def sensitivity(
         raise ValueError(f"--factor must be above 1, got {factor:g}")
     check_out(out, DRAWING)
     factors = 1 / factor, factor
-    found = elasticities(table, priced.workload, priced.system, link=links)
+    found = find(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
     if out is not None:
         _draw(out, table.name, found, ends, factors)
@@ -73,7 +73,7 @@ def sensitivity(
 
 
 def _table(
-    found: "Elasticities", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
+    found: "Sensitivity", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
 ) -> Table:
     """One row per parameter, the strongest first."""
     grid = Table(
@@ -98,7 +98,7 @@ def _table(
 def _draw(
     out: Path,
     name: str,
-    found: "Elasticities",
+    found: "Sensitivity",
     ends: dict[str, tuple[float, float]],
     factors: tuple[float, float],
 ) -> None:

@@ -120,9 +120,8 @@ def tune(
 
     Example:
       >>> import pipejax as pj
-      >>> from pipejax.search.tuning.tune import tune
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> found = tune("1f1b", 4, workload, pj.load_system("h100"))
+      >>> found = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
       >>> found.microbatch_size, found.microbatches, found.method
       (1, 32, 'exhaustive')
     """
