@@ -25,7 +25,6 @@ from pipejax.costs.model import load_model
 from pipejax.costs.roofline import stage_work, work_costs
 from pipejax.costs.system import System, load_system
 from pipejax.costs.workload import Workload, stage_bytes
-from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import (
@@ -67,7 +66,11 @@ def run(
     """
     program = pj.lower(table)
     size = 1 << (program.num_nodes - 1).bit_length()
-    padded = pad(program, num_nodes=size, max_preds=max(4, program.max_preds))
+    widths = [(0, size - program.num_nodes), (0, max(0, 4 - program.max_preds))]
+    preds, duration_index, lag_index = (  # one compiled shape for many programs
+        np.pad(part, widths[: np.ndim(part)])
+        for part in (program.preds, program.duration_index, program.lag_index)
+    )
     group = np.array(
         [SHARES.index(g) if g in SHARES else len(SHARES) for g in program.layout.groups]
     )
@@ -80,11 +83,11 @@ def run(
     )
     vectors = jax.vmap(lambda one: jnp.asarray(cost_vector(program, one)))(costs)
     makespan, seconds = _run(
-        padded.preds,
-        padded.duration_index,
-        padded.lag_index,
-        group[padded.duration_index],
-        group[padded.lag_index],
+        preds,
+        duration_index,
+        lag_index,
+        group[duration_index],
+        group[lag_index],
         vectors,
     )
     busy = np.asarray(vectors) @ counts.T

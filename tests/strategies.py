@@ -4,6 +4,7 @@ A table is made by running it: op after op among those that could run next, in a
 appended to its worker's row. Whatever comes out can be executed, so it is legal.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -188,3 +189,17 @@ def price(table, rows, rng, pairs=False, step_end=False):
         {} if pair is None else dict(enumerate(map(float, pair))),
     )
     return Case(table, rows, costs, theirs)
+
+
+def padded(program, *, num_nodes, max_preds):
+    """A program with nodes and predecessors that change nothing: one compiled shape for many."""
+    rest = dict.fromkeys(("stage", "microbatch", "pipe", "worker", "sender", "receiver"), -1)
+    rest |= dict.fromkeys(("preds", "lag_index", "duration_index", "phase"), 0)
+    nodes, preds = (program.num_nodes, num_nodes), (program.max_preds, max_preds)
+    widths = [(0, wanted - own) for own, wanted in (nodes, preds)]
+    longer = {
+        name: np.pad(array, widths[: array.ndim], constant_values=value)
+        for name, value in rest.items()
+        for array in [np.asarray(getattr(program, name))]
+    }
+    return dataclasses.replace(program, **longer)

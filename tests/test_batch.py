@@ -18,7 +18,6 @@ from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.batched.interpreted_program import backward_program, forward_program
 from pipejax.engine.batched.single_xla_call import wide_vectors
-from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 
 pytestmark = pytest.mark.compiles
@@ -76,7 +75,7 @@ def one_by_one(program, costs, size):
 def test_interpreted_equals_one_by_one(data, link, seed):  # ties included: the same path is counted
     table, _ = data.draw(strategies.tables())
     program = pj.lower(table, link=link)
-    padded = pad(program, num_nodes=512, max_preds=8)
+    padded = strategies.padded(program, num_nodes=512, max_preds=8)
     costs = batch_of(table, 3, seed, dyadic=data.draw(st.booleans()))
     values, counts = pj.makespans_and_grad(program, costs)
     expected, gradients = one_by_one(padded, costs, 3)
@@ -425,7 +424,7 @@ def test_wrong_temperatures_are_refused(temperature):
 @given(case=strategies.cases(), link=LINKS)
 @settings(max_examples=10)
 def test_slack_is_what_a_node_may_take_longer(case, link):
-    program = pad(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)
+    program = strategies.padded(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)
     costs = pj.price(program, case.costs)
     late = np.asarray(pj.slack(program, costs))
     finish = np.asarray(pj.finish_times(program, costs))

@@ -10,7 +10,6 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.engine.lowering.program import pad
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import EXECUTED
@@ -29,7 +28,7 @@ _path = jax.jit(critical_path)
 def lowered(table, costs, link="delay", queues="worker", host_links=()):
     """Program padded to the common shape, and its node costs."""
     program = pj.lower(table, link=pj.Links(link, queues, host_links))
-    program = pad(program, num_nodes=NODES, max_preds=PREDS)
+    program = strategies.padded(program, num_nodes=NODES, max_preds=PREDS)
     return program, pj.price(program, costs)
 
 
@@ -158,7 +157,9 @@ def test_bounds(case, link):  # property 6
 def test_padding_changes_nothing(case, link):  # property 7
     program = pj.lower(case.table, link=pj.Links(*link))
     n, k = program.preds.shape
-    some, more = (pad(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2))
+    some, more = (
+        strategies.padded(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2)
+    )
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
     paths = [
         jax.tree.map(np.asarray, _path(p.preds, pj.price(p, case.costs))) for p in (some, more)

@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+import strategies
 from jax import monitoring
 from jitter_cases import LINKS, build, costs_of
 
@@ -13,7 +14,6 @@ from pipejax.analysis.head_of_line_blocking import queue_makespans
 from pipejax.base import longest_path
 from pipejax.base.remembered import MOST, remembered
 from pipejax.engine.lowering import lower
-from pipejax.engine.lowering.program import pad
 from pipejax.engine.recurrence import critical_path, slack
 from pipejax.schedules import REGISTRY
 
@@ -29,7 +29,7 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
     for link, queues in LINKS:
         run = pj.evaluate(table, costs, link=pj.Links(link, queues))
         program, n = run.program, run.program.num_nodes
-        padded = pad(program, num_nodes=512, max_preds=8)  # one compilation for all
+        padded = strategies.padded(program, num_nodes=512, max_preds=8)  # one compilation for all
         priced = pj.price(padded, costs)
         theirs = critical_path(padded.preds, priced)
         assert np.array_equal(run.node_finish, theirs.finish[:n])

@@ -14,9 +14,11 @@ import dataclasses
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import TIMED, Phase
 
 ZERO = 0  # position of the constant 0
+LINK_COSTS = ("latency", "transmit", "message")  # the last is latency + transmit
 _ROW = np.full(len(Phase), -1)
 _ROW[list(TIMED)] = np.arange(len(TIMED))
 
@@ -45,9 +47,7 @@ class CostLayout:
     def groups(self) -> tuple[str, ...]:
         """What each position costs: a phase letter, "pair", "latency", "transmit", "message"."""
         ops = tuple(phase.name for phase in TIMED for _ in range(self.num_stages))
-        links = tuple(
-            name for name in ("latency", "transmit", "message") for _ in range(self.num_boundaries)
-        )
+        links = tuple(name for name in LINK_COSTS for _ in range(self.num_boundaries))
         return ("", *ops, *["pair"] * self.num_pairs, *links)
 
     @property
@@ -64,16 +64,9 @@ class CostLayout:
         """Position of the time of a fused pair."""
         return np.asarray(1 + len(TIMED) * self.num_stages + pair)
 
-    def latency(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the latency of a message."""
+    def link(self, kind: str, messages: Dependencies) -> Int[NumpyArray, " messages"]:
+        """Positions of one of the `LINK_COSTS` of messages."""
         first = 1 + len(TIMED) * self.num_stages + self.num_pairs
-        link = (direction * self.num_pipes + pipe) * (self.num_stages - 1) + boundary
-        return np.asarray(first + link)
-
-    def transmit(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the transmit time of a message."""
-        return self.latency(direction, pipe, boundary) + self.num_boundaries
-
-    def message(self, direction: Index, pipe: Index, boundary: Index) -> Int[NumpyArray, "..."]:
-        """Position of the whole delay of a message: latency and transmit time."""
-        return self.latency(direction, pipe, boundary) + 2 * self.num_boundaries
+        first += LINK_COSTS.index(kind) * self.num_boundaries
+        pipe = messages.direction * self.num_pipes + messages.pipe
+        return first + pipe * (self.num_stages - 1) + messages.boundary

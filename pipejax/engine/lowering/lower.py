@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.link_models import LINK_MODELS, Messages
+from pipejax.engine.lowering.link_models import LINK_MODELS
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
@@ -68,37 +68,17 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
         phases=_timed(table.phase[~fused]),
         paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
     )
-    builder = ProgramBuilder(table)
-    found = table.dependencies
-    node_of_cell = _add_rows(builder, table, layout, pair_of_cell)
+    builder = ProgramBuilder(table, links, layout)
+    _add_rows(builder, pair_of_cell)
     if table.offloads:
-        _add_host_ops(builder, table, layout, node_of_cell, found, links)
+        _add_host_ops(builder)
     if step_end:
-        add = _add_reductions if table.updates_within else _add_step_end
-        add(builder, table, layout, node_of_cell)
-    messages = _messages(table, node_of_cell, found.messages())
-    carried = LINK_MODELS[links.model](builder, messages, layout, table, links)
-    pair_index = np.stack(
-        [layout.op(Phase.F, pairs[:, 0]), layout.op(pairs[:, 1], pairs[:, 2])], axis=1
-    )
-    return builder.finish(
-        node_of_cell=node_of_cell,
-        messages=MessageTable(
-            producer=messages.producer,
-            carrier=carried.node,
-            consumer=messages.consumer,
-            lag_index=carried.lag,
-            phase=messages.phase,
-            stage=messages.stage,
-            microbatch=messages.microbatch,
-            sender=messages.sender,
-            receiver=messages.receiver,
-        ),
-        pair_index=pair_index.astype(np.int32),
-        pair_stage=pairs[:, 0].astype(np.int32),
-        layout=layout,
-        links=links,
-    )
+        (_add_reductions if table.updates_within else _add_step_end)(builder)
+    found = table.dependencies.messages()
+    # in the order in which their producers stand in their rows
+    found = found.take(np.lexsort((found.direction, found.producer)))
+    messages = LINK_MODELS[links.model](builder, found, _messages(builder, found))
+    return builder.finish(messages, pairs)
 
 
 def _timed(*codes: Int[NumpyArray, " cells"]) -> tuple[Phase, ...]:
@@ -126,77 +106,56 @@ def _distinct_pairs(
     return pairs, pair_of_cell
 
 
-def _add_rows(
-    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, pair_of_cell: NumpyArray
-) -> Int[NumpyArray, "workers slots"]:
-    """Add a node per op, chained by row; return the node of each cell."""
+def _add_rows(builder: ProgramBuilder, pair_of_cell: Int[NumpyArray, " cells"]) -> None:
+    """Add a node per op, chained by row."""
+    table, layout = builder.table, builder.layout
     cells = row_order(table, EXECUTED)
-    phase, stage, microbatch, pipe = (array.ravel()[cells] for array in table.cells)
-    pair = pair_of_cell[cells]
-    duration = np.where(pair >= 0, layout.pair(pair), layout.op(phase, stage))
-    worker = cells // table.num_slots
-    nodes = builder.add_nodes(
-        duration=duration, phase=phase, stage=stage, microbatch=microbatch, pipe=pipe, worker=worker
-    )
-    same_row = worker[1:] == worker[:-1]
-    builder.add_edges(nodes[:-1][same_row], nodes[1:][same_row], ZERO)
-    node_of_cell = np.full(table.cells.phase.size, SOURCE)
-    node_of_cell[cells] = nodes
-    return node_of_cell.reshape(table.cells.phase.shape)
+    pair, worker = pair_of_cell[cells], cells // table.num_slots
+    alone = layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
+    duration = np.where(pair >= 0, layout.pair(pair), alone)
+    builder.add_chains(builder.add_cells(cells, duration=duration, worker=worker), worker)
 
 
-def _add_host_ops(
-    builder: ProgramBuilder,
-    table: ScheduleTable,
-    layout: CostLayout,
-    node_of_cell: NumpyArray,
-    found: Dependencies,
-    links: Links,
-) -> None:
-    """Add a node per offload and load, beside compute, and enter it in the nodes of the cells."""
+def _add_host_ops(builder: ProgramBuilder) -> None:
+    """Add a node per offload and load, beside compute."""
+    table, found = builder.table, builder.table.dependencies
     cells = row_order(table, HOST)
-    phase, stage, microbatch, pipe = (array.ravel()[cells] for array in table.cells)
-    nodes = node_of_cell.reshape(-1)
-    nodes[cells] = builder.add_nodes(
-        duration=layout.op(phase, stage), phase=phase, stage=stage, microbatch=microbatch, pipe=pipe
-    )
-    tail, head = host_edges(table, links)
+    duration = builder.layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
+    builder.add_cells(cells, duration=duration)
+    nodes = builder.node_of_cell.ravel()
+    tail, head = host_edges(table, builder.links)
     builder.add_edges(nodes[tail], nodes[head], ZERO)
     waits = np.isin(found.producer, cells)  # what stands in the row itself need not be said
     builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
-def _messages(table: ScheduleTable, node_of_cell: NumpyArray, found: Dependencies) -> Messages:
-    """Collect the messages, in the order in which their producers stand in their rows."""
-    found = found.take(np.lexsort((found.direction, found.producer)))
-    return Messages(
-        producer=node_of_cell.ravel()[found.producer],
-        consumer=node_of_cell.ravel()[found.consumer],
-        producer_cell=found.producer,
-        sender=found.producer // table.num_slots,
-        receiver=found.consumer // table.num_slots,
-        stage=found.from_stage,
-        to_stage=found.to_stage,
-        microbatch=found.microbatch,
-        pipe=found.pipe,
-        direction=found.direction,
-        boundary=found.boundary,
+def _messages(builder: ProgramBuilder, found: Dependencies) -> MessageTable:
+    """Describe the messages, before a link model says what carries them."""
+    producer = builder.node_of_cell.ravel()[found.producer]
+    return MessageTable(
+        producer=producer,
+        carrier=np.full_like(producer, SOURCE),
+        consumer=builder.node_of_cell.ravel()[found.consumer],
+        lag_index=np.full_like(producer, ZERO),
         phase=np.where(found.direction == BACKWARD, Phase.SEND_B, Phase.SEND_F),
+        stage=found.from_stage,
+        microbatch=found.microbatch,
+        sender=found.producer // builder.table.num_slots,
+        receiver=found.consumer // builder.table.num_slots,
     )
 
 
-def _add_reductions(
-    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
-) -> None:
+def _add_reductions(builder: ProgramBuilder) -> None:
     """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
+    table = builder.table
     update_cell = find_versions(table.content).update_cell
     where = table.content.where
     update, which = np.unique(update_cell, return_inverse=True)
     last = np.full(len(update), NOWHERE)  # gradient before each update
     np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
-    stage, nodes = table.stage.ravel()[update], node_of_cell.ravel()
+    stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
-        duration=layout.op(Phase.A, stage),
+        duration=builder.layout.op(Phase.A, stage),
         phase=np.full_like(stage, Phase.A),
         stage=stage,
         microbatch=table.microbatch.ravel()[update],
@@ -205,10 +164,9 @@ def _add_reductions(
     builder.add_edges(reductions, nodes[update], ZERO)
 
 
-def _add_step_end(
-    builder: ProgramBuilder, table: ScheduleTable, layout: CostLayout, node_of_cell: NumpyArray
-) -> None:
+def _add_step_end(builder: ProgramBuilder) -> None:
     """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
+    table, layout = builder.table, builder.layout
     place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
         worker, slot = np.nonzero(np.isin(cells.phase, [Phase.B, Phase.W]))
@@ -220,7 +178,7 @@ def _add_step_end(
         duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
     )
     worker, stage = copies.T
-    last = node_of_cell[worker, place[worker, stage]]
+    last = builder.node_of_cell[worker, place[worker, stage]]
     builder.add_edges(last, reductions[stage], ZERO)
     row_end = builder.row_ends()
     updates = builder.add_nodes(

@@ -1,7 +1,6 @@
 """The program: a lowered schedule, as arrays of integers."""
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -10,13 +9,14 @@ import numpy as np
 from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.engine.lowering.cost_layout import CostLayout
-from pipejax.schedules.cells.ops import NO_MICROBATCH, NO_PIPE, NO_STAGE, STEP_END, Phase
+from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
 NO_WORKER = -1
 
 IntArray = Int[Array, "..."] | Int[NumpyArray, "..."]
+Messages = Int[NumpyArray, " messages"]
 
 
 @short_repr
@@ -35,15 +35,15 @@ class MessageTable(NamedTuple):
       receiver: (messages) worker.
     """
 
-    producer: IntArray
-    carrier: IntArray
-    consumer: IntArray
-    lag_index: IntArray
-    phase: IntArray
-    stage: IntArray
-    microbatch: IntArray
-    sender: IntArray
-    receiver: IntArray
+    producer: Messages
+    carrier: Messages
+    consumer: Messages
+    lag_index: Messages
+    phase: Messages
+    stage: Messages
+    microbatch: Messages
+    sender: Messages
+    receiver: Messages
 
 
 @short_repr
@@ -128,34 +128,3 @@ class Program:
 
 
 jax.tree_util.register_dataclass(Program)
-
-
-def pad(program: Program, *, num_nodes: int, max_preds: int) -> Program:
-    """Add nodes and predecessor entries that change nothing, to share one compiled shape."""
-    more_nodes = num_nodes - program.num_nodes
-    more_preds = max_preds - program.max_preds
-    if more_nodes < 0 or more_preds < 0:
-        raise ValueError(
-            f"cannot pad a program of {program.num_nodes} nodes and {program.max_preds} "
-            f"predecessors to num_nodes={num_nodes}, max_preds={max_preds}"
-        )
-
-    longer = functools.partial(_longer, more_nodes=more_nodes, more_preds=more_preds)
-    return dataclasses.replace(
-        program,
-        preds=longer(program.preds, SOURCE),
-        lag_index=longer(program.lag_index, 0),
-        duration_index=longer(program.duration_index, 0),
-        phase=longer(program.phase, Phase.IDLE),
-        stage=longer(program.stage, NO_STAGE),
-        microbatch=longer(program.microbatch, NO_MICROBATCH),
-        pipe=longer(program.pipe, NO_PIPE),
-        worker=longer(program.worker, NO_WORKER),
-        sender=longer(program.sender, NO_WORKER),
-        receiver=longer(program.receiver, NO_WORKER),
-    )
-
-
-def _longer(array: IntArray, fill: int, *, more_nodes: int, more_preds: int) -> IntArray:
-    widths = [(0, more_nodes)] + [(0, more_preds)] * (array.ndim - 1)
-    return np.pad(np.asarray(array), widths, constant_values=fill)

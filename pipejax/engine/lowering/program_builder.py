@@ -19,9 +19,10 @@ _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1
 class ProgramBuilder:
     """Collects nodes and edges; node 0 is the source."""
 
-    def __init__(self, table: ScheduleTable) -> None:
+    def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
         """Start with the source alone."""
-        self._table = table
+        self.table, self.links, self.layout = table, links, layout
+        self.node_of_cell = np.full(table.cells.phase.shape, SOURCE)
         self._nodes: list[dict[str, NumpyArray]] = []
         self._num_nodes = 0
         self._edges: list[NumpyArray] = []
@@ -36,6 +37,20 @@ class ProgramBuilder:
         )
         self._num_nodes += size
         return np.arange(self._num_nodes - size, self._num_nodes)
+
+    def add_cells(
+        self, cells: Int[NumpyArray, " some"], *, duration: NumpyArray, **fields: NumpyArray
+    ) -> Int[NumpyArray, " some"]:
+        """Add a node for each of some cells of the table: (some) their numbers."""
+        phase, stage, microbatch, pipe = (column.ravel()[cells] for column in self.table.cells)
+        nodes = self.add_nodes(
+            duration=duration, phase=phase, stage=stage, microbatch=microbatch, pipe=pipe, **fields
+        )
+        self.node_of_cell.reshape(-1)[cells] = nodes
+        return nodes
+
+    def _column(self, name: str) -> Int[NumpyArray, " nodes"]:
+        return np.concatenate([columns[name] for columns in self._nodes])
 
     def add_edges(
         self,
@@ -59,7 +74,7 @@ class ProgramBuilder:
 
         Returns (some) nodes.
         """
-        worker = np.concatenate([columns["worker"] for columns in self._nodes])
+        worker = self._column("worker")
         on_worker = np.flatnonzero(worker != NO_WORKER)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)
@@ -69,22 +84,16 @@ class ProgramBuilder:
 
     def row_ends(self) -> Int[NumpyArray, " workers"]:
         """Return the last node that was added on each worker."""
-        ends = np.full(self._table.num_workers, SOURCE)
-        worker = np.concatenate([columns["worker"] for columns in self._nodes])
+        ends = np.full(self.table.num_workers, SOURCE)
+        worker = self._column("worker")
         ends[worker[worker != NO_WORKER]] = np.flatnonzero(worker != NO_WORKER)
         return ends
 
-    def finish(
-        self,
-        *,
-        node_of_cell: Int[NumpyArray, "workers slots"],
-        messages: MessageTable,
-        pair_index: Int[NumpyArray, "pairs 2"],
-        pair_stage: Int[NumpyArray, " pairs"],
-        layout: CostLayout,
-        links: Links,
-    ) -> Program:
-        """Sort the nodes topologically and lay the edges out as a table of predecessors."""
+    def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
+        """Sort the nodes topologically and lay the edges out as a table of predecessors.
+
+        `pairs` are the kinds of fused pairs (stage of F, phase and stage of its backward).
+        """
         tail, head, lag = np.concatenate(self._edges, axis=1)
         # equal edges count once, but two lags between the same nodes are two edges: fused pairs
         # may send each other an activation and a gradient
@@ -94,30 +103,28 @@ class ProgramBuilder:
         try:
             order = np.array(topological_order(self._num_nodes, tail, head))
         except CycleError as error:
-            raise self._deadlock(error.cycle, links) from None
+            raise self._deadlock(error.cycle) from None
         number = np.empty_like(order)
         number[order] = np.arange(self._num_nodes)
         by_head, column, shape = lay_out_edges(self._num_nodes, number[head])
         preds, lags = np.full(shape, SOURCE, np.int32), np.full(shape, ZERO, np.int32)
         heads = number[head][by_head]
         preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
-        nodes = {
-            name: np.concatenate([columns[name] for columns in self._nodes])[order].astype(np.int32)
-            for name in _FIELDS
-        }
+        nodes = {name: self._column(name)[order].astype(np.int32) for name in _FIELDS}
         is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
         on_worker = np.flatnonzero(is_op)
-        first_node, last_node = np.zeros((2, self._table.num_workers), np.int32)
+        first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker
         first_node[nodes["worker"][on_worker[::-1]]] = on_worker[::-1]
+        forward, backward = self.layout.op(Phase.F, pairs[:, 0]), self.layout.op(*pairs.T[1:])
         return Program(
             preds=preds,
             lag_index=lags,
             duration_index=nodes.pop("duration"),
-            pair_index=pair_index,
-            pair_stage=pair_stage,
+            pair_index=np.stack([forward, backward], axis=1).astype(np.int32),
+            pair_stage=pairs[:, 0].astype(np.int32),
             **nodes,
-            node_of_cell=number[node_of_cell].astype(np.int32),
+            node_of_cell=number[self.node_of_cell].astype(np.int32),
             messages=messages._replace(
                 producer=number[messages.producer],
                 carrier=number[messages.carrier],
@@ -125,21 +132,21 @@ class ProgramBuilder:
             ),
             first_node=first_node,
             last_node=last_node,
-            layout=layout,
-            num_microbatches=self._table.num_microbatches,
-            name=self._table.name,
-            links=links,
+            layout=self.layout,
+            num_microbatches=self.table.num_microbatches,
+            name=self.table.name,
+            links=self.links,
         )
 
-    def _deadlock(self, cycle: list[int], links: Links) -> ScheduleError:
+    def _deadlock(self, cycle: list[int]) -> ScheduleError:
         """Name the cycle, op by op and transfer by transfer."""
-        nodes = {name: np.concatenate([c[name] for c in self._nodes]) for name in _FIELDS}
+        nodes, links = {name: self._column(name) for name in _FIELDS}, self.links
 
         def worker_of(node: int) -> int:
             """Worker of an op; one on a host link stands in the row of its stage's worker."""
             pipe, stage = nodes["pipe"][node], nodes["stage"][node]
             on_host = nodes["phase"][node] in HOST
-            return int(self._table.placement[pipe, stage] if on_host else nodes["worker"][node])
+            return int(self.table.placement[pipe, stage] if on_host else nodes["worker"][node])
 
         def name(node: int) -> str:
             phase, stage, microbatch = (
@@ -160,7 +167,7 @@ class ProgramBuilder:
         names = [name(node) for node in cycle]
         first = max(int(nodes["sender"][cycle[0]]), worker_of(cycle[0]))
         slot = self._slot_of(nodes, cycle[0])
-        return self._table.error(
+        return self.table.error(
             f"deadlock under {links.model}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
             first,
@@ -169,7 +176,7 @@ class ProgramBuilder:
 
     def _slot_of(self, nodes: dict[str, NumpyArray], node: int) -> int | None:
         """Find the cell of a node in the table, if it has one."""
-        cells = self._table.cells
+        cells = self.table.cells
         same = np.ones(cells.phase.shape, bool)
         for field, array in zip(("phase", "stage", "microbatch"), cells, strict=False):
             same &= array == nodes[field][node]
