@@ -82,7 +82,8 @@ class Distribution:
       ValueError: if the name is unknown, or the spread negative or too large for it.
 
     Example:
-      >>> Distribution("uniform", 0.7)
+      >>> import pipejax as pj
+      >>> pj.Distribution("uniform", 0.7)
       Traceback (most recent call last):
       ...
       ValueError: the spread of uniform must be a number from 0 to 0.577, got 0.7
@@ -125,7 +126,8 @@ class Straggler:
       ValueError: if the probability is not in [0, 1], or the slowdown below 1 or not finite.
 
     Example:
-      >>> str(Straggler(probability=0.01, slowdown=2.0))
+      >>> import pipejax as pj
+      >>> str(pj.Straggler(probability=0.01, slowdown=2.0))
       '0.01:2'
     """
 
@@ -161,7 +163,8 @@ class Jitter:
       op_straggler: strikes single ops.
 
     Example:
-      >>> str(Jitter(op=Distribution("gamma", 0.1)).op)
+      >>> import pipejax as pj
+      >>> str(pj.Jitter(op=pj.Distribution("gamma", 0.1)).op)
       'gamma:0.1'
     """
 

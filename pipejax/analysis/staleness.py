@@ -125,10 +125,10 @@ def staleness(
       ScheduleError: if the transfers of the table deadlock under rendezvous.
 
     Example:
-      >>> from pipejax import schedules
-      >>> table = schedules.build("pipedream", num_workers=2, num_microbatches=40)
-      >>> slow = Costs(forward=1.0, backward=1.0, transmit=3.0)  # messages take their time
-      >>> staleness(table).max_delay, staleness(table, slow).max_delay
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=40)
+      >>> slow = pj.Costs(forward=1.0, backward=1.0, transmit=3.0)  # messages take their time
+      >>> pj.staleness(table).max_delay, pj.staleness(table, slow).max_delay
       (3, 3)
     """
     steady = _steady(table.num_microbatches)

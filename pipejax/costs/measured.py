@@ -37,11 +37,11 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
       OSError: if the file cannot be read.
 
     Example:
-      >>> import pathlib, tempfile
+      >>> import pathlib, tempfile, pipejax as pj
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "costs.json"
       >>> _ = path.write_text('{"unit": "seconds", "F": [1, 2], "I": 1, "W": 0.5}')
-      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-      >>> read_costs(path, table).backward
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> pj.read_costs(path, table).backward
       array([1.5, 1.5])
     """
     data = load_json(Path(path))

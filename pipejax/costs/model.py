@@ -47,7 +47,8 @@ class Model:
       optimizer_bytes: bytes of optimizer state per parameter.
 
     Example:
-      >>> gpt = load_model("gpt-22b")
+      >>> import pipejax as pj
+      >>> gpt = pj.load_model("gpt-22b")
       >>> gpt.layers, gpt.hidden, round(gpt.parameters / 1e9, 1)
       (48, 6144, 22.1)
     """
@@ -105,7 +106,8 @@ class Model:
         """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
 
         Example:
-          >>> round(load_model("gpt3-175b").parameters / 1e9, 1)
+          >>> import pipejax as pj
+          >>> round(pj.load_model("gpt3-175b").parameters / 1e9, 1)
           174.6
         """
         head = 0 if self.tied_embeddings else self.head_parameters
@@ -262,7 +264,8 @@ def load_model(name: str | Path) -> Model:
       OSError: if the file cannot be read.
 
     Example:
-      >>> load_model("llama3-70b").layers
+      >>> import pipejax as pj
+      >>> pj.load_model("llama3-70b").layers
       80
     """
     path = data_file("models", name, "model")

@@ -204,12 +204,10 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       ValueError: if the microbatches do not divide the minibatch, or layers are too few.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.costs.system import load_system
-      >>> from pipejax.costs.model import load_model
-      >>> table = schedules.build("1f1b", num_workers=4, num_microbatches=8)
-      >>> workload = Workload(load_model("tabular-128l"), minibatch=8)
-      >>> costs = stage_costs(workload, load_system("mid_nw_mid_cp"), table)
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> costs = pj.stage_costs(workload, pj.load_system("mid_nw_mid_cp"), table)
       >>> print(f"{float(costs.forward[0]):.4f} s")
       0.0616 s
     """

@@ -81,7 +81,8 @@ class System:
       source: where the numbers come from.
 
     Example:
-      >>> h100 = load_system("h100")
+      >>> import pipejax as pj
+      >>> h100 = pj.load_system("h100")
       >>> h100.peak_flops, h100.gpus_per_node
       (989000000000000.0, 8)
     """
@@ -173,7 +174,8 @@ def load_system(name: str | Path) -> System:
       OSError: if the file cannot be read.
 
     Example:
-      >>> load_system("h100").memory_capacity
+      >>> import pipejax as pj
+      >>> pj.load_system("h100").memory_capacity
       80000000000.0
     """
     path = data_file("hardware", name, "system")

@@ -46,8 +46,8 @@ class Workload:
         is not in [0, 1].
 
     Example:
-      >>> from pipejax.costs.model import load_model
-      >>> Workload(load_model("gpt-22b"), minibatch=0)
+      >>> import pipejax as pj
+      >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=0)
       Traceback (most recent call last):
       ...
       ValueError: minibatch must be a whole number of at least 1, got 0
@@ -93,9 +93,9 @@ class Workload:
           ValueError: if the microbatches do not divide the minibatch.
 
         Example:
-          >>> from pipejax import load_model, schedules
-          >>> table = schedules.build("1f1b", num_workers=2, num_microbatches=4)
-          >>> Workload(load_model("gpt-22b"), minibatch=8).microbatch_size(table)
+          >>> import pipejax as pj
+          >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+          >>> pj.Workload(pj.load_model("gpt-22b"), minibatch=8).microbatch_size(table)
           2
         """
         size, rest = divmod(self.minibatch, table.num_microbatches)
@@ -245,11 +245,10 @@ def memory_bytes(
       ValueError: if the microbatches do not divide the minibatch, or layers are too few.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.costs.model import load_model
-      >>> table = schedules.build("1f1b", num_workers=8, num_microbatches=8)
-      >>> workload = Workload(load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
-      >>> print(f"{memory_bytes(workload, table)[0] / 1e9:.1f} GB")
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("gpt3-175b"), minibatch=8, tensor_parallel=8)
+      >>> print(f"{pj.memory_bytes(workload, table)[0] / 1e9:.1f} GB")
       100.6 GB
     """
     memory = stage_bytes(workload, table, assigned)

@@ -62,7 +62,7 @@ def extrapolated_makespans(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=32)
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
-      >>> extrapolated_makespans(pj.lower(table), costs, num_microbatches=10**6).tolist()
+      >>> pj.extrapolated_makespans(pj.lower(table), costs, num_microbatches=10**6).tolist()
       [3000021.0]
 
     References:
@@ -106,7 +106,7 @@ def cycle_time(
       >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
       >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=np.array([0.0, 1.5]))
-      >>> cycle_time(pj.lower(table), costs).tolist()  # slow messages delay every microbatch
+      >>> pj.cycle_time(pj.lower(table), costs).tolist()  # slow messages delay every microbatch
       [3.0, 5.25]
 
     References:

@@ -152,7 +152,7 @@ def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
       >>> program = pj.lower(table, step_end=False)
       >>> costs = pj.price(program, pj.Costs.uniform(table, forward=1.0, backward=2.0))
-      >>> critical_path(program.preds, costs).nodes.tolist()
+      >>> pj.critical_path(program.preds, costs).nodes.tolist()
       [True, True, True, True, True]
     """
     return _forward_and_backward(jnp.asarray(preds), *map(jnp.asarray, costs))

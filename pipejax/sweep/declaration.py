@@ -109,7 +109,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       OSError: if the file cannot be read.
 
     Example:
-      >>> sweep = read_sweep({"schedules": "1f1b", "workers": [4, 8], "minibatch": 64,
+      >>> import pipejax as pj
+      >>> sweep = pj.read_sweep({"schedules": "1f1b", "workers": [4, 8], "minibatch": 64,
       ...     "microbatch_size": [1, 2, 4], "models": "llama3-70b", "systems": "h100",
       ...     "system": {"network": {"latency_us": [1, 10]}}})
       >>> sweep.sizes

@@ -31,7 +31,8 @@ class Draw(NamedTuple):
       read: (stages) number of the model, counted in updates, that each block is read from.
 
     Example:
-      >>> first = draw(0, 0, num_stages=4, num_batches=60, delays=30)
+      >>> import pipejax as pj
+      >>> first = pj.training.draw(0, 0, num_stages=4, num_batches=60, delays=30)
       >>> first.read.tolist()  # nothing is older than the start
       [0, 0, 0, 0]
     """
@@ -64,9 +65,11 @@ def draw(
       The choices, each uniform up to one part in 2^32 per value.
 
     Example:
+      >>> import pipejax as pj
       >>> table = np.zeros((2, 3, 2), np.int32)
       >>> table[0], table[1] = 1, [0, 2]
-      >>> drawn = [draw(0, k, num_stages=2, num_batches=5, delays=table) for k in range(6)]
+      >>> options = {"num_stages": 2, "num_batches": 5, "delays": table}
+      >>> drawn = [pj.training.draw(0, k, **options) for k in range(6)]
       >>> [(int(one.stage), one.read.tolist()) for one in drawn]
       [(1, [0, 0]), (1, [1, 0]), (0, [1, 1]), (1, [3, 1]), (1, [4, 2]), (0, [4, 4])]
     """

@@ -44,7 +44,8 @@ class LanguageModel(TrainingObjective):
       heads: of an attention.
 
     Example:
-      >>> model = language_model(4, seed=0)
+      >>> import pipejax as pj
+      >>> model = pj.training.language_model(4, seed=0)
       >>> model.init(jax.random.key(0)).shape, model.tokens.shape
       ((4, 3168), (60, 10, 17))
     """
@@ -165,7 +166,8 @@ def language_model(
       et al. 2020, On Layer Normalization in the Transformer Architecture.
 
     Example:
-      >>> model = language_model(3, text="to be or not to be " * 20, seed=0)
+      >>> import pipejax as pj
+      >>> model = pj.training.language_model(3, text="to be or not to be " * 20, seed=0)
       >>> model.vocabulary, model.num_stages
       (7, 3)
     """

@@ -30,7 +30,8 @@ class Logistic(Linear):
       l2: scalar, weight of the L2 term.
 
     Example:
-      >>> random_logistic(4, dimension=8, seed=0).features.shape
+      >>> import pipejax as pj
+      >>> pj.training.random_logistic(4, dimension=8, seed=0).features.shape
       (60, 10, 4, 2)
     """
 
@@ -97,7 +98,8 @@ def random_logistic(
       The logistic regression of the experiments of arXiv 2606.03498.
 
     Example:
-      >>> objective = random_logistic(4, dimension=8, seed=0)
+      >>> import pipejax as pj
+      >>> objective = pj.training.random_logistic(4, dimension=8, seed=0)
       >>> f"{objective.minimum:.3f}"
       '0.363'
     """

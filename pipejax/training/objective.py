@@ -29,13 +29,12 @@ class TrainingObjective(abc.ABC):
       minimum: least value f*; 0 where it is not known.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, num_batches=3, seed=0)
+      >>> import jax.numpy as jnp, pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, num_batches=3, seed=0)
       >>> blocks = objective.init(jax.random.key(0))
       >>> blocks.shape, bool(objective.gap(blocks) > 0)
       ((4, 2), True)
-      >>> each = [random_quadratic(4, dimension=8, seed=seed) for seed in range(3)]
+      >>> each = [pj.training.random_quadratic(4, dimension=8, seed=seed) for seed in range(3)]
       >>> stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
       >>> jax.vmap(lambda one: one.gap(blocks))(stacked).shape
       (3,)
@@ -139,10 +138,9 @@ def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) ->
       (stages, width) gradient; 0 where blocks are padded.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> batch_gradient(objective, jnp.zeros((4, 2)), objective.batch(0)).shape
+      >>> import jax.numpy as jnp, pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> pj.training.batch_gradient(objective, jnp.zeros((4, 2)), objective.batch(0)).shape
       (4, 2)
     """
     return jax.grad(objective.batch_loss)(blocks, batch)
@@ -166,10 +164,9 @@ def block_gradient(
       (width) gradient.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> block_gradient(objective, jnp.zeros((4, 2)), objective.batch(0), 3).shape
+      >>> import jax.numpy as jnp, pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> pj.training.block_gradient(objective, jnp.zeros((4, 2)), objective.batch(0), 3).shape
       (2,)
     """
     return batch_gradient(objective, blocks, batch)[stage]

@@ -30,7 +30,8 @@ class Quadratic(Linear):
       num_batches: number of batches.
 
     Example:
-      >>> objective = spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)
+      >>> import pipejax as pj
+      >>> objective = pj.training.spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)
       >>> objective.num_stages, objective.num_batches, objective.features.shape
       (2, 60, (60, 10, 2, 1))
     """
@@ -64,7 +65,8 @@ def random_quadratic(
       The random quadratic of the experiments of arXiv 2606.03498.
 
     Example:
-      >>> objective = random_quadratic(8, dimension=16, seed=0)
+      >>> import pipejax as pj
+      >>> objective = pj.training.random_quadratic(8, dimension=16, seed=0)
       >>> start = objective.init(jax.random.key(0))
       >>> f"{objective.gap(start):.2f}"
       '10.58'
@@ -103,8 +105,9 @@ def spectral_quadratic(
         eigenvalue is not above 0, or there are fewer examples than eigenvalues.
 
     Example:
-      >>> from pipejax.training import smoothness
-      >>> round(smoothness(spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)), 4)
+      >>> import pipejax as pj
+      >>> objective = pj.training.spectral_quadratic(2, spectrum=[1.0, 4.0], seed=0)
+      >>> round(pj.training.smoothness(objective), 4)
       4.0
     """
     if not are_positive(spectrum, len(spectrum)):
@@ -157,9 +160,10 @@ def nesterov_quadratic(
       Nesterov, Introductory Lectures on Convex Optimization (2004), section 2.1.4.
 
     Example:
-      >>> from pipejax.training import smoothness
-      >>> objective = nesterov_quadratic(4, dimension=64, condition_number=100.0, seed=0)
-      >>> round(smoothness(objective), 2)
+      >>> import pipejax as pj
+      >>> objective = pj.training.nesterov_quadratic(
+      ...     4, dimension=64, condition_number=100.0, seed=0)
+      >>> round(pj.training.smoothness(objective), 2)
       99.94
     """
     if not is_number(condition_number) or condition_number <= 1:

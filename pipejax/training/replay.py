@@ -65,11 +65,10 @@ def replay(
         within the table, or it cannot be replayed.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.training import random_quadratic
-      >>> table = schedules.build("pipedream", num_workers=4, num_microbatches=60)
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> run = replay(objective, table, step_size=0.25, seed=0, times=2)
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=60)
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> run = pj.training.replay(objective, table, step_size=0.25, seed=0, times=2)
       >>> run.time.tolist(), run.update.tolist(), bool(run.gap[-1] < 1e-2 * run.gap[0])
       ([0.0, 63.0, 126.0], [0, 116, 240], True)
     """
@@ -131,11 +130,10 @@ def sweep_replay(
       Holds R * (versions + 1) models for each run. Compiles once per shape.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.training import random_quadratic
-      >>> table = schedules.build("local-sgd", num_workers=4, num_microbatches=40)
-      >>> runs = sweep_replay(
-      ...     random_quadratic(4, dimension=8, seed=0), table, step_sizes=[0.5, 0.25],
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("local-sgd", num_workers=4, num_microbatches=40)
+      >>> runs = pj.training.sweep_replay(
+      ...     pj.training.random_quadratic(4, dimension=8, seed=0), table, step_sizes=[0.5, 0.25],
       ...     seeds=range(3), times=5,
       ... )
       >>> runs.gap.shape, runs.diverged.shape
@@ -195,9 +193,10 @@ def batch_order(
       ValueError: if `batches` is neither.
 
     Example:
-      >>> sorted(batch_order(0, 6, 3)[3:].tolist())
+      >>> import pipejax as pj
+      >>> sorted(pj.training.batch_order(0, 6, 3)[3:].tolist())
       [0, 1, 2]
-      >>> batch_order(0, 6, 3, "drawn").tolist()
+      >>> pj.training.batch_order(0, 6, 3, "drawn").tolist()
       [1, 2, 2, 2, 2, 0]
     """
     random = np.random.default_rng([seed, num_batches])

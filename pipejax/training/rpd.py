@@ -72,9 +72,9 @@ def randomized_pipedream(
         in range, the delays no such table, or both delta and delays are given.
 
     Example:
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> run = randomized_pipedream(
+      >>> import pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> run = pj.training.randomized_pipedream(
       ...     objective, step_size=0.25, seed=0, updates=400, delta=14, every=200
       ... )
       >>> run.update.tolist(), bool(run.gap[-1] < 1e-3 * run.gap[0])
@@ -137,9 +137,9 @@ def sweep_randomized_pipedream(
       deltas and delays are data.
 
     Example:
-      >>> from pipejax.training import random_quadratic
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> runs = sweep_randomized_pipedream(
+      >>> import pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> runs = pj.training.sweep_randomized_pipedream(
       ...     objective, step_sizes=[0.5, 0.25], seeds=range(3), updates=400, delta=14, every=100
       ... )
       >>> runs.gap.shape, runs.diverged.shape

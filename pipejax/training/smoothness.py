@@ -25,8 +25,9 @@ def smoothness(objective: TrainingObjective) -> float:
       ValueError: if the objective is of another kind, or stacked.
 
     Example:
-      >>> from pipejax.training import spectral_quadratic
-      >>> round(smoothness(spectral_quadratic(2, spectrum=[1.0, 3.0], seed=0)), 4)
+      >>> import pipejax as pj
+      >>> objective = pj.training.spectral_quadratic(2, spectrum=[1.0, 3.0], seed=0)
+      >>> round(pj.training.smoothness(objective), 4)
       3.0
     """
     if not isinstance(objective, Quadratic | Logistic) or np.ndim(objective.minimum):

@@ -25,12 +25,12 @@ class Summary:
       best: place of the step size with the least final gap, None where all diverged.
 
     Example:
-      >>> from pipejax.training import random_quadratic, sweep_randomized_pipedream
-      >>> runs = sweep_randomized_pipedream(
-      ...     random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
+      >>> import pipejax as pj
+      >>> runs = pj.training.sweep_randomized_pipedream(
+      ...     pj.training.random_quadratic(4, dimension=8, seed=0), step_sizes=[40.0, 0.25, 0.001],
       ...     seeds=range(2), updates=400, every=200,
       ... )
-      >>> found = summarise(runs)
+      >>> found = pj.training.summarise(runs)
       >>> found.diverged.tolist(), found.best, found.final_gap.mask.tolist()
       ([2, 0, 0], 1, [True, False, False])
     """
@@ -59,13 +59,13 @@ def summarise(runs: TrainingRun) -> Summary:
       ValueError: if the runs have other axes.
 
     Example:
-      >>> from pipejax import schedules
-      >>> from pipejax.training import random_quadratic, sweep_replay
-      >>> table = schedules.build("pipedream", num_workers=4, num_microbatches=60)
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("pipedream", num_workers=4, num_microbatches=60)
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
       >>> sizes = [0.25, 0.125, 0.0625]
-      >>> runs = sweep_replay(objective, table, step_sizes=sizes, seeds=range(3), times=10)
-      >>> sizes[summarise(runs).best]
+      >>> runs = pj.training.sweep_replay(
+      ...     objective, table, step_sizes=sizes, seeds=range(3), times=10)
+      >>> sizes[pj.training.summarise(runs).best]
       0.125
     """
     reported = runs.reported

@@ -26,7 +26,8 @@ def random_text(seed: int) -> str:
       The text.
 
     Example:
-      >>> text = random_text(0)
+      >>> import pipejax as pj
+      >>> text = pj.training.random_text(0)
       >>> len(set(text)), len(text) > 19_000, len(set(text.split()))
       (27, True, 194)
     """

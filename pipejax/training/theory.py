@@ -32,7 +32,8 @@ class ConvergenceBound(NamedTuple):
       total: their sum.
 
     Example:
-      >>> convergence_bound(stages=2, updates=100, step_size=0.5, smoothness=1.0,
+      >>> import pipejax as pj
+      >>> pj.training.convergence_bound(stages=2, updates=100, step_size=0.5, smoothness=1.0,
       ...                   gradient_bound=1.0, delta=3, gap=5.0).total.item()
       3.65
     """
@@ -70,8 +71,10 @@ def convergence_bound(
       ValueError: if an argument is not finite and above 0, or delta not finite and at least 0.
 
     Example:
-      >>> bound = convergence_bound(stages=8, updates=3200, step_size=0.01, smoothness=1.0,
-      ...                           gradient_bound=1.0, delta=np.array([0, 60]), gap=4.0)
+      >>> import pipejax as pj
+      >>> bound = pj.training.convergence_bound(
+      ...     stages=8, updates=3200, step_size=0.01, smoothness=1.0, gradient_bound=1.0,
+      ...     delta=np.array([0, 60]), gap=4.0)
       >>> [term.round(3).tolist() for term in bound[:3]]
       [[2.0, 2.0], [0.08, 0.08], [0.0, 0.36]]
     """
@@ -118,8 +121,9 @@ def best_step_size(
       ValueError: as `convergence_bound`.
 
     Example:
+      >>> import pipejax as pj
       >>> given = dict(stages=8, updates=3200, smoothness=1.0, gradient_bound=1.0, gap=4.0)
-      >>> best_step_size(delta=np.array([0, 60]), **given).round(4).tolist()
+      >>> pj.training.best_step_size(delta=np.array([0, 60]), **given).round(4).tolist()
       [0.05, 0.0137]
     """
     _check(
@@ -157,7 +161,8 @@ def pipedream_delay(stages: int) -> int:
       arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
 
     Example:
-      >>> [pipedream_delay(stages) for stages in (2, 4, 8, 16, 32)]
+      >>> import pipejax as pj
+      >>> [pj.training.pipedream_delay(stages) for stages in (2, 4, 8, 16, 32)]
       [3, 14, 60, 248, 1008]
     """
     stages = whole_number(stages, "stages")
@@ -184,7 +189,9 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
         above 0.
 
     Example:
-      >>> term = [delay_term_law(s, 1e6, smoothness=1.0, gap=1.0).item() for s in (16, 32)]
+      >>> import pipejax as pj
+      >>> term = [pj.training.delay_term_law(stages, 1e6, smoothness=1.0, gap=1.0).item()
+      ...         for stages in (16, 32)]
       >>> round(term[1] / term[0], 1)  # 2^4 in the limit
       16.5
     """

@@ -27,9 +27,10 @@ class TrainingRun(NamedTuple):
       time: (samples) when the samples were taken [s, or slots]; None for a run without a clock.
 
     Example:
-      >>> from pipejax.training import random_quadratic, randomized_pipedream
-      >>> objective = random_quadratic(4, dimension=8, seed=0)
-      >>> run = randomized_pipedream(objective, step_size=40.0, seed=0, updates=300, every=100)
+      >>> import pipejax as pj
+      >>> objective = pj.training.random_quadratic(4, dimension=8, seed=0)
+      >>> run = pj.training.randomized_pipedream(
+      ...     objective, step_size=40.0, seed=0, updates=300, every=100)
       >>> run.update.tolist(), bool(run.diverged), int(run.reported.count())
       ([0, 100, 200, 300], True, 0)
     """

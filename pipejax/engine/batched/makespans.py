@@ -174,7 +174,7 @@ def makespans_and_grad(
       >>> import numpy as np, pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=4, num_microbatches=8)
       >>> costs = pj.Costs(forward=np.ones(2), backward=2.0, transmit=0.5)
-      >>> values, counts = makespans_and_grad(pj.lower(table), costs)
+      >>> values, counts = pj.makespans_and_grad(pj.lower(table), costs)
       >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """

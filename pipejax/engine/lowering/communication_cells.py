@@ -98,8 +98,9 @@ def insert_transfers(
         one that its producer waits for.
 
     Example:
-      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
-      >>> print(insert_transfers(table))
+      >>> import pipejax as pj
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> print(pj.insert_transfers(table))
                  0        1        2        3
         worker 0 0F0      0SEND_F0 0RECV_B0 0B0
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0

@@ -48,8 +48,8 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
       same links returns the same program.
 
     Example:
-      >>> from pipejax import schedules
-      >>> program = lower(schedules.build("1f1b", num_workers=2, num_microbatches=2))
+      >>> import pipejax as pj
+      >>> program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=2))
       >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
       (13, 2)
     """

@@ -17,7 +17,8 @@ class Phase(enum.IntEnum):
     """The kind of work in a cell; the value is its code in the arrays of a table.
 
     Example:
-      >>> Phase.I.name, int(Phase.IDLE)
+      >>> import pipejax as pj
+      >>> pj.Phase.I.name, int(pj.Phase.IDLE)
       ('I', 0)
     """
 
@@ -59,7 +60,8 @@ class Op(NamedTuple):
     Sharding ops belong to a stage as a whole and carry `NO_MICROBATCH`.
 
     Example:
-      >>> str(Op(Phase.F, stage=2, microbatch=0))
+      >>> import pipejax as pj
+      >>> str(pj.Op(pj.Phase.F, stage=2, microbatch=0))
       '2F0'
     """
 

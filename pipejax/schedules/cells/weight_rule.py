@@ -27,9 +27,10 @@ class WeightRule:
       ValueError: if a number is not whole, behind is below 0 or another below 1.
 
     Example:
-      >>> WeightRule(runs=2, local_steps=5).round_size
+      >>> import pipejax as pj
+      >>> pj.WeightRule(runs=2, local_steps=5).round_size
       10
-      >>> WeightRule(local_steps=0)
+      >>> pj.WeightRule(local_steps=0)
       Traceback (most recent call last):
       ...
       ValueError: local_steps must be a whole number of at least 1, got 0

@@ -57,7 +57,8 @@ class ScheduleTable:
       ScheduleError: on construction, if the schedule cannot run.
 
     Example:
-      >>> table = ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> import pipejax as pj
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
       >>> table.num_workers, table.num_stages, table.num_microbatches
       (2, 2, 1)
       >>> print(table)
@@ -121,7 +122,8 @@ class ScheduleTable:
           ScheduleError: if a cell is not an op or the schedule cannot run.
 
         Example:
-          >>> ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
+          >>> import pipejax as pj
+          >>> pj.ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
           Traceback (most recent call last):
           pipejax.schedules.cells.schedule_error.ScheduleError: op 0B0 stands twice ...
         """
@@ -245,7 +247,8 @@ class ScheduleTable:
           No op where the cell is idle, two where it holds a fused pair.
 
         Example:
-          >>> ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
+          >>> import pipejax as pj
+          >>> pj.ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
           (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
         """
         return self.content.cell(worker, slot)
@@ -267,7 +270,8 @@ class ScheduleTable:
           ScheduleError: if the schedule cannot run.
 
         Example:
-          >>> table = ScheduleTable.from_rows([["0F0", "0B0"]], name="one")
+          >>> import pipejax as pj
+          >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"]], name="one")
           >>> table.with_rows([[(), *next(table.rows())]]).num_slots
           3
         """

@@ -53,10 +53,10 @@ def read_table(path: str | Path) -> ScheduleTable:
       OSError: if the file cannot be read.
 
     Example:
-      >>> import pathlib, tempfile
+      >>> import pathlib, tempfile, pipejax as pj
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "two.csv"
       >>> _ = path.write_text("0F0,0B0\n1F0,1B0\n")
-      >>> read_table(path).num_stages
+      >>> pj.read_table(path).num_stages
       2
     """
     path = Path(path)
@@ -86,11 +86,10 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
       OSError: if the file cannot be written.
 
     Example:
-      >>> import pathlib, tempfile
-      >>> from pipejax import schedules
+      >>> import pathlib, tempfile, pipejax as pj
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "chimera.json"
-      >>> write_table(schedules.build("chimera", num_workers=2, num_microbatches=2), path)
-      >>> read_table(path).num_pipes
+      >>> pj.write_table(pj.schedules.build("chimera", num_workers=2, num_microbatches=2), path)
+      >>> pj.read_table(path).num_pipes
       2
     """
     path = Path(path)

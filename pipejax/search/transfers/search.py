@@ -136,7 +136,7 @@ def order(
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
-      >>> found = order(table, costs, iterations=5)
+      >>> found = pj.order(table, costs, iterations=5)
       >>> found.baselines["by producer"], found.makespan, found.free_bound
       (32.0, 31.0, 31.0)
     """
