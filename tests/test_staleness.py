@@ -160,7 +160,7 @@ def test_double_buffering_needs_two_versions(p, accumulation):
     assert stale.weight_versions.tolist() == [2] * p
     assert stale.own_lag.tolist() == [1] * p
     group = np.arange(40 * p) // (accumulation or p)
-    versions = find_versions(table.content)
+    versions = find_versions(table)
     assert np.array_equal(versions.applied, np.broadcast_to(group, versions.applied.shape))
     assert np.array_equal(versions.read[0], np.maximum(group - 1, 0))
 
@@ -172,7 +172,7 @@ def test_local_sgd_is_never_stale(runs, local_steps):
     assert (stale.max_delay, stale.mean_delay, stale.own_lag.tolist()) == (0, 0.0, [0] * 4)
     assert stale.weight_versions.tolist() == [runs] * 4
     start = pj.evaluate(table, UNIT).start
-    where, finish = table.content.where, pj.evaluate(table, UNIT).finish
+    where, finish = table.where, pj.evaluate(table, UNIT).finish
     size = runs * local_steps
     for m in range(runs, table.num_microbatches):  # a run waits for its own last backward ...
         assert np.all(
@@ -197,7 +197,7 @@ def test_synchronous_tables_are_not_stale(name):
 @given(strategies.tables())
 def test_versions_by_walking_the_rows(drawn):
     table, _ = drawn
-    found = find_versions(table.content)
+    found = find_versions(table)
     held = np.zeros((table.num_workers, table.num_stages), int)
     for w, row in enumerate(table.rows()):
         updates, stash, peak = {}, {}, {}
@@ -219,7 +219,7 @@ def test_versions_by_walking_the_rows(drawn):
             peak[op.stage] = max(peak.get(op.stage, 0), now)
         for stage, most in peak.items():
             held[w, stage] = most
-    assert np.array_equal(versions_held(table.content), held)
+    assert np.array_equal(versions_held(table), held)
 
 
 def test_updates_are_ops():

@@ -104,7 +104,7 @@ def activation_memory(
     shares = np.broadcast_to(np.asarray(weight_share, float), stages)
     for one in shares.tolist():
         share(one, "weight_share")
-    ops = HeldOps.of(evaluation.table.content)
+    ops = HeldOps.of(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     parts = HeldParts.of(ops)

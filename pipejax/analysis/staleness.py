@@ -134,7 +134,7 @@ def staleness(
     steady = _steady(table.num_microbatches)
     applied = read = np.zeros((table.num_stages, steady.stop - steady.start), np.int64)
     own_lag = np.zeros(table.num_workers, np.int64)
-    found = find_versions(table.content)
+    found = find_versions(table)
     if table.updates_within:
         if table.weights.runs == 1 and table.num_microbatches < table.num_stages:
             raise ValueError(
@@ -154,7 +154,7 @@ def staleness(
         workers=table.num_workers,
         stages=table.num_stages,
         microbatches=table.num_microbatches,
-        versions=versions_held(table.content),
+        versions=versions_held(table),
         own_lag=own_lag,
         applied=applied,
         read=read,
@@ -192,21 +192,20 @@ def _block_updates(
 
     Runs are models of their own: each numbers its block updates by itself.
     """
-    content = table.content
     same = SAME_MOMENT * float(finish.max())
-    updates = np.flatnonzero(content.cells.phase == Phase.U)
-    run = content.cells.microbatch.ravel()[updates] % table.weights.runs
+    updates = np.flatnonzero(table.cells.phase == Phase.U)
+    run = table.cells.microbatch.ravel()[updates] % table.weights.runs
     ends = finish.ravel()[updates]
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
     moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > same))
-    stage = content.cells.stage.ravel()[updates]
+    stage = table.cells.stage.ravel()[updates]
     last = int(moment.max()) + 1
     order = np.argsort((run * last + moment) * table.num_stages + stage, kind="stable")
     number = np.empty(len(updates), np.int64)
     number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
     applied = number[np.searchsorted(updates, found.update_cell)]
-    begins = start.ravel()[content.where[Phase.F]] + same
+    begins = start.ravel()[table.where[Phase.F]] + same
     of_run = np.arange(table.num_microbatches) % table.weights.runs
     seen = np.empty_like(applied)
     for own in range(table.weights.runs):

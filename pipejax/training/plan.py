@@ -66,7 +66,7 @@ def make_plan(
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
     order, gradients = _gradients(table)
     close = SAME_MOMENT * float(finish.max())
-    first_end = finish.ravel()[find_versions(table.content).update_cell].min(axis=0)[order]
+    first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
     begun = first_end[None] <= time[:, None] + close
     needed = np.where(begun.any(axis=1), begun.shape[1] - begun[:, ::-1].argmax(axis=1), 0)
     seen = [
@@ -103,7 +103,7 @@ def _gradients(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Microbatches in the order in which their gradients can be computed, and what these do."""
-    found, where, rule = find_versions(table.content), table.content.where, table.weights
+    found, where, rule = find_versions(table), table.where, table.weights
     _, finish = op_times(table)
     first = finish.ravel()[np.maximum(where[Phase.B], where[Phase.W])].min(axis=0)
     order = np.argsort(first, kind="stable")

@@ -97,8 +97,8 @@ def _ranks_by_cells(
     return [
         np.where(
             is_forward,
-            table.content.where[Phase[f"{side}_F"]][stage, sent.microbatch],
-            table.content.where[Phase[f"{side}_B"]][stage, sent.microbatch],
+            table.where[Phase[f"{side}_F"]][stage, sent.microbatch],
+            table.where[Phase[f"{side}_B"]][stage, sent.microbatch],
         )
         % table.num_slots
         for side, stage in (("SEND", sent.stage), ("RECV", found.to_stage))

@@ -148,8 +148,8 @@ def _messages(builder: ProgramBuilder, found: Dependencies) -> MessageTable:
 def _add_reductions(builder: ProgramBuilder) -> None:
     """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
     table = builder.table
-    update_cell = find_versions(table.content).update_cell
-    where = table.content.where
+    update_cell = find_versions(table).update_cell
+    where = table.where
     update, which = np.unique(update_cell, return_inverse=True)
     last = np.full(len(update), NOWHERE)  # gradient before each update
     np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())

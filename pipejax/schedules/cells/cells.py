@@ -1,27 +1,25 @@
 """The arrays behind a table: what each cell holds, by worker and slot."""
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Index, Int, NumpyArray
+from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import (
     COMPUTE,
-    NO_MICROBATCH,
-    NO_PIPE,
-    NO_STAGE,
     NUMBERED,
     Cell,
     Op,
     Phase,
+    format_cell,
 )
-from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
+from pipejax.schedules.cells.weight_rule import WeightRule
 
 NOWHERE = -1  # an op that the table does not hold
+EMPTY = Phase.IDLE, -1, -1, -1  # phase, stage, microbatch and pipe of a cell that holds nothing
 
 
 @short_repr
@@ -41,9 +39,30 @@ class Cells(NamedTuple):
     pipe: Int[NumpyArray, "workers slots"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class HeldCells(NamedTuple):
+    """All ops of a table, row by row; behind them the partners of fused pairs.
+
+    Attributes:
+      cell: (ops) where the op stands, worker * slots + slot.
+      phase: (ops) phase code.
+      stage: (ops) stage.
+      microbatch: (ops) microbatch.
+      pipe: (ops) pipe of that microbatch.
+    """
+
+    cell: Int[NumpyArray, " ops"]
+    phase: Int[NumpyArray, " ops"]
+    stage: Int[NumpyArray, " ops"]
+    microbatch: Int[NumpyArray, " ops"]
+    pipe: Int[NumpyArray, " ops"]
+
+    def take(self, which: NumpyArray) -> "HeldCells":
+        """Return some of the ops, chosen by a mask or by their numbers."""
+        return HeldCells(*(field[which] for field in self))
+
+
 class Content:
-    """Everything that a schedule consists of.
+    """What can be read off the cells of a table, whether or not it is legal.
 
     Attributes:
       cells: (workers, slots) the op of each slot.
@@ -55,7 +74,7 @@ class Content:
     cells: Cells
     partners: Cells
     placement: Int[NumpyArray, "pipes stages"]
-    weights: WeightRule = NEWEST
+    weights: WeightRule
 
     @property
     def num_workers(self) -> int:
@@ -78,40 +97,54 @@ class Content:
         return int(self.placement.shape[0])
 
     @functools.cached_property
-    def _computes(self) -> Bool[NumpyArray, "workers slots"]:
-        """Where a cell computes: messages say nothing about how many microbatches there are."""
-        return np.isin(self.cells.phase, COMPUTE)
+    def ops(self) -> HeldCells:
+        """All ops, fused pairs included."""
+        found = []
+        for cells in (self.cells, self.partners):
+            held = np.flatnonzero(cells.phase)
+            found.append((held, *(field.ravel()[held] for field in cells)))
+        return HeldCells(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     @functools.cached_property
     def num_microbatches(self) -> int:
-        """Number of microbatches over all pipes."""
-        return int(self.cells.microbatch[self._computes].max(initial=NO_MICROBATCH)) + 1
+        """Number of microbatches over all pipes; messages say nothing about it."""
+        computed = self.ops.microbatch[np.isin(self.ops.phase, COMPUTE)]
+        return int(computed.max(initial=-1)) + 1
 
     @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
         """Pipe of each microbatch."""
         pipe_of = np.zeros(self.num_microbatches, np.int32)
-        held = self._computes
-        pipe_of[self.cells.microbatch[held]] = self.cells.pipe[held]
+        ops = self.ops.take(np.isin(self.ops.phase, COMPUTE))
+        pipe_of[ops.microbatch] = ops.pipe
         return pipe_of
 
     @functools.cached_property
     def where(self) -> Mapping[Phase, Int[NumpyArray, "stages microbatches"]]:
         """Cell of every op by phase, worker * slots + slot, or `NOWHERE`."""
         shape = self.num_stages, self.num_microbatches
-        where = {phase: np.broadcast_to(NOWHERE, shape) for phase in NUMBERED}
-        for cells in (self.cells, self.partners):
-            held = np.flatnonzero(cells.phase.ravel())
-            codes = cells.phase.ravel()[held]
-            for phase in set(np.unique(codes).tolist()) & set(NUMBERED):
-                found = held[codes == phase]
-                stage, microbatch = cells.stage.ravel()[found], cells.microbatch.ravel()[found]
-                where[phase] = where[phase].copy()
-                where[phase][stage, microbatch] = found
+        where = dict.fromkeys(NUMBERED, np.broadcast_to(NOWHERE, shape))
+        for phase in set(np.unique(self.ops.phase).tolist()) & set(NUMBERED):
+            own = self.ops.take(self.ops.phase == phase)
+            where[phase] = np.full(shape, NOWHERE)
+            where[phase][own.stage, own.microbatch] = own.cell
         return where
 
     def cell(self, worker: Index, slot: Index) -> Cell:
-        """Return the ops of one cell: none where it is idle, two for a fused pair."""
+        """Return the ops of one cell.
+
+        Args:
+          worker: row.
+          slot: column.
+
+        Returns:
+          No op where the cell is idle, two where it holds a fused pair.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
+          (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
+        """
         place = worker, slot
         return tuple(
             Op(Phase(int(c.phase[place])), int(c.stage[place]), int(c.microbatch[place]))
@@ -140,28 +173,28 @@ class Content:
         worker, slot = divmod(int(cell), self.num_slots)
         return worker, slot
 
+    def text(self, cell: Index) -> str:
+        """Return the text of a cell that is numbered worker * slots + slot."""
+        return format_cell(self.cell(*self.place(cell)))
+
+    def text_of_cycle(self, cycle: Iterable[Index]) -> str:
+        """Return the cells of a cycle as text, and the first one again."""
+        names = [f"{self.text(cell)} (worker {self.place(cell)[0]})" for cell in cycle]
+        return " -> ".join([*names, names[0]])
+
 
 def lay_out(
     rows: Sequence[Sequence[Cell]], member: int, pipe_of: Int[NumpyArray, " microbatches"]
 ) -> Cells:
     """Lay the first or the second op of every cell out as arrays."""
     shape = (len(rows), max((len(row) for row in rows), default=0))
-    cells = Cells(
-        np.full(shape, Phase.IDLE, np.int32),
-        np.full(shape, NO_STAGE, np.int32),
-        np.full(shape, NO_MICROBATCH, np.int32),
-        np.full(shape, NO_PIPE, np.int32),
-    )
+    cells = Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
     for worker, row in enumerate(rows):
-        held = [(slot, cell[member]) for slot, cell in enumerate(row) if len(cell) > member]
-        if held:
-            slots = [slot for slot, _ in held]
-            phase, stage, microbatch = np.array([op for _, op in held], np.int64).T
-            cells.phase[worker, slots], cells.stage[worker, slots] = phase, stage
-            cells.microbatch[worker, slots] = microbatch
-            numbered = microbatch != NO_MICROBATCH
-            known = numbered & (microbatch < len(pipe_of))
-            pipes = np.full(len(slots), NO_PIPE)
-            pipes[known] = pipe_of[microbatch[known]]
-            cells.pipe[worker, slots] = pipes
+        slots = [slot for slot, cell in enumerate(row) if len(cell) > member]
+        if slots:
+            ops = np.array([row[slot][member] for slot in slots], np.int64)
+            for field, values in zip(cells[:3], ops.T, strict=True):
+                field[worker, slots] = values
+    known = (cells.microbatch >= 0) & (cells.microbatch < len(pipe_of))
+    cells.pipe[known] = pipe_of[cells.microbatch[known]]
     return cells

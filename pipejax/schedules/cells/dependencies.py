@@ -88,42 +88,19 @@ class Dependencies(NamedTuple):
 @remembered
 def find_dependencies(content: Content) -> Dependencies:
     """Apply the rules to every op of a schedule."""
-    where = content.where
-    pipe_of = content.pipe_of_microbatch
-    placement, num_stages = content.placement, content.num_stages
+    where, pipe_of, num_stages = content.where, content.pipe_of_microbatch, content.num_stages
     found = []
-    for rule in RULES:
-        consumers = where[rule.consumer]
-        producers = np.full_like(consumers, NOWHERE)
-        inside = slice(max(0, -rule.stage_offset), num_stages - max(0, rule.stage_offset))
-        source = slice(max(0, rule.stage_offset), num_stages - max(0, -rule.stage_offset))
-        for phase in reversed(rule.producers):
-            present = where[phase][source] != NOWHERE
-            producers[inside] = np.where(present, where[phase][source], producers[inside])
-        stage, microbatch = np.nonzero((consumers != NOWHERE) & (producers != NOWHERE))
-        found.append(
-            np.stack(
-                [
-                    producers[stage, microbatch],
-                    consumers[stage, microbatch],
-                    stage + rule.stage_offset,
-                    stage,
-                    microbatch,
-                    pipe_of[microbatch],
-                    np.full_like(stage, BACKWARD if rule.stage_offset > 0 else FORWARD),
-                ]
-            )
+    for consumer, phases, offset in RULES:
+        producers = np.full_like(where[consumer], NOWHERE)
+        inside = slice(max(0, -offset), num_stages - max(0, offset))
+        source = slice(max(0, offset), num_stages - max(0, -offset))
+        for phase in phases:
+            producers[inside] = np.maximum(producers[inside], where[phase][source])
+        place = stage, microbatch = np.nonzero(
+            (where[consumer] != NOWHERE) & (producers != NOWHERE)
         )
-    columns = np.concatenate(found, axis=1)
-    _, _, from_stage, to_stage, _, pipe, _ = columns
-    crosses = placement[pipe, from_stage] != placement[pipe, to_stage]
-    return Dependencies(
-        producer=columns[0],
-        consumer=columns[1],
-        from_stage=from_stage,
-        to_stage=to_stage,
-        microbatch=columns[4],
-        pipe=pipe,
-        direction=columns[6],
-        crosses=crosses,
-    )
+        pipe, direction = pipe_of[microbatch], BACKWARD if offset > 0 else FORWARD
+        crosses = content.placement[pipe, stage + offset] != content.placement[pipe, stage]
+        ends = producers[place], where[consumer][place], stage + offset, stage
+        found.append((*ends, microbatch, pipe, np.full_like(stage, direction), crosses))
+    return Dependencies(*(np.concatenate(column) for column in zip(*found, strict=True)))

@@ -78,13 +78,10 @@ class HeldOps(NamedTuple):
     @classmethod
     def of(cls, content: Content) -> "HeldOps":
         """List the ops of a table, fused pairs included: each lasts one slot."""
-        recomputed = content.where[Phase.R] >= 0
-        found: list[tuple[NumpyArray, ...]] = []
-        for cells in (content.cells, content.partners):
-            worker, slot = place = np.nonzero(np.isin(cells.phase, [*LEDGER]))
-            phase, stage, microbatch = (field[place] for field in cells[:3])
-            found.append((phase, stage, worker, recomputed[stage, microbatch], slot, slot + 1))
-        return cls(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        ops = content.ops.take(np.isin(content.ops.phase, [*LEDGER]))
+        recomputed = content.where[Phase.R][ops.stage, ops.microbatch] >= 0
+        worker, slot = np.divmod(ops.cell, content.num_slots)
+        return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
 
 
 class HeldParts(NamedTuple):

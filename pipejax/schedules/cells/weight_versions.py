@@ -5,9 +5,6 @@ holds the updates before number v. Row order alone decides them: a stage's forwa
 updates all stand in the row of one worker.
 """
 
-import functools
-import weakref
-from collections.abc import MutableMapping
 from typing import NamedTuple
 
 import numpy as np
@@ -42,22 +39,19 @@ class Versions(NamedTuple):
 @remembered
 def find_versions(content: Content) -> Versions:
     """Number the updates of every stage and find what each microbatch sees of them."""
-    if content not in _FOUND:
-        _FOUND[content] = _find(content)
-    return _FOUND[content]
-
-
-_FOUND: MutableMapping[Content, Versions] = weakref.WeakKeyDictionary()
-
-
-def _find(content: Content) -> Versions:
     events = _events(content)
     is_update = events.phase == Phase.U
     group = np.cumsum(np.append(True, events.group[1:] != events.group[:-1])) - 1
     size = np.bincount(group, weights=is_update).astype(np.int64)
     before = np.cumsum(is_update) - is_update  # updates before each event, in all groups
     seen = before - (np.cumsum(size) - size)[group]
-    by_microbatch = functools.partial(_by_microbatch, content, events)
+
+    def by_microbatch(which: NumpyArray, values: NumpyArray) -> NumpyArray:
+        """Lay values of some events out by stage and microbatch."""
+        laid = np.full((content.num_stages, content.num_microbatches), NO_VERSION)
+        laid[events.stage[which], events.microbatch[which]] = values[which]
+        return laid
+
     newest = by_microbatch(events.phase == Phase.F, seen)
     gradient = np.isin(events.phase, (Phase.B, Phase.W))
     applied, updates = by_microbatch(gradient, seen), by_microbatch(gradient, size[group])
@@ -121,24 +115,8 @@ class _WeightEvents(NamedTuple):
 
 
 def _events(content: Content) -> _WeightEvents:
-    found = []
-    for cells in (content.cells, content.partners):
-        cell = np.flatnonzero(np.isin(cells.phase.ravel(), (Phase.F, Phase.B, Phase.W, Phase.U)))
-        stage, microbatch = cells.stage.ravel()[cell], cells.microbatch.ravel()[cell]
-        copy = cell // content.num_slots * content.num_stages + stage
-        group = copy * content.weights.runs + microbatch % content.weights.runs
-        found.append(np.stack([group, cells.phase.ravel()[cell], stage, microbatch, cell]))
-    columns = np.concatenate(found, axis=1)
-    order = np.argsort(
-        columns[0] * content.num_slots + columns[4] % content.num_slots, kind="stable"
-    )
-    return _WeightEvents(*columns[:, order])
-
-
-def _by_microbatch(
-    content: Content, events: _WeightEvents, which: NumpyArray, values: NumpyArray
-) -> Int[NumpyArray, "stages microbatches"]:
-    """Lay values of some events out by what they work on."""
-    laid = np.full((content.num_stages, content.num_microbatches), NO_VERSION)
-    laid[events.stage[which], events.microbatch[which]] = values[which]
-    return laid
+    ops = content.ops.take(np.isin(content.ops.phase, (Phase.F, Phase.B, Phase.W, Phase.U)))
+    runs, (worker, slot) = content.weights.runs, np.divmod(ops.cell, content.num_slots)
+    group = (worker * content.num_stages + ops.stage) * runs + ops.microbatch % runs
+    columns = np.stack([group, ops.phase, ops.stage, ops.microbatch, ops.cell])
+    return _WeightEvents(*columns[:, np.argsort(group * content.num_slots + slot, kind="stable")])

@@ -27,7 +27,7 @@ def in_flight(table: ScheduleTable) -> Int[NumpyArray, "workers slots"]:
 
     Returns (workers, slots) activations held.
     """
-    ops = HeldOps.of(table.content)
+    ops = HeldOps.of(table)
     held = HeldParts.of(HeldOps(*(field[~np.isin(ops.phase, HOST)] for field in ops)))
     changes = np.zeros((table.num_workers, table.num_slots + 1), int)
     np.add.at(changes, (held.worker, held.time), held.change)
@@ -44,7 +44,7 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
 def held_in_rows(table: ScheduleTable) -> HeldParts:
     """Follow the rows through the memory ledger, in slots."""
-    ops = HeldOps.of(table.content)
+    ops = HeldOps.of(table)
     on_host = np.isin(ops.phase, HOST)
     if not on_host.any():
         return HeldParts.of(ops)
@@ -75,7 +75,7 @@ def _models(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
     """Models whose stage a worker holds, and versions of its weights beside the newest of each."""
-    versions = versions_held(table.content)
+    versions = versions_held(table)
     copies = np.where(versions > 0, table.weights.runs, 0)
     return copies, versions - copies
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
-from pipejax.schedules.cells.ops import EXECUTED, HOST, format_cell
+from pipejax.schedules.cells.ops import EXECUTED, HOST
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
@@ -67,11 +67,8 @@ def check_host_links(table: ScheduleTable, links: Links) -> None:
     try:
         topological_order(table.phase.size, *waiting_cells(table, links))
     except CycleError as error:
-        places = [table.content.place(cell) for cell in error.cycle]
-        names = [f"{format_cell(table.cell(w, t))} (worker {w})" for w, t in places]
-        cycle = " -> ".join([*names, names[0]])
         raise table.error(
             "deadlock on a shared host link, where ops go in the order of the columns: nothing in "
-            f"this cycle can start: {cycle}",
-            *places[0],
+            f"this cycle can start: {table.text_of_cycle(error.cycle)}",
+            *table.place(error.cycle[0]),
         ) from None

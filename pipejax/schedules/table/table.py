@@ -6,14 +6,13 @@ placed on, and the rows can be executed in order without a deadlock.
 """
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Index, Int, NumpyArray
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import Cells, Content, lay_out
@@ -34,7 +33,7 @@ from pipejax.schedules.table.slot_durations import UNIT_SLOTS, check_shares, che
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ScheduleTable:
+class ScheduleTable(Content):
     """A pipeline schedule: what each worker executes, in order.
 
     ```
@@ -82,7 +81,7 @@ class ScheduleTable:
         if np.size(self.stage_shares) == 0 and self.placement.ndim == 2:
             object.__setattr__(self, "stage_shares", (1.0,) * self.num_stages)
         try:
-            check(self.content)
+            check(self)
             check_shares(self.stage_shares, self.num_stages)
             check_slots(self.slots)
         except ScheduleError as error:
@@ -171,40 +170,10 @@ class ScheduleTable:
         """Pipe of each cell."""
         return self.cells.pipe
 
-    @functools.cached_property
-    def content(self) -> Content:
-        """Cells and placement together."""
-        return Content(self.cells, self.partners, self.placement, self.weights)
-
     @property
     def dependencies(self) -> Dependencies:
         """What waits for what."""
-        return find_dependencies(self.content)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers: rows of the table."""
-        return self.content.num_workers
-
-    @property
-    def num_slots(self) -> int:
-        """Number of slots: columns of the table."""
-        return self.content.num_slots
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages of one pipe."""
-        return self.content.num_stages
-
-    @property
-    def num_pipes(self) -> int:
-        """Number of pipes: two in a bidirectional schedule."""
-        return self.content.num_pipes
-
-    @property
-    def num_microbatches(self) -> int:
-        """Number of microbatches over all pipes."""
-        return self.content.num_microbatches
+        return find_dependencies(self)
 
     @property
     def stages_per_worker(self) -> int:
@@ -230,32 +199,6 @@ class ScheduleTable:
     def updates_within(self) -> bool:
         """Whether U cells update weights before the end of the table: it is asynchronous."""
         return bool((self.cells.phase == Phase.U).any())
-
-    @property
-    def pipe_of_microbatch(self) -> placements.PipeOfMicrobatch:
-        """Pipe of each microbatch."""
-        return self.content.pipe_of_microbatch
-
-    def cell(self, worker: Index, slot: Index) -> Cell:
-        """Return the ops of one cell.
-
-        Args:
-          worker: row.
-          slot: column.
-
-        Returns:
-          No op where the cell is idle, two where it holds a fused pair.
-
-        Example:
-          >>> import pipejax as pj
-          >>> pj.ScheduleTable.from_rows([["0F0", "0B0"]]).cell(0, 1)
-          (Op(phase=<Phase.B: 2>, stage=0, microbatch=0),)
-        """
-        return self.content.cell(worker, slot)
-
-    def rows(self) -> Iterator[list[Cell]]:
-        """Yield the cells of each worker."""
-        return self.content.rows()
 
     def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
         """Return a table with other rows and all else as it is.
