@@ -40,7 +40,8 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback(help=ABOUT)(_program)
     for name in names:
         command = getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
-        app.command()(with_options(command))
+        about = (command.__doc__ or "").partition("Options:")[0]
+        app.command(help=about)(with_options(command))
     return app
 
 

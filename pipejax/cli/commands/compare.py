@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules import REGISTRY

@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.schedules.table.links import Links

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipejax.base.files import write_file
-from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.links import Links

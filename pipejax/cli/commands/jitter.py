@@ -12,7 +12,8 @@ from rich.table import Table
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
-from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.files import DATASET, check_out, write_dataset
 from pipejax.cli.output.numbers import console, percent, print_json, seconds

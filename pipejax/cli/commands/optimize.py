@@ -18,7 +18,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pipejax import schedules
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag
+from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.numbers import console, print_json
 from pipejax.schedules import REGISTRY
 

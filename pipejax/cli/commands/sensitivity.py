@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag, Pricing, required
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.table.links import Links

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.groups import JsonFlag, Pricing, or_slots
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.files import TIMELINE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.schedules.cells.ops import Phase

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.groups import JsonFlag, Pricing
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json
 from pipejax.schedules.table.links import Links

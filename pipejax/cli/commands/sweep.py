@@ -14,7 +14,7 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from pipejax.cli.options.groups import JsonFlag
+from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.files import SWEEPS, check_modules
 from pipejax.cli.output.numbers import console, print_json
 

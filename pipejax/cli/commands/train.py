@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.groups import JsonFlag, Pricing, TableChoice
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
 from pipejax.cli.output.numbers import console, print_json
@@ -198,7 +199,7 @@ def _stages_of_delta(choice: TableChoice, pricing: Pricing | None) -> int:
     """Return the number of stages of a run that has no table; nothing else may say one."""
     stray = {
         "--schedule": choice.schedule,
-        "--table": choice.file,
+        "--table": choice.table,
         "--microbatches": choice.microbatches,
         **choice.options.options,
     }

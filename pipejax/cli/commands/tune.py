@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.cli.options.groups import JsonFlag, Pricing
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds

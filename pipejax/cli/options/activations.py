@@ -1,14 +1,14 @@
 """Options of the activation memory: how large an activation is, and what W needs of it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import typer
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import share
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.declared import Text, WeightShare
+from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
     from pipejax.analysis.evaluate import Evaluation
     from pipejax.costs.workload import Workload
-
-
-WeightShare = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of an activation that W needs after I, from 0 to 1; with --model it follows "
-        "from the layers if not given, else it is 1/3."
-    ),
-]
 
 
 class StageSizes(NamedTuple):
@@ -55,13 +46,8 @@ class StageSizes(NamedTuple):
         """Follow the memory of a run."""
         from pipejax.analysis.activation_memory import activation_memory
 
-        memory = activation_memory(
-            evaluation,
-            sizes=self.sizes,
-            weight_share=self.weight_share,
-            checkpoints=self.checkpoints,
-        )
-        return HeldMemory(memory, self)
+        sizes = {name: getattr(self, name) for name in ("sizes", "weight_share", "checkpoints")}
+        return HeldMemory(activation_memory(evaluation, **sizes), self)
 
 
 class HeldMemory(NamedTuple):
@@ -78,12 +64,8 @@ class HeldMemory(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` says of it."""
-        return {
-            "unit": self.stages.unit,
-            "weight_share": self.weight_share,
-            "peak": self.memory.peak,
-            "peak_at": self.memory.peak_at,
-        }
+        peaks = {"peak": self.memory.peak, "peak_at": self.memory.peak_at}
+        return {"unit": self.stages.unit, "weight_share": self.weight_share, **peaks}
 
 
 class ActivationOptions(NamedTuple):
@@ -123,18 +105,14 @@ def for_each(
 
 
 def choose_activations(
-    *,
-    weight_share: WeightShare = None,
-    activation_sizes: Annotated[
-        str | None, typer.Option(help="Size of an activation, a number or one per stage: 1,1,2.")
-    ] = None,
+    weight_share: WeightShare = None, activation_sizes: Text = None
 ) -> ActivationOptions:
-    """Read how activations are sized."""
+    """Read how activations are sized.
+
+    Options:
+      activation_sizes: Size of an activation, a number or one per stage: 1,1,2.
+    """
     if weight_share is not None:
         share(weight_share, "--weight-share")
-    if activation_sizes is None:
-        return ActivationOptions(weight_share, None)
-    sizes = [
-        parse_seconds(size.strip(), "--activation-sizes") for size in activation_sizes.split(",")
-    ]
+    sizes = None if activation_sizes is None else parse_list(activation_sizes, "--activation-sizes")
     return ActivationOptions(weight_share, sizes)

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pipejax.cli.options.activations import WeightShare, choose_activations
+from pipejax.base.checks import one_of
+from pipejax.cli.options.activations import choose_activations
+from pipejax.cli.options.declared import (
+    CountIfGiven,
+    FileIfGiven,
+    Text,
+    WeightShare,
+    declared,
+    flag,
+)
 from pipejax.cli.options.numbers import parse_seconds, parse_times
-from pipejax.cli.options.objective import choose_objective
-from pipejax.cli.options.schedule import OF_RUNS, TableOptions, choose_options
+from pipejax.cli.options.objective import ObjectiveSettings
+from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
@@ -22,32 +31,37 @@ if TYPE_CHECKING:
     from pipejax.costs.workload import Workload
 
 
-Text = str | None
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-
 class Pricing(NamedTuple):
     """How tables are priced; `of` gives the costs of one."""
 
     of: "Callable[[ScheduleTable], Costs]"
-    workload: "Workload | None"
-    system: "System | None"
+    workload: "Workload | None" = None
+    system: "System | None" = None
 
 
 class TableChoice(NamedTuple):
-    """Which table options ask for: none of the options may be there."""
+    """Which table options ask for: none of the options may be there.
 
-    schedule: Text
-    file: Text
-    workers: int | None
-    microbatches: int | None
+    Attributes:
+      options: of the schedule.
+      pricing: what planned schedules are planned for.
+      schedule: Schedule to build, see `pipejax schedules`.
+      table: Table to read: PyTorch's schedule CSV, or JSON.
+      workers: Workers P.
+      microbatches: Microbatches M.
+    """
+
     options: TableOptions
     pricing: Pricing | None = None
+    schedule: Text = None
+    table: FileIfGiven = None
+    workers: CountIfGiven = None
+    microbatches: CountIfGiven = None
 
     @property
     def is_given(self) -> bool:
         """Whether an option names a table."""
-        return self.schedule is not None or self.file is not None
+        return self.schedule is not None or self.table is not None
 
     def build(self) -> ScheduleTable:
         """Build or read the table.
@@ -55,159 +69,134 @@ class TableChoice(NamedTuple):
         Raises:
           ValueError: if the options do not name one table.
         """
-        if (self.schedule is None) == (self.file is None):
+        if (self.schedule is None) == (self.table is None):
             raise ValueError(
                 "give either --schedule with --workers and --microbatches, or --table FILE"
             )
-        given = {"--workers": self.workers, "--microbatches": self.microbatches}
-        if self.file is not None:
-            extra = [name for name, value in given.items() if value is not None]
-            extra += [
-                f"--{name.replace('_', '-')}"
-                for name in self.options.options
-                if name not in OF_RUNS
-            ]
+        sizes = {"workers": self.workers, "microbatches": self.microbatches}
+        if self.table is not None:
+            extra = [name for name, value in sizes.items() if value is not None]
+            extra += [name for name in self.options.options if name not in OF_RUNS]
             if extra:
-                raise ValueError(f"{extra[0]} belongs to --schedule: a table file states it itself")
-            return read_table(self.file)
-        missing = [name for name, value in given.items() if value is None]
+                raise ValueError(
+                    f"{flag(extra[0])} belongs to --schedule: a table file states it itself"
+                )
+            return read_table(self.table)
+        missing = [name for name, value in sizes.items() if value is None]
         if self.workers is None or self.microbatches is None or self.schedule is None:
-            raise ValueError(f"--schedule needs {missing[0]}")
+            raise ValueError(f"--schedule needs {flag(missing[0])}")
         costs_of = None if self.pricing is None else self.pricing.of
         return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
 
 
-def choose_choice(
-    *,
-    schedule: Annotated[
-        Text, typer.Option(help="Schedule to build, see `pipejax schedules`.")
-    ] = None,
-    table: Annotated[
-        Text, typer.Option(help="Table to read: PyTorch's schedule CSV, or JSON.", metavar="FILE")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers P.", min=1)] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Microbatches M.", min=1)] = None,
-    options: TableOptions,
-    pricing: Pricing | None = None,
-) -> TableChoice:
-    """Read which table is meant, for commands that may do without."""
-    return TableChoice(schedule, table, workers, microbatches, options, pricing)
-
-
-@functools.wraps(choose_choice)
+@functools.wraps(TableChoice, updated=())
 def choose_table(**given: Any) -> ScheduleTable:
     """Build or read the table."""
-    return choose_choice(**given).build()
+    return TableChoice(**given).build()
 
 
-def choose_costs(
-    *,
-    stage_times: Annotated[
-        Text, typer.Option(help="Seconds per op of one stage: F=1,B=2 or F=1,I=1,W=1.")
-    ] = None,
-    worker_times: Annotated[
-        Text, typer.Option(help="Seconds of one microbatch on one worker, divided over its stages.")
-    ] = None,
-    model: Annotated[Text, typer.Option(help="Model: a name or a JSON file.")] = None,
-    system: Annotated[Text, typer.Option(help="System: a name or a JSON file.")] = None,
-    minibatch: Annotated[
-        int | None, typer.Option(help="Sequences per step and pipeline, with --model.", min=1)
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None, typer.Option(help="Accelerators per worker, with --model.", min=1)
-    ] = None,
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Split norms and messages over them too.")
-    ] = False,
-    data_parallel: Annotated[
-        int | None, typer.Option(help="Replicas of the pipeline, with --model.", min=1)
-    ] = None,
-    recompute: Annotated[
-        Text, typer.Option(help="Recomputation, with --model: none, selective or full.")
-    ] = None,
-    weight_share: WeightShare = None,
-    comm: Annotated[
-        Text, typer.Option(help="Seconds of a message: latency 0, this transmit time.")
-    ] = None,
-    latency: Annotated[Text, typer.Option(help="Latency of a message in seconds.")] = None,
-    transmit: Annotated[Text, typer.Option(help="Transmit time of a message in seconds.")] = None,
-    costs: Annotated[
-        Text, typer.Option(help="Measured costs: a JSON file.", metavar="FILE")
-    ] = None,
-) -> Pricing | None:
-    """Read how ops and messages are priced; None if no option says so."""
-    from pipejax.costs.costs import Costs
-    from pipejax.costs.measured import read_costs
-
-    message = _parse_message(comm, latency, transmit)
-    with_model: dict[str, Any] = {
-        "--system": system,
-        "--minibatch": minibatch,
-        "--tensor-parallel": tensor_parallel,
-        "--sequence-parallel": sequence_parallel or None,
-        "--data-parallel": data_parallel,
-        "--recompute": recompute,
-    }
-    ways = {
-        "--stage-times": stage_times,
-        "--worker-times": worker_times,
-        "--costs": costs,
-        "--model": model,
-    }
-    chosen = [name for name, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise ValueError(f"{chosen[0]} and {chosen[1]} both give times: choose one")
-    stray = [name for name, value in with_model.items() if value is not None]
-    if stray and model is None:
-        raise ValueError(f"{stray[0]} needs --model")
-    if not chosen:
-        if message:
-            raise ValueError("message times need op times: give --stage-times or --worker-times")
-        return None
-    if model is not None:
-        if message:
-            raise ValueError(
-                "--comm, --latency and --transmit do not go with --model: the "
-                "system's links give message times"
-            )
-        given = {name[2:].replace("-", "_"): value for name, value in with_model.items()}
-        return _price_model(model, weight_share=weight_share, **given)
-    if costs is not None:
-        if message:
-            raise ValueError(
-                "--comm, --latency and --transmit do not go with --costs: its file "
-                "gives message times"
-            )
-        path = costs
-        return Pricing(lambda table: read_costs(path, table), None, None)
-    times = parse_times(stage_times or worker_times or "", chosen[0])
-    try:
-        of_stage = Costs(**times, **message)
-        of_stage.check_known((Phase.F, Phase.B))  # what is wrong with them is said before any table
-    except ValueError as error:
-        raise ValueError(f"{chosen[0]} {stage_times or worker_times}: {error}") from None
-    if stage_times is not None:
-        return Pricing(lambda table: of_stage, None, None)
-    return Pricing(lambda table: Costs.per_worker(table, **times, **message), None, None)
+_TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
+_WITH_MODEL = (
+    "system",
+    "minibatch",
+    "tensor_parallel",
+    "sequence_parallel",
+    "data_parallel",
+    "recompute",
+)
+_NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
+    "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
+    "message times",
+    "costs": "--comm, --latency and --transmit do not go with --costs: its file gives message "
+    "times",
+    "": "message times need op times: give --stage-times or --worker-times",
+}
 
 
-def _parse_message(comm: Text, latency: Text, transmit: Text) -> dict[str, float]:
-    if comm is not None and (latency is not None or transmit is not None):
-        raise ValueError(
-            "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
-        )
-    if comm is not None:
-        given: dict[str, tuple[str, Text]] = {"transmit": ("--comm", comm)}
-    else:
-        given = {"latency": ("--latency", latency), "transmit": ("--transmit", transmit)}
-    return {
-        field: parse_seconds(text, option)
-        for field, (option, text) in given.items()
-        if text is not None
-    }
+class PricingSettings(NamedTuple):
+    """How ops and messages are priced.
+
+    Attributes:
+      stage_times: Seconds per op of one stage: F=1,B=2 or F=1,I=1,W=1.
+      worker_times: Seconds of one microbatch on one worker, divided over its stages.
+      model: Model: a name or a JSON file.
+      system: System: a name or a JSON file.
+      minibatch: Sequences per step and pipeline, with --model.
+      tensor_parallel: Accelerators per worker, with --model.
+      sequence_parallel: Split norms and messages over them too.
+      data_parallel: Replicas of the pipeline, with --model.
+      recompute: Recomputation, with --model: none, selective or full.
+      weight_share: as `WeightShare`.
+      comm: Seconds of a message: latency 0, this transmit time.
+      latency: Latency of a message in seconds.
+      transmit: Transmit time of a message in seconds.
+      costs: Measured costs: a JSON file.
+    """
+
+    stage_times: Text = None
+    worker_times: Text = None
+    model: Text = None
+    system: Text = None
+    minibatch: CountIfGiven = None
+    tensor_parallel: CountIfGiven = None
+    sequence_parallel: bool = False
+    data_parallel: CountIfGiven = None
+    recompute: Text = None
+    weight_share: WeightShare = None
+    comm: Text = None
+    latency: Text = None
+    transmit: Text = None
+    costs: FileIfGiven = None
+
+    def chosen(self) -> Pricing | None:
+        """Read how ops and messages are priced; None if no option says so."""
+        from pipejax.costs.costs import Costs
+        from pipejax.costs.measured import read_costs
+
+        message = self._message()
+        given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
+        ways = [name for name in _TIMES if name in given]
+        if len(ways) > 1:
+            raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
+        stray = [name for name in _WITH_MODEL if name in given]
+        if stray and self.model is None:
+            raise ValueError(f"{flag(stray[0])} needs --model")
+        way = ways[0] if ways else ""
+        if message and way in _NO_MESSAGES:
+            raise ValueError(_NO_MESSAGES[way])
+        if way == "":
+            return None
+        if self.model is not None:
+            named = {name: given[name] for name in (*stray, "weight_share") if name in given}
+            return _price_model(self.model, **named)
+        text: str = given[way]
+        if way == "costs":
+            return Pricing(lambda table: read_costs(text, table))
+        times = parse_times(text, flag(way))
+        try:
+            of_stage = Costs(**times, **message)
+            of_stage.check_known((Phase.F, Phase.B))  # what is wrong is said before any table
+        except ValueError as error:
+            raise ValueError(f"{flag(way)} {text}: {error}") from None
+        if way == "stage_times":
+            return Pricing(lambda table: of_stage)
+        return Pricing(lambda table: Costs.per_worker(table, **times, **message))
+
+    def _message(self) -> dict[str, float]:
+        """Read the times of a message [s]."""
+        given = {"latency": self.latency, "transmit": self.transmit}
+        if self.comm is not None:
+            if given != {"latency": None, "transmit": None}:
+                raise ValueError(
+                    "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
+                )
+            return {"transmit": parse_seconds(self.comm, "--comm")}
+        return {k: parse_seconds(text, flag(k)) for k, text in given.items() if text is not None}
 
 
-def _price_model(model: str, system: Text, minibatch: int | None, **others: Any) -> Pricing:
+def _price_model(
+    model: str, system: Text = None, minibatch: int | None = None, **given: Any
+) -> Pricing:
     from pipejax.costs.model import RECOMPUTE, load_model
     from pipejax.costs.roofline import stage_costs
     from pipejax.costs.system import load_system
@@ -215,11 +204,7 @@ def _price_model(model: str, system: Text, minibatch: int | None, **others: Any)
 
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
-    given = {name: value for name, value in others.items() if value is not None}
-    if given.get("recompute", "none") not in RECOMPUTE:
-        raise ValueError(
-            f"--recompute must be one of {', '.join(RECOMPUTE)}, got {given['recompute']!r}"
-        )
+    one_of(given.get("recompute", "none"), RECOMPUTE, "--recompute")
     workload = Workload(load_model(model), minibatch, **given)
     machine = load_system(system)
     return Pricing(lambda table: stage_costs(workload, machine, table), workload, machine)
@@ -234,31 +219,28 @@ HostLinks = Annotated[
 
 
 def choose_links(
-    *,
     link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
     queues: Queues = "worker",
     host_links: HostLinks = None,
 ) -> Links:
     """Read the link model and what is shared."""
-    for option, value, known in (("link", link, LINKS), ("queues", queues, QUEUES)):
-        if value not in known:
-            raise ValueError(f"--{option} must be one of {', '.join(known)}, got {value!r}")
-    return Links(
-        link, queues, () if host_links is None else parse_groups(host_links, "--host-links")
-    )
+    one_of(link, LINKS, "--link")
+    one_of(queues, QUEUES, "--queues")
+    groups = () if host_links is None else parse_groups(host_links, "--host-links")
+    return Links(link, queues, groups)
 
 
-def choose_rendezvous(*, queues: Queues = "worker", host_links: HostLinks = None) -> Links:
+def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -> Links:
     """Read what is shared, for commands that know no other link model."""
-    return choose_links(link="rendezvous", queues=queues, host_links=host_links)
+    return choose_links("rendezvous", queues, host_links)
 
 
 _GROUPS: dict[str, Callable[..., Any]] = {
-    "options": choose_options,
+    "options": ScheduleSettings,
     "table": choose_table,
-    "choice": choose_choice,
-    "objectives": choose_objective,
-    "pricing": choose_costs,
+    "choice": TableChoice,
+    "objectives": ObjectiveSettings,
+    "pricing": PricingSettings,
     "links": choose_links,
     "rendezvous": choose_rendezvous,
     "activations": choose_activations,
@@ -273,7 +255,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
     receives what the group's options choose. An argument that is a named tuple of options is a
     group too; every other argument is an option of its own. Where it has the name of a group's
-    option, it is the command that reads it.
+    option, it is the command that reads it. What docstrings say of options is their help.
 
     Args:
       command: function of the command.
@@ -281,20 +263,21 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       The function that typer sees, with all options in its signature.
     """
-    wanted = inspect.signature(command).parameters
-    makers: dict[str, Callable[..., Any]] = {
-        name: p.annotation for name, p in wanted.items() if hasattr(p.annotation, "_fields")
-    } | _GROUPS
+    wanted = declared(command)
+    records = inspect.signature(command).parameters.items()
+    makers = {name: p.annotation for name, p in records if hasattr(p.annotation, "_fields")}
+    makers |= _GROUPS
     groups = [
         name
         for name in makers
         if name in wanted or (name == "options" and any(group in wanted for group in _TABLES))
     ]
+    takes = {group: declared(makers[group]) for group in groups}
     shared: dict[str, inspect.Parameter] = {}
     for group in sorted(groups, key=lambda name: name == "options"):  # --schedule comes first
         shared |= {
             name: parameter
-            for name, parameter in inspect.signature(makers[group]).parameters.items()
+            for name, parameter in takes[group].items()
             if name not in makers or (name == "table" and group in _TABLES)
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in makers}
@@ -303,19 +286,17 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         chosen: dict[str, Any] = {}
         for group in sorted(groups, key=lambda name: name not in _INPUTS):
-            takes = inspect.signature(makers[group]).parameters
             inputs = {
                 name: chosen.get(name) if name in _INPUTS else given[name]
-                for name in takes
+                for name in takes[group]
                 if name not in own
             }
-            chosen[group] = makers[group](**inputs)
+            made = makers[group](**inputs)
+            chosen[group] = made.chosen() if hasattr(made, "chosen") else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})
 
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in {**shared, **own}.values()
-    ]
+    parameters = list({**shared, **own}.values())
     described: Any = run
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.units import read_bytes
 from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -56,7 +56,7 @@ class MemoryLimit(NamedTuple):
         in_bytes = [value for value in given if value is not None]
         if in_bytes and len(in_bytes) < len(entries):
             raise ValueError(f"{OPTION}: give all entries in bytes or none, got {text!r}")
-        values = in_bytes or [parse_seconds(entry, OPTION) for entry in entries]
+        values = in_bytes or parse_list(text, OPTION)
         if min(values) == 0:
             raise ValueError(f"{OPTION} must be above 0, got {text!r}")
         return cls(values, bool(in_bytes))

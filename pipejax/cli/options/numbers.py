@@ -1,4 +1,4 @@
-"""Numbers in options: seconds, and times of ops in short form."""
+"""Numbers in options: seconds, lists of them, and times of ops in short form."""
 
 import math
 
@@ -23,12 +23,22 @@ def parse_times(text: str, option: str) -> dict[str, float]:
     return times
 
 
+def parse_list(text: str, where: str) -> list[float]:
+    """Read finite numbers of at least 0, such as "1,1,2"."""
+    return [parse_seconds(part.strip(), where) for part in text.split(",")]
+
+
 def parse_seconds(text: str, where: str) -> float:
     """Read a finite number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = parse_float(text)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{where} must be a finite number of at least 0, got {text!r}")
     return value
+
+
+def parse_float(text: str) -> float:
+    """Read a number; what is none is NaN, which no check of a range lets pass."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

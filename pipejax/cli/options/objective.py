@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import pipejax as pj
+from pipejax.base.checks import one_of
+from pipejax.cli.options.declared import Count, CountIfGiven, flag
+from pipejax.cli.options.numbers import parse_float
 
 if TYPE_CHECKING:
     from pipejax.training import TrainingObjective
@@ -48,48 +51,47 @@ class ObjectiveOptions(NamedTuple):
         return make(stages, seed=0, **settings)
 
 
-def choose_objective(
-    *,
-    objective: Annotated[
-        str, typer.Option(help=f"What is trained: {', '.join(MAKERS)}.")
-    ] = "quadratic",
-    dimension: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Coordinates, a multiple of the stages ({COORDINATES} each if not "
-            "given); for language, the width of an activation (16).",
-            min=1,
-        ),
-    ] = None,
-    condition_number: Annotated[
-        float | None, typer.Option(help="L / mu, for nesterov (100 if not given).")
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text to learn, for language (a random one if not given).", metavar="FILE"
-        ),
-    ] = None,
-    batches: Annotated[int, typer.Option(help="Batches.", min=1)] = 60,
-    batch_size: Annotated[int, typer.Option(help="Examples of a batch.", min=1)] = 10,
-) -> ObjectiveOptions:
-    """Read what is trained."""
-    if objective not in MAKERS:
-        raise ValueError(f"--objective must be one of {', '.join(MAKERS)}, got {objective!r}")
-    if condition_number is not None and objective != "nesterov":
-        raise ValueError(f"--condition-number does not go with --objective {objective}")
-    if text is not None and objective != "language":
-        raise ValueError(f"--text does not go with --objective {objective}")
-    if dimension is not None and objective == "language" and dimension % 2:
-        raise ValueError(f"--dimension must be even for --objective language, got {dimension}")
-    settings: dict[str, Any] = {"num_batches": batches, "batch_size": batch_size}
-    if dimension is not None:
-        settings["width" if objective == "language" else "dimension"] = dimension
-    if objective == "nesterov":
-        settings["condition_number"] = 100.0 if condition_number is None else condition_number
-    if text is not None:
-        settings["text"] = _read(text)
-    return ObjectiveOptions(objective, settings)
+class ObjectiveSettings(NamedTuple):
+    """Options of what is trained.
+
+    Attributes:
+      objective: one of `MAKERS`.
+      dimension: Coordinates, a multiple of the stages (8 each if not given); for language, the
+        width of an activation (16).
+      condition_number: L / mu, for nesterov (100 if not given).
+      text: Text to learn, for language (a random one if not given).
+      batches: Batches.
+      batch_size: Examples of a batch.
+    """
+
+    objective: Annotated[str, typer.Option(help=f"What is trained: {', '.join(MAKERS)}.")] = (
+        "quadratic"
+    )
+    dimension: CountIfGiven = None
+    condition_number: float | None = None
+    text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    batches: Count = 60
+    batch_size: Count = 10
+
+    def chosen(self) -> ObjectiveOptions:
+        """Read what is trained."""
+        name = one_of(self.objective, MAKERS, "--objective")
+        for option, kind in (("condition_number", "nesterov"), ("text", "language")):
+            if getattr(self, option) is not None and name != kind:
+                raise ValueError(f"{flag(option)} does not go with --objective {name}")
+        settings: dict[str, Any] = {"num_batches": self.batches, "batch_size": self.batch_size}
+        if self.dimension is not None:
+            if name == "language" and self.dimension % 2:
+                raise ValueError(
+                    f"--dimension must be even for --objective language, got {self.dimension}"
+                )
+            settings["width" if name == "language" else "dimension"] = self.dimension
+        if name == "nesterov":
+            given = self.condition_number
+            settings["condition_number"] = 100.0 if given is None else given
+        if self.text is not None:
+            settings["text"] = _read(self.text)
+        return ObjectiveOptions(name, settings)
 
 
 def _read(path: Path) -> str:
@@ -132,20 +134,13 @@ def choose_step_sizes(text: str | None, objective: "TrainingObjective") -> list[
             return SIZES_OF_LANGUAGE
         first = 2.0 ** math.floor(math.log2(2 / smoothness(objective)))
         return [first / 2**halvings for halvings in range(SIZES)]
-    sizes = [_positive(part.strip()) for part in text.split(",")]
-    for place, size in enumerate(sizes):
+    parts = [part.strip() for part in text.split(",")]
+    sizes = [parse_float(part) for part in parts]
+    for place, (size, part) in enumerate(zip(sizes, parts, strict=True)):
+        if not 0 < size < math.inf:
+            raise ValueError(
+                f"--step-sizes must be finite numbers above 0, as 0.25,0.125, got {part!r}"
+            )
         if size in sizes[:place]:
             raise ValueError(f"--step-sizes must name each once, got {size:g} twice")
     return sizes
-
-
-def _positive(text: str) -> float:
-    try:
-        size = float(text)
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
-        raise ValueError(
-            f"--step-sizes must be finite numbers above 0, as 0.25,0.125, got {text!r}"
-        )
-    return size

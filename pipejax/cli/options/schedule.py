@@ -1,21 +1,19 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import typer
 
 from pipejax import schedules
-from pipejax.cli.options.activations import WeightShare
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
+from pipejax.cli.options.numbers import parse_list, parse_seconds
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.costs.costs import Costs
 
 
-Text = str | None
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -83,71 +81,48 @@ def times_of(costs: "Costs") -> dict[str, Any]:
     }
 
 
-def choose_options(
-    *,
-    stages_per_worker: Annotated[
-        int | None, typer.Option(help="Stages per worker V, for interleaved schedules.", min=1)
-    ] = None,
-    waves: Annotated[int | None, typer.Option(help="Waves of hanayo.", min=1)] = None,
-    accumulation: Annotated[
-        int | None, typer.Option(help="Microbatches of an update, for pipedream-2bw.", min=1)
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Runs R that share the pipeline of local-sgd.", min=1)
-    ] = None,
-    local_steps: Annotated[
-        int | None, typer.Option(help="Local steps H between averages of local-sgd.", min=1)
-    ] = None,
-    stage_shares: Annotated[
-        Text, typer.Option(help="Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.")
-    ] = None,
-    slots: Annotated[
-        Text,
-        typer.Option(
-            help="Slot durations that the table is drawn with, as F=1,B=2 or F=1,I=1,W=1; "
-            "schedules planned for times take those of the run if not given."
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(help="Activations a worker may hold, for zero-bubble and ada-offload."),
-    ] = None,
-    weight_share: WeightShare = None,
-    transfer: Annotated[
-        float | None, typer.Option(help="Slots of a message that a schedule is planned for.")
-    ] = None,
-    offload: Annotated[
-        float | None, typer.Option(help="Slots of O that ada-offload is planned for.")
-    ] = None,
-    load: Annotated[
-        float | None, typer.Option(help="Slots of L that ada-offload is planned for; as O.")
-    ] = None,
-    offload_share: Annotated[
-        float | None, typer.Option(help="Share of microbatches that pipe-offload offloads.")
-    ] = None,
-) -> TableOptions:
-    """Read what a schedule takes besides workers and microbatches."""
-    numbers = {
-        "stages_per_worker": stages_per_worker,
-        "waves": waves,
-        "accumulation": accumulation,
-        "runs": runs,
-        "local_steps": local_steps,
-        "memory_limit": memory_limit,
-        "weight_share": weight_share,
-        "transfer": transfer,
-        "offload": offload,
-        "load": load,
-        "offload_share": offload_share,
-    }
-    options: dict[str, Any] = {name: n for name, n in numbers.items() if n is not None}
-    if stage_shares is not None:
-        options["stage_shares"] = [
-            parse_seconds(share.strip(), "--stage-shares") for share in stage_shares.split(",")
-        ]
-    if slots is not None:
-        options["slots"] = _parse_slots(slots)
-    return TableOptions(options)
+class ScheduleSettings(NamedTuple):
+    """What a schedule takes besides workers and microbatches.
+
+    Attributes:
+      stages_per_worker: Stages per worker V, for interleaved schedules.
+      waves: Waves of hanayo.
+      accumulation: Microbatches of an update, for pipedream-2bw.
+      runs: Runs R that share the pipeline of local-sgd.
+      local_steps: Local steps H between averages of local-sgd.
+      stage_shares: Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.
+      slots: Slot durations that the table is drawn with, as F=1,B=2 or F=1,I=1,W=1; schedules
+        planned for times take those of the run if not given.
+      memory_limit: Activations a worker may hold, for zero-bubble and ada-offload.
+      weight_share: as `WeightShare`.
+      transfer: Slots of a message that a schedule is planned for.
+      offload: Slots of O that ada-offload is planned for.
+      load: Slots of L that ada-offload is planned for; as O.
+      offload_share: Share of microbatches that pipe-offload offloads.
+    """
+
+    stages_per_worker: CountIfGiven = None
+    waves: CountIfGiven = None
+    accumulation: CountIfGiven = None
+    runs: CountIfGiven = None
+    local_steps: CountIfGiven = None
+    stage_shares: Text = None
+    slots: Text = None
+    memory_limit: float | None = None
+    weight_share: WeightShare = None
+    transfer: float | None = None
+    offload: float | None = None
+    load: float | None = None
+    offload_share: float | None = None
+
+    def chosen(self) -> TableOptions:
+        """Keep what is given."""
+        options = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.stage_shares is not None:
+            options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
+        if self.slots is not None:
+            options["slots"] = _parse_slots(self.slots)
+        return TableOptions(options)
 
 
 def _parse_slots(text: str) -> dict[str, float]:
