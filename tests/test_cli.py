@@ -1,14 +1,20 @@
 """The command line: what it prints, and that a mistake is one clear line with exit code 2."""
 
+import importlib
+import inspect
 import json
 import re
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
 
 import pipejax as pj
+from pipejax.cli.app import COMMANDS
+from pipejax.cli.options.declared import flag
+from pipejax.cli.options.groups import with_options
 from pipejax.costs.system import data_file
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.table_files import to_json
@@ -466,6 +472,18 @@ def test_a_mistake_is_one_clear_line(call, what, tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_is(command):
+    module = importlib.import_module(f"pipejax.cli.commands.{command}")
+    parameters = inspect.signature(with_options(getattr(module, command))).parameters
+    for name, parameter in parameters.items():
+        kind, option = get_args(parameter.annotation)
+        assert option.help, name
+        assert not option.help.startswith("as `"), name  # what is said elsewhere is said here too
+        written = [option.default, *(option.param_decls or ())]
+        assert kind is not bool or flag(name) in written, name  # or there is a --no-... beside it
+
+
 def test_help_version_and_mistakes_of_usage_need_no_jax():
     code = (
         "import sys; from pipejax.cli.app import run; "
