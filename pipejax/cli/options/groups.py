@@ -89,12 +89,6 @@ class TableChoice(NamedTuple):
         return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
 
 
-@functools.wraps(TableChoice, updated=())
-def choose_table(**given: Any) -> ScheduleTable:
-    """Build or read the table."""
-    return TableChoice(**given).build()
-
-
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
 _WITH_MODEL = (
     "system",
@@ -237,7 +231,7 @@ def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "options": ScheduleSettings,
-    "table": choose_table,
+    "table": TableChoice,  # built
     "choice": TableChoice,
     "objectives": ObjectiveSettings,
     "pricing": PricingSettings,
@@ -292,7 +286,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 if name not in own
             }
             made = makers[group](**inputs)
-            chosen[group] = made.chosen() if hasattr(made, "chosen") else made
+            made = made.chosen() if hasattr(made, "chosen") else made
+            chosen[group] = made.build() if group == "table" else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})
 
