@@ -21,7 +21,7 @@ from pipejax.schedules.table.links import QUEUES
 from pipejax.search.transfers import search as transfer_order
 from pipejax.search.transfers.graph import finish_of_orders, legal_range, transfer_graph
 from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
-from pipejax.search.transfers.moves import moved, nearby, propose
+from pipejax.search.transfers.search import moved, nearby, propose
 
 SCOPES = st.sampled_from(QUEUES)
 TABLE = pj.schedules.build(
@@ -325,14 +325,14 @@ def test_an_interrupt_returns_the_best_so_far():
         if iteration == 3:
             raise KeyboardInterrupt
 
-    result = pj.order(TABLE, COSTS, progress=stop)
+    result = pj.order(TABLE, COSTS, on_progress=stop)
     assert (result.stopped, result.makespan) == ("interrupted", seen[-1])
     assert len(seen) == 3
     assert seen == sorted(seen, reverse=True)
 
 
 def test_the_time_ends_the_search():
-    result = pj.order(TABLE, COSTS, seconds=0.0)
+    result = pj.order(TABLE, COSTS, time_limit=0.0)
     assert result.stopped == "time"
     assert result.makespan == result.baselines["by need"]
 
@@ -370,7 +370,7 @@ def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed s
         (lambda: pj.Links("rendezvous", "two"), "unknown queue scope 'two'"),
         (lambda: pj.order(TABLE, COSTS, link="queued"), "be rendezvous, where"),
         (lambda: pj.order(TABLE, COSTS, iterations=-1), "at least 0, got -1"),
-        (lambda: pj.order(TABLE, COSTS, seconds=float("nan")), "no limit, got nan"),
+        (lambda: pj.order(TABLE, COSTS, time_limit=float("nan")), "no limit, got nan"),
         (lambda: pj.order(TABLE, unchecked_costs({"forward": -1.0})), "forward must be finite"),
         (lambda: pj.order(TABLE, pj.Costs(forward=1e308, backward=0.0)), "too large for a float"),
         (lambda: pj.order(TABLE, pj.Costs(forward=np.ones(3), backward=0.0)), "16 stages"),

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import arrows, bars
+from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import Op, Phase
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE, HOST_LINK = 0, 1, 2, 3, 4
 _TRACKS = {
@@ -42,41 +42,24 @@ def chrome_trace(evaluation: Evaluation) -> str:
       >>> [event["dur"] for event in events if event.get("name") == "0F0"]
       [1000000.0]
     """
-    tracks = [track for track in _TRACKS if track != HOST_LINK or evaluation.table.offloads]
-    events = _names(evaluation.workers, tracks)
+    events = _names(evaluation)
     for bar in bars(evaluation):
-        copies = [bar.worker] if bar.worker != NO_WORKER else _participants(evaluation, bar.ops[0])
-        track = HOST_LINK if bar.on_host_link else COMPUTE
-        track = track if bar.worker != NO_WORKER else COLLECTIVE
+        workers, track = [bar.worker], HOST_LINK if bar.on_host_link else COMPUTE
+        if bar.worker == NO_WORKER:
+            workers, track = _participants(evaluation, bar.ops[0]), COLLECTIVE
+        first = bar.ops[0]
+        args = {"critical": bar.is_critical, "stage": first.stage, "microbatch": first.microbatch}
         category = "+".join(op.phase.name for op in bar.ops)
-        args = {
-            "critical": bar.is_critical,
-            "stage": bar.ops[0].stage,
-            "microbatch": bar.ops[0].microbatch,
-        }
-        for worker in copies:
-            events.append(_slice(bar.label, category, worker, track, bar.start, bar.finish, args))
+        events += [_slice(bar, worker, track, bar.label, category, args) for worker in workers]
     for number, arrow in enumerate(arrows(evaluation)):
         label, args = str(arrow.op), {"critical": arrow.is_critical}
-        span = arrow.start, arrow.finish
-        for worker, track in ((arrow.sender, SEND), (arrow.receiver, RECEIVE)):
-            events.append(_slice(label, "message", worker, track, *span, args))
-        for kind, worker, track, time in (
-            ("s", arrow.sender, SEND, arrow.start),
-            ("f", arrow.receiver, RECEIVE, arrow.finish),
+        for worker, track, kind, time in (
+            (arrow.sender, SEND, "s", arrow.start),
+            (arrow.receiver, RECEIVE, "f", arrow.finish),
         ):
-            events.append(
-                {
-                    "ph": kind,
-                    "id": number,
-                    "name": label,
-                    "cat": "message",
-                    "pid": worker,
-                    "tid": track,
-                    "ts": time * _MICROSECONDS,
-                    "bp": "e",
-                }
-            )
+            events.append(_slice(arrow, worker, track, label, "message", args))
+            flow = {"id": number, "cat": "message", "bp": "e"}
+            events.append(_event(kind, worker, track, label, ts=time * _MICROSECONDS, **flow))
     events += _counters(evaluation)
     metadata = {
         "schedule": evaluation.schedule,
@@ -86,75 +69,53 @@ def chrome_trace(evaluation: Evaluation) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
 
-def _names(num_workers: int, tracks: list[int]) -> list[dict[str, Any]]:
-    events = []
-    for worker in range(num_workers):
-        name = {"name": f"worker {worker}"}
-        events.append({"ph": "M", "name": "process_name", "pid": worker, "args": name})
-        order = {"sort_index": worker}
-        events.append({"ph": "M", "name": "process_sort_index", "pid": worker, "args": order})
-        for track in tracks:
-            events.append(
-                {
-                    "ph": "M",
-                    "name": "thread_name",
-                    "pid": worker,
-                    "tid": track,
-                    "args": {"name": _TRACKS[track]},
-                }
-            )
-    return events
+def _event(kind: str, worker: int, track: int, name: str, **more: Any) -> dict[str, Any]:
+    return {"ph": kind, "name": name, "pid": worker, "tid": track, **more}
 
 
 def _slice(
-    label: str,
-    category: str,
-    worker: int,
-    track: int,
-    start: float,
-    finish: float,
-    args: dict[str, Any],
+    at: Bar | Arrow, worker: int, track: int, name: str, category: str, args: dict[str, Any]
 ) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": label,
-        "cat": category,
-        "pid": worker,
-        "tid": track,
-        "ts": start * _MICROSECONDS,
-        "dur": (finish - start) * _MICROSECONDS,
-        "args": args,
-    }
+    """An event with a duration."""
+    begin, lasts = at.start * _MICROSECONDS, (at.finish - at.start) * _MICROSECONDS
+    return _event("X", worker, track, name, cat=category, ts=begin, dur=lasts, args=args)
 
 
-def _participants(evaluation: Evaluation, op: Any) -> list[int]:
+def _names(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """What the processes and tracks are called."""
+    events: list[dict[str, Any]] = []
+    for worker in range(evaluation.workers):
+        named: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+            ("process_name", {}, {"name": f"worker {worker}"}),
+            ("process_sort_index", {}, {"sort_index": worker}),
+            *(
+                ("thread_name", {"tid": track}, {"name": name})
+                for track, name in _TRACKS.items()
+                if track != HOST_LINK or evaluation.table.offloads
+            ),
+        ]
+        events += [
+            {"ph": "M", "name": what, "pid": worker, "args": args, **track}
+            for what, track, args in named
+        ]
+    return events
+
+
+def _participants(evaluation: Evaluation, op: Op) -> list[int]:
     return sorted({int(worker) for worker in evaluation.table.placement[:, op.stage]})
 
 
 def _counters(evaluation: Evaluation) -> list[dict[str, Any]]:
     """Activations in flight: up at the start of F, down at the end of B or W."""
-    events: list[dict[str, Any]] = []
+    events, held = [], [0] * evaluation.workers
     changes = [
-        (time, bar.worker, change)
+        (bar.start, bar.worker, 1) if op.phase == Phase.F else (bar.finish, bar.worker, -1)
         for bar in bars(evaluation)
         for op in bar.ops
-        for time, change, phases in (
-            (bar.start, 1, (Phase.F,)),
-            (bar.finish, -1, (Phase.B, Phase.W)),
-        )
-        if op.phase in phases
+        if op.phase in (Phase.F, Phase.B, Phase.W)
     ]
-    held = dict.fromkeys(range(evaluation.workers), 0)
     for time, worker, change in sorted(changes):
         held[worker] += change
-        events.append(
-            {
-                "ph": "C",
-                "name": "activations in flight",
-                "pid": worker,
-                "tid": COMPUTE,
-                "ts": time * _MICROSECONDS,
-                "args": {"activations": held[worker]},
-            }
-        )
+        args, begin = {"activations": held[worker]}, time * _MICROSECONDS
+        events.append(_event("C", worker, COMPUTE, "activations in flight", ts=begin, args=args))
     return events

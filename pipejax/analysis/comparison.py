@@ -8,14 +8,19 @@ from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.ops import HOST, Phase
-from pipejax.schedules.table.held_activations import peak_in_flight
+from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 TOLERANCE = 1e-9
+_PHASES = (Phase.F, Phase.B, Phase.I, Phase.W)
+_ON_THE_PATH = {  # costs that the idealised table does not have
+    ("latency", "transmit", "message"): "messages",
+    tuple(phase.name for phase in HOST): "offloads and loads",
+    tuple(phase.name for phase in STEP_END): "all-reduce and update",
+}
 
 
 @short_repr
@@ -69,12 +74,7 @@ def table_bubble_ratio(table: ScheduleTable) -> float:
     return float((total - (finish - start).sum()) / total)
 
 
-def compare(
-    table: ScheduleTable,
-    costs: Costs,
-    *,
-    link: str | Links = "delay",
-) -> Comparison:
+def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Comparison:
     """Put the three levels of one schedule together.
 
     Args:
@@ -97,14 +97,9 @@ def compare(
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
-    held = (
-        max(form.in_flight[1](shape, r) for r in range(table.num_workers))
-        if form.in_flight
-        else None
-    )
-    in_table = table_bubble_ratio(table)
-    peak = int(peak_in_flight(table).max())
-    reasons = []
+    in_table, peak = table_bubble_ratio(table), int(run.peak_in_flight.max())
+    held: int | None = None
+    reasons: list[str] = []
     if formula is None:
         reasons.append(f"no formula: {form.assumes}")
     elif abs(formula - in_table) > TOLERANCE:
@@ -113,11 +108,11 @@ def compare(
             f"table {side} formula: the formula assumes {form.assumes}; "
             f"slots here are {_slots(table)}, M/P = {shape.m / shape.p:g}"
         )
-    if held is not None and held != peak:
-        reasons.append(
-            f"in flight: {form.in_flight[0] if form.in_flight else ''} says {held}, "
-            f"the table holds {peak}"
-        )
+    if form.in_flight:
+        text, count = form.in_flight
+        held = max(count(shape, worker) for worker in range(shape.p))
+        if held != peak:
+            reasons.append(f"in flight: {text} says {held}, the table holds {peak}")
     if abs(run.bubble_ratio - in_table) > TOLERANCE:
         side = "above" if run.bubble_ratio > in_table else "below"
         reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run))
@@ -140,38 +135,27 @@ def compare(
 
 
 def _slots(table: ScheduleTable) -> str:
-    used = [p.name for p in (Phase.F, Phase.B, Phase.I, Phase.W) if np.any(table.phase == p)]
+    used = [phase.name for phase in _PHASES if np.any(table.phase == phase)]
     return ", ".join(f"{letter} = {table.slots[letter]:g}" for letter in used)
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str:
     """Name what the run has and the idealised table has not."""
-    messages = sum(run.path_share.get(name, 0.0) for name in ("latency", "transmit", "message"))
-    end = sum(run.path_share.get(name, 0.0) for name in ("A", "U"))
+    reasons: list[str] = []
+    for names, words in _ON_THE_PATH.items():
+        percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
+        if percent > 0:
+            whole = "it" if reasons else "the critical path"
+            reasons.append(f"{words} take {percent:.2g} % of {whole}")
     times = {
-        letter: np.asarray(cost, float)
-        for letter, cost in (
-            ("F", costs.forward),
-            ("B", costs.backward),
-            ("I", costs.input_grad),
-            ("W", costs.weight_grad),
-        )
-        if cost is not None and np.any(table.phase == Phase[letter])
+        phase.name: np.asarray(getattr(costs, PHASE_FIELDS[phase.name]), float)
+        for phase in _PHASES
+        if getattr(costs, PHASE_FIELDS[phase.name]) is not None and np.any(table.phase == phase)
     }
-    host = sum(run.path_share.get(phase.name, 0.0) for phase in HOST)
-    reasons = []
-    if messages > 0:
-        reasons.append(f"messages take {100 * messages:.2g} % of the critical path")
-    if host > 0:
-        reasons.append(f"offloads and loads take {100 * host:.2g} % of it")
-    if end > 0:
-        reasons.append(f"all-reduce and update take {100 * end:.2g} % of it")
+    per_slot = {k: _relative(table, cost) / table.slots[k] for k, cost in times.items()}
     if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):
         reasons.append("stages are unequal")
-    elif (
-        len({round(float(_relative(table, c).max() / table.slots[k]), 9) for k, c in times.items()})
-        > 1
-    ):
+    elif len({round(float(each.max()), 9) for each in per_slot.values()}) > 1:
         ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
         reasons.append(f"times are not in the ratio of the slots ({ratio})")
     return ", ".join(reasons) or "rounding"

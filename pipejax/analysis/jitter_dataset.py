@@ -1,6 +1,5 @@
 """Runs under jitter as a labelled dataset, which figures and other programs read."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -25,38 +24,27 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     every = list(runs.values())
     robustness(every)  # refuses runs that are not comparable
     first = every[0]
-    links = {
-        (
-            run.evaluation.links,
-            run.evaluation.workers,
-            run.evaluation.microbatches,
-        )
-        for run in every
-    }
+    links = {(r.evaluation.links, r.evaluation.workers, r.evaluation.microbatches) for r in every}
     if len(links) != 1:
         found = sorted(map(str, links))
         raise ValueError(f"runs must have the same links, workers and microbatches, got {found}")
-    seconds = {"units": "s"}
+    seconds, run = {"units": "s"}, first.evaluation
+    makespans = np.stack([each.makespans for each in every])
+    deterministic = np.array([each.deterministic for each in every])
     return xr.Dataset(
         {
-            "makespan": (
-                ("schedule", "sample"),
-                np.stack([run.makespans for run in every]),
-                seconds,
-            ),
-            "deterministic": ("schedule", np.array([run.deterministic for run in every]), seconds),
+            "makespan": (("schedule", "sample"), makespans, seconds),
+            "deterministic": ("schedule", deterministic, seconds),
         },
         coords={"schedule": list(runs), "sample": np.arange(len(first.makespans))},
         attrs={
             "title": "Step time under jitter",
-            **{
-                f.name: str(getattr(first.jitter, f.name)) for f in dataclasses.fields(first.jitter)
-            },
+            **{name: str(factors) for name, factors in vars(first.jitter).items()},
             "seed": first.seed,
-            "link": first.evaluation.links.model,
-            "queues": first.evaluation.links.queues,
-            "workers": first.evaluation.workers,
-            "microbatches": first.evaluation.microbatches,
+            "link": run.links.model,
+            "queues": run.links.queues,
+            "workers": run.workers,
+            "microbatches": run.microbatches,
             **provenance(),
         },
     )

@@ -73,20 +73,11 @@ def robustness(runs: Sequence[Jittered], *, quantile: float = 0.95) -> list[Robu
     slowdown = np.array([run.slowdown(quantile) for run in runs])
     samples = np.stack([run.makespans for run in runs])
     fastest = (samples == samples.min(axis=0, keepdims=True)).mean(axis=1)
+    columns = (makespan, slowdown, _rank(makespan), _rank(slowdown), fastest)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
         Robustness(run.evaluation.schedule, run.deterministic, *row)
-        for run, row in zip(
-            runs,
-            zip(
-                makespan.tolist(),
-                slowdown.tolist(),
-                _rank(makespan),
-                _rank(slowdown),
-                fastest.tolist(),
-                strict=True,
-            ),
-            strict=True,
-        )
+        for run, row in zip(runs, rows, strict=True)
     ]
 
 
@@ -95,7 +86,6 @@ def _words(setting: tuple[object, int, int]) -> str:
     return f"({jitter}, seed {seed}, {samples} samples)"
 
 
-def _rank(values: NumpyArray) -> list[int]:
+def _rank(values: NumpyArray) -> Int[NumpyArray, " runs"]:
     """1 for the smallest value; equals share a rank."""
-    below: Int[NumpyArray, "runs runs"] = values[None, :] < values[:, None]
-    return (1 + below.sum(axis=1)).tolist()
+    return 1 + (values[None, :] < values[:, None]).sum(axis=1)

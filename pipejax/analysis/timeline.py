@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
-from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
 
 
@@ -60,32 +59,25 @@ class Arrow(NamedTuple):
 def bars(evaluation: Evaluation) -> list[Bar]:
     """List every op of the table, then all-reduces and updates where they take part."""
     program = evaluation.program
-
-    def bar(worker: int, node: int, ops: tuple[Op, ...]) -> Bar:
-        return Bar(
+    cells = [
+        (int(program.node_of_cell[at]), int(at[0]), evaluation.table.cell(*at))
+        for at in zip(*np.nonzero(program.node_of_cell), strict=True)
+    ]
+    at_end = [
+        (node, int(program.worker[node]), (Op(Phase(phase), stage, NO_MICROBATCH),))
+        for node in program.beside_cells.tolist()
+        for phase, stage in [(int(program.phase[node]), int(program.stage[node]))]
+    ]
+    return [
+        Bar(
             worker,
             float(evaluation.node_start[node]),
             float(evaluation.node_finish[node]),
             ops,
             bool(evaluation.critical[node]),
         )
-
-    in_table = [
-        bar(
-            int(worker),
-            int(program.node_of_cell[worker, slot]),
-            evaluation.table.cell(worker, slot),
-        )
-        for worker, slot in np.argwhere(program.node_of_cell > 0)
+        for node, worker, ops in cells + at_end
     ]
-    return in_table + [
-        bar(int(program.worker[n]), int(n), (_step_end_op(program, int(n)),))
-        for n in program.beside_cells
-    ]
-
-
-def _step_end_op(program: Program, node: int) -> Op:
-    return Op(Phase(int(program.phase[node])), int(program.stage[node]), NO_MICROBATCH)
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:

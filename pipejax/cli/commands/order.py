@@ -59,9 +59,9 @@ def order(
             costs,
             link=rendezvous,
             iterations=iterations,
-            seconds=limit,
+            time_limit=limit,
             seed=seed,
-            progress=progress,
+            on_progress=progress,
         )
     if out is not None:
         write_table(found.table, out)
@@ -83,7 +83,7 @@ def order(
 
 
 @contextmanager
-def _progress(iterations: int) -> "Iterator[transfer_order.Progress]":
+def _progress(iterations: int) -> "Iterator[transfer_order.OnProgress]":
     """Show progress on stderr where a person sees it."""
     err = Console(stderr=True)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:

@@ -24,6 +24,7 @@ from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
+Order = Int[NumpyArray, " transfers"]
 Orders = Int[NumpyArray, "orders transfers"]
 
 
@@ -140,10 +141,8 @@ def _reach(
 
 def _queues(program: Program) -> Int[NumpyArray, "2 transfers"]:
     """Number the queues that each transfer occupies."""
-    sender, receiver, phase = (
-        np.asarray(getattr(program.messages, name)) for name in ("sender", "receiver", "phase")
-    )
-    key = queue_keys(program.links.queues, sender, receiver, (phase == Phase.SEND_B).astype(int))
+    sent, queues = program.messages, program.links.queues
+    key = queue_keys(queues, sent.sender, sent.receiver, (sent.phase == Phase.SEND_B).astype(int))
     return np.unique(key, return_inverse=True)[1].reshape(key.shape)
 
 

@@ -3,6 +3,10 @@
 Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
 by need come first, then local search with a memory (tabu): of a batch of moves, which the engine
 runs as one, the best is taken even where it is worse, and its transfer rests for a while.
+
+A schedule gets shorter only if its critical path is broken, and the order of transfers can break
+it only where transfers follow each other on it. So moves reorder two transfers of such a block;
+where there are too few of them, any transfer moves a little.
 """
 
 import dataclasses
@@ -18,12 +22,21 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
 from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.transfers.graph import TransferGraph, finish_of_orders, transfer_graph
+from pipejax.search.transfers.graph import (
+    Order,
+    Orders,
+    TransferGraph,
+    finish_of_orders,
+    legal_range,
+    positions_of,
+    queue_preds,
+    transfer_graph,
+)
 from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
-from pipejax.search.transfers.moves import by_start, moved, nearby, propose
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
 BATCH = 64  # moves that the engine runs at once
@@ -31,10 +44,10 @@ MAX_BATCH_NODES = 1 << 22  # nodes of all orders in a batch: fewer moves for a v
 REST = (8, 20)  # iterations for which a transfer that has moved rests
 PATIENCE = 150  # iterations without a better order after which the best one is shaken
 SHAKES = 10  # random moves that shake it
+REACH = 32  # positions by which a transfer off the critical path moves at most
 PRECISION = 1e-9  # relative: what is closer is rounding
 
-Order = Int[NumpyArray, " transfers"]
-Progress = Callable[[int, float], None]
+OnProgress = Callable[[int, float], None]
 
 
 @short_repr
@@ -102,9 +115,9 @@ def order(
     *,
     link: str | Links = "rendezvous",
     iterations: int = 1000,
-    seconds: float | None = None,
+    time_limit: float | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> TransferOrder:
     """Search an order of SEND and RECV cells that makes a table faster under rendezvous.
 
@@ -117,20 +130,19 @@ def order(
       costs: unbatched costs [s].
       link: "rendezvous", or `Links` with that model.
       iterations: most batches of moves to try.
-      seconds: time after which no further batch starts; no limit if None.
+      time_limit: seconds after which no further batch starts; no limit if None.
       seed: of all random choices.
-      progress: called after each iteration with its number and the best makespan so far [s].
+      on_progress: called after each iteration with its number and the best makespan so far [s].
 
     Returns:
       The best order, as a table, beside baselines and bounds.
 
     Raises:
       ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        link model is not rendezvous, or iterations or seconds is negative.
+        link model is not rendezvous, or iterations or time_limit is negative.
 
     Cost:
-      Each iteration runs up to 64 orders in one vmapped scan; programs of similar size share its
-      compilation.
+      Each iteration runs up to 64 orders at once, node by node, without compilation.
 
     Example:
       >>> import pipejax as pj
@@ -141,8 +153,8 @@ def order(
       (32.0, 31.0, 31.0)
     """
     links = Links.of(link)
-    _check(costs, links, iterations, seconds)
-    deadline = None if seconds is None else time.monotonic() + seconds
+    _check(costs, links, iterations, time_limit)
+    deadline = np.inf if time_limit is None else time.monotonic() + time_limit
     graph = transfer_graph(table, costs, links)
     if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
@@ -154,7 +166,7 @@ def order(
     makespans = search.begin(np.stack(starts))
     values = iter(makespans)
     baselines = {name: None if order is None else next(values) for name, order in known.items()}
-    stopped = search.run(iterations, deadline, progress)
+    stopped = search.run(iterations, deadline, on_progress)
     found = insert_transfers(table, search.best.order, link=links)
     return TransferOrder(
         makespan=evaluate(found, costs, link=links).makespan,
@@ -169,14 +181,14 @@ def order(
     )
 
 
-def _check(costs: Costs, links: Links, iterations: int, seconds: float | None) -> None:
+def _check(costs: Costs, links: Links, iterations: int, time_limit: float | None) -> None:
     costs.check_values()
     if links.model != "rendezvous":
         raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
     if iterations < 0:
         raise ValueError(f"iterations must be at least 0, got {iterations}")
-    if seconds is not None and not seconds >= 0:
-        raise ValueError(f"seconds must be at least 0, or None for no limit, got {seconds}")
+    if time_limit is not None and not time_limit >= 0:
+        raise ValueError(f"time_limit must be at least 0, or None for no limit, got {time_limit}")
 
 
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
@@ -199,27 +211,26 @@ class _Search:
         self._rests_until = np.zeros(graph.num_transfers, int)
         self._stale = 0  # iterations since the best was found
 
-    def begin(self, orders: Int[NumpyArray, "orders transfers"]) -> list[float]:
+    def begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
-        finish = np.concatenate(
-            [self._finish(orders[k : k + self._batch]) for k in range(0, len(orders), self._batch)]
-        )
+        parts = range(0, len(orders), self._batch)
+        finish = np.concatenate([self._finish(orders[k : k + self._batch]) for k in parts])
         makespans = finish.max(axis=1)
         first = int(makespans.argmin())
         self.best = self.current = _FoundOrder(orders[first], finish[first])
         return makespans.tolist()
 
-    def run(self, iterations: int, deadline: float | None, progress: Progress | None) -> str:
+    def run(self, iterations: int, deadline: float, on_progress: OnProgress | None) -> str:
         """Search; return why it ended."""
         try:
             for iteration in range(1, iterations + 1):
                 if self._is_optimal():
                     break
-                if deadline is not None and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     return "time"
                 self._step(iteration)
-                if progress is not None:
-                    progress(iteration, self.best.makespan)
+                if on_progress is not None:
+                    on_progress(iteration, self.best.makespan)
         except KeyboardInterrupt:
             return "interrupted"
         return "optimal" if self._is_optimal() else "iterations"
@@ -227,13 +238,9 @@ class _Search:
     def _is_optimal(self) -> bool:
         return self.best.makespan <= self.bound * (1 + PRECISION)
 
-    def _finish(
-        self, orders: Int[NumpyArray, "orders transfers"]
-    ) -> Float[NumpyArray, "orders nodes"]:
-        """Run up to a batch of orders; copies of the last fill it, for one compiled shape."""
+    def _finish(self, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
         self.evaluated += len(orders)
-        filled = orders[np.minimum(np.arange(self._batch), len(orders) - 1)]
-        return finish_of_orders(self.graph, filled)[: len(orders)]
+        return finish_of_orders(self.graph, orders)
 
     def _step(self, iteration: int) -> None:
         """Take the best move of a batch whose transfer does not rest, or one to a new best."""
@@ -261,3 +268,91 @@ class _Search:
             (order,) = moved(order, nearby(self.graph, order, 1, self._rng))
         self.current = _FoundOrder(order, self._finish(order[None])[0])
         self._stale = 0
+
+
+class Moves(NamedTuple):
+    """Transfers and where they go.
+
+    Attributes:
+      transfer: (moves) transfer that moves.
+      target: (moves) position that it has afterwards.
+    """
+
+    transfer: Int[NumpyArray, " moves"]
+    target: Int[NumpyArray, " moves"]
+
+
+def by_start(graph: TransferGraph, order: Order, finish: Float[NumpyArray, " nodes"]) -> Order:
+    """Sort an order by start, which changes no queue and leaves moves the most room.
+
+    Returns (transfers) the order that gives the same queues.
+    """
+    carrier = graph.program.messages.carrier[order]
+    return order[np.argsort((finish - graph.duration)[carrier], kind="stable")]
+
+
+def critical_blocks(
+    graph: TransferGraph,
+    order: Order,
+    finish: Float[NumpyArray, " nodes"],
+    rng: np.random.Generator,
+) -> list[list[int]]:
+    """List the transfers that follow each other on a critical path."""
+    carrier = graph.program.messages.carrier
+    with_queues = graph.preds.copy()
+    with_queues[carrier, 1:3] = queue_preds(graph, order[None])[0]
+    preds, ends = with_queues.tolist(), finish.tolist()
+    transfer_of = {node: transfer for transfer, node in enumerate(carrier.tolist())}
+    blocks: list[list[int]] = [[]]
+    node = int(finish.argmax())
+    while node != SOURCE:
+        if node in transfer_of:
+            blocks[-1].append(transfer_of[node])
+        elif blocks[-1]:
+            blocks.append([])
+        last = max(ends[before] for before in preds[node])
+        waited_for = [before for before in preds[node] if ends[before] == last]
+        node = waited_for[int(rng.integers(len(waited_for)))] if last else SOURCE
+    return [block[::-1] for block in blocks if len(block) > 1]
+
+
+def propose(
+    graph: TransferGraph,
+    order: Order,
+    finish: Float[NumpyArray, " nodes"],
+    count: int,
+    rng: np.random.Generator,
+) -> Moves:
+    """Propose legal moves: those of the critical blocks, filled up with any."""
+    position = positions_of(order[None])[0]
+    low, high = legal_range(graph, position)
+    transfers, targets = [np.zeros(0, int)], [np.zeros(0, int)]
+    for block in critical_blocks(graph, order, finish, rng):
+        first, second = np.array(block)[np.stack(np.triu_indices(len(block), 1))]
+        transfers += [second, first]  # the later one goes before the earlier, or the other way
+        targets += [position[first], position[second]]
+    pairs = np.unique(np.stack([np.concatenate(transfers), np.concatenate(targets)]), axis=1)
+    transfer, target = pairs[:, (low[pairs[0]] < pairs[1]) & (pairs[1] < high[pairs[0]])]
+    some = rng.permutation(len(transfer))[:count]
+    transfer, target = transfer[some], target[some]
+    others = nearby(graph, order, count - len(transfer), rng)
+    return Moves(np.append(transfer, others.transfer), np.append(target, others.target))
+
+
+def nearby(graph: TransferGraph, order: Order, count: int, rng: np.random.Generator) -> Moves:
+    """Draw legal moves of any transfers, by a few positions."""
+    position = positions_of(order[None])[0]
+    low, high = legal_range(graph, position)
+    transfer = rng.integers(0, graph.num_transfers, count)
+    target = position[transfer] + rng.integers(-REACH, REACH + 1, count)
+    return Moves(transfer, np.clip(target, low[transfer] + 1, high[transfer] - 1))
+
+
+def moved(order: Order, moves: Moves) -> Orders:
+    """Apply each of some moves to one order: (moves, transfers) an order for every move."""
+    at = np.arange(len(order))[None]
+    start = positions_of(order[None])[0][moves.transfer][:, None]
+    target = moves.target[:, None]
+    # those between the old and the new position make room by one
+    came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
+    return order[np.where(at == target, start, came_from)]
