@@ -32,9 +32,7 @@ from pipejax.engine.periodic_makespan import (
     cycle_time as cycle_time,
     extrapolated_makespans as extrapolated_makespans,
 )
-from pipejax.engine.pricing import price as price
 from pipejax.engine.recurrence import (
-    critical_path as critical_path,
     finish_times as finish_times,
     makespan as makespan,
     slack as slack,

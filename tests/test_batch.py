@@ -18,7 +18,8 @@ from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.batched.interpreted_program import backward_program, forward_program
 from pipejax.engine.batched.single_xla_call import wide_vectors
-from pipejax.engine.pricing import NodeCosts, cost_vector
+from pipejax.engine.pricing import NodeCosts, cost_vector, price
+from pipejax.engine.recurrence import critical_path
 
 pytestmark = pytest.mark.compiles
 
@@ -274,7 +275,7 @@ def test_smooth_makespan_is_log_sum_exp_over_predecessors():
     rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
     program = pj.lower(pj.ScheduleTable.from_rows(rows), step_end=False)
     temperature, values = 0.5, {0: 0.0}
-    node = pj.price(program, pj.Costs(forward=1.0, backward=2.0, transmit=0.25))
+    node = price(program, pj.Costs(forward=1.0, backward=2.0, transmit=0.25))
     for v in range(1, program.num_nodes):
         edges = zip(program.preds[v].tolist(), node.lag[v].tolist(), strict=True)
         arrivals = [values[u] + lag for u, lag in edges if u or lag] or [0.0]
@@ -425,15 +426,15 @@ def test_wrong_temperatures_are_refused(temperature):
 @settings(max_examples=10)
 def test_slack_is_what_a_node_may_take_longer(case, link):
     program = strategies.padded(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)
-    costs = pj.price(program, case.costs)
-    late = np.asarray(pj.slack(program, costs))
-    finish = np.asarray(pj.finish_times(program, costs))
+    costs = price(program, case.costs)
+    late = np.asarray(pj.slack(program, case.costs))
+    finish = np.asarray(pj.finish_times(program, case.costs))
     assert np.all(late >= 0)
-    path = pj.critical_path(program.preds, costs)
+    path = critical_path(program.preds, costs)
     np.testing.assert_allclose(late[np.asarray(path.nodes)], 0, atol=1e-12)
     node = int(np.argmax(late[1:])) + 1
     for more, grows in ((late[node], 0.0), (late[node] + 1, 1.0)):
         duration = np.array(costs.duration)
         duration[node] += more
-        longer = pj.finish_times(program, NodeCosts(duration, costs.lag))
+        longer = critical_path(program.preds, NodeCosts(duration, costs.lag)).finish
         assert float(longer.max()) == pytest.approx(float(finish.max()) + grows)

@@ -15,7 +15,8 @@ from jax.flatten_util import ravel_pytree
 import pipejax as pj
 from pipejax.cli.options.numbers import parse_times
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
-from pipejax.engine.pricing import NodeCosts
+from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
@@ -112,11 +113,11 @@ def test_a_phase_without_a_cost_is_named(name):
         field = PHASE_FIELDS[letter]
         costs = unchecked_costs({k: v for k, v in EVERY.items() if k != field})
         message = rf"phase {letter} has no cost: give .*{field}"
-        for run, what in ((pj.price, program), (pj.evaluate, table), (pj.makespans, program)):
+        for run, what in ((price, program), (pj.evaluate, table), (pj.makespans, program)):
             if letter in used:
                 with pytest.raises(ValueError, match=message):
                     run(what, costs)
-            elif run is pj.price:
+            elif run is price:
                 run(what, costs)
 
 
@@ -132,11 +133,11 @@ def test_a_fused_pair_with_a_cost_needs_none_of_its_ops():
     assert pj.Phase.B in program.layout.paired_phases
     with_pairs = dataclasses.replace(program.layout, phases=())
     alone = dataclasses.replace(program, layout=with_pairs)  # as if all ops were in pairs
-    assert pj.price(alone, unchecked_costs({"pair": 2.5})).duration.max() == 2.5
+    assert price(alone, unchecked_costs({"pair": 2.5})).duration.max() == 2.5
     with pytest.raises(ValueError, match="phase F has no cost"):
-        pj.price(alone, unchecked_costs({}))
+        price(alone, unchecked_costs({}))
     with pytest.raises(ValueError, match="phase F has no cost"):
-        pj.price(program, unchecked_costs({"pair": 2.5}))
+        price(program, unchecked_costs({"pair": 2.5}))
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -329,13 +330,14 @@ def test_one_run_refuses_a_batch(field, shape):
         shape = (2, 2, 2, 3)
     costs = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones(shape)})
     program = pj.lower(TABLE)
-    for price in (
+    for call in (
         lambda: pj.makespan(program, costs),
-        lambda: pj.price(program, costs),
+        lambda: pj.slack(program, costs),
+        lambda: price(program, costs),
         lambda: pj.evaluate(TABLE, costs),
     ):
         with pytest.raises(ValueError, match=rf"{field} has shape .* a batch is for makespans"):
-            price()
+            call()
 
 
 def test_costs_show_what_is_given():
@@ -461,7 +463,7 @@ def test_makespan_counts_all_reduce_and_update():
 def test_gradient_of_all_finish_times_is_the_same():
     program = pj.lower(TABLE, link="queued", step_end=False)  # no A and U that tie with the end
     costs = pj.Costs(forward=jnp.array(1.0), backward=jnp.array(2.0), transmit=jnp.array(0.1))
-    last = lambda c: pj.finish_times(program, pj.price(program, c)).max()  # noqa: E731
+    last = lambda c: pj.finish_times(program, c).max()  # noqa: E731
     one, other = (jax.grad(f)(costs) for f in (last, lambda c: pj.makespan(program, c)))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert float(a) == pytest.approx(float(b))
@@ -475,7 +477,7 @@ def test_first_predecessor_wins_ties():
     program = pj.lower(pj.schedules.build("gpipe", num_workers=1, num_microbatches=1))
     costs = NodeCosts(jnp.array([0.0, 1.0, 1.0, 1.0]), jnp.zeros((4, 2)))
     preds = jnp.array([[0, 0], [0, 0], [0, 0], [2, 1]])
-    path = pj.critical_path(preds, costs)
+    path = critical_path(preds, costs)
     assert path.nodes.tolist() == [True, False, True, True]
     del program
 

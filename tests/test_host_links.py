@@ -14,6 +14,7 @@ from pipejax.analysis.timeline import bars
 from pipejax.cli.options.numbers import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured import read_costs
+from pipejax.engine.pricing import price
 from pipejax.schedules.cells.ops import EXECUTED, HOST
 from pipejax.schedules.table.slot_simulation import slot_times, spread
 
@@ -283,7 +284,7 @@ def test_jitter_of_host_ops_is_their_own():
     result = pj.jitter(
         offloading(4), COSTS, pj.Jitter(worker=pj.Distribution("gamma", 0.5)), samples=3
     )
-    priced = pj.price(result.evaluation.program, COSTS)
+    priced = price(result.evaluation.program, COSTS)
     drawn = sample_costs(result, COSTS, 1)
     on_host = np.isin(result.evaluation.program.phase, HOST)
     ratio = np.asarray(drawn.duration)[on_host] / np.asarray(priced.duration)[on_host]

@@ -16,6 +16,8 @@ from pipejax.analysis.jitter_dataset import jitter_dataset
 from pipejax.cli.app import run as command
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
+from pipejax.engine.pricing import price
+from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import format_cell
 
@@ -52,7 +54,7 @@ def test_a_sample_can_be_looked_at(link):
     costs = costs_of(table)
     run = pj.jitter(table, costs, ALL, samples=70, link=link)
     for sample in (0, 69, run.worst):
-        path = pj.critical_path(run.evaluation.program.preds, sample_costs(run, costs, sample))
+        path = critical_path(run.evaluation.program.preds, sample_costs(run, costs, sample))
         assert float(path.finish.max()) == run.makespans[sample]
     assert run.makespans[run.worst] == run.makespans.max()
     with pytest.raises(ValueError, match="sample must be from 0 to 69, got 70"):
@@ -107,7 +109,7 @@ def test_critical_shares():
     assert run.op_share.tolist() == [[1.0] * 4]  # one worker: every op is on the path
     two, costs = build("1f1b", 2, 4), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     run = pj.jitter(two, costs, ALL, samples=30)
-    program, path = run.evaluation.program, jax.jit(pj.critical_path)
+    program, path = run.evaluation.program, jax.jit(critical_path)
     on_path = [path(program.preds, sample_costs(run, costs, k)) for k in range(30)]
     assert run.node_share.tolist() == np.mean([p.nodes for p in on_path], axis=0).tolist()
     at = program.messages.consumer
@@ -364,11 +366,12 @@ def test_slack_on_the_command_line(call, link):
             if run.table.cell(w, t) and format_cell(run.table.cell(w, t)) == op["op"]
         )
         node = run.program.node_of_cell[worker, slot]
-        priced = pj.price(run.program, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
+        priced = price(run.program, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
         for more, grows in ((op["slack"], 0.0), (op["slack"] + 0.5, 0.5)):
             longer = priced.duration.copy()
             longer[node] += more
-            finish = pj.finish_times(run.program, priced._replace(duration=longer))
+            priced_longer = priced._replace(duration=longer)
+            finish = critical_path(run.program.preds, priced_longer).finish
             assert float(finish.max()) - run.makespan == pytest.approx(grows, abs=1e-9)
     _, table, _ = call(*one, "--slack")
     assert "most slack" in table

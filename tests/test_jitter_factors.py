@@ -14,6 +14,7 @@ from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
 from pipejax.analysis.jitter import sample_costs
+from pipejax.engine.pricing import price
 
 pytestmark = pytest.mark.compiles
 
@@ -44,7 +45,7 @@ class PerturbedRun(reference.Run):
 def factors_of(run, costs, sample):
     """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
     program, ones = run.evaluation.program, {}
-    priced, drawn = pj.price(program, costs), sample_costs(run, costs, sample)
+    priced, drawn = price(program, costs), sample_costs(run, costs, sample)
     for v in range(1, program.num_nodes):
         phase = pj.Phase(int(program.phase[v])).name
         at_end = phase == "U" and program.microbatch[v] < 0
@@ -207,7 +208,7 @@ def test_schedules_share_their_random_numbers():
     for name in ("1f1b", "interleaved-1f1b"):
         run = pj.jitter(build(name), costs, worker, samples=9)
         program, drawn = run.evaluation.program, sample_costs(run, costs, 7)
-        ratio = drawn.duration[1:] / pj.price(program, costs).duration[1:]
+        ratio = drawn.duration[1:] / price(program, costs).duration[1:]
         of_worker.append({int(w): float(r) for w, r in zip(program.worker[1:], ratio, strict=True)})
         assert len(set(ratio.round(12))) == 4
     assert of_worker[0] == pytest.approx(of_worker[1])

@@ -10,7 +10,7 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.engine.pricing import NodeCosts, cost_vector
+from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.cells.ops import EXECUTED
 from pipejax.schedules.table.held_activations import in_flight
@@ -29,7 +29,7 @@ def lowered(table, costs, link="delay", queues="worker", host_links=()):
     """Program padded to the common shape, and its node costs."""
     program = pj.lower(table, link=pj.Links(link, queues, host_links))
     program = strategies.padded(program, num_nodes=NODES, max_preds=PREDS)
-    return program, pj.price(program, costs)
+    return program, price(program, costs)
 
 
 def makespan(table, costs, link="delay", queues="worker"):
@@ -107,7 +107,7 @@ def test_convex_and_lipschitz(case, seed, link):  # property 4
     rng = np.random.default_rng(seed)
     other = strategies.price(case.table, case.rows, rng).costs
     program, a = lowered(case.table, case.costs, *link)
-    b = pj.price(program, other)
+    b = price(program, other)
     middle = NodeCosts(*((x + y) / 2 for x, y in zip(a, b, strict=True)))
     ends = [float(_path(program.preds, c).finish.max()) for c in (a, b, middle)]
     assert ends[2] <= (ends[0] + ends[1]) / 2 + 1e-9
@@ -161,9 +161,7 @@ def test_padding_changes_nothing(case, link):  # property 7
         strategies.padded(program, num_nodes=NODES * f, max_preds=PREDS * f) for f in (1, 2)
     )
     # NumPy's: a slice of JAX's is a compilation for every number of nodes
-    paths = [
-        jax.tree.map(np.asarray, _path(p.preds, pj.price(p, case.costs))) for p in (some, more)
-    ]
+    paths = [jax.tree.map(np.asarray, _path(p.preds, price(p, case.costs))) for p in (some, more)]
     assert float(paths[0].finish.max()) == float(paths[1].finish.max())
     assert np.array_equal(paths[0].nodes[:n], paths[1].nodes[:n])
     assert np.array_equal(paths[0].edges[:n, :k], paths[1].edges[:n, :k])

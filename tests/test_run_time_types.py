@@ -8,6 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.engine.pricing import NodeCosts
+from pipejax.engine.recurrence import critical_path
 
 pytestmark = pytest.mark.compiles
 
@@ -35,7 +36,7 @@ def test_wrong_types_are_found_where_asked(asked):
 def test_wrong_shapes_are_found_where_asked(asked):
     program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=2))
     costs = NodeCosts(jnp.zeros((3,)), jnp.zeros((4, 2)))  # of other numbers of nodes
-    assert checks(lambda: pj.finish_times(program, costs)) == asked
+    assert checks(lambda: critical_path(program.preds, costs)) == asked
 
 
 def test_every_public_function_is_checked_where_asked(asked):

@@ -14,7 +14,8 @@ from pipejax.analysis.head_of_line_blocking import queue_makespans
 from pipejax.base import longest_path
 from pipejax.base.remembered import MOST, remembered
 from pipejax.engine.lowering import lower
-from pipejax.engine.recurrence import critical_path, slack
+from pipejax.engine.pricing import price
+from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 
 EQUAL = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5)
@@ -30,7 +31,7 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
         run = pj.evaluate(table, costs, link=pj.Links(link, queues))
         program, n = run.program, run.program.num_nodes
         padded = strategies.padded(program, num_nodes=512, max_preds=8)  # one compilation for all
-        priced = pj.price(padded, costs)
+        priced = price(padded, costs)
         theirs = critical_path(padded.preds, priced)
         assert np.array_equal(run.node_finish, theirs.finish[:n])
         assert np.array_equal(run.critical, theirs.nodes[:n])
@@ -42,7 +43,7 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
         assert np.array_equal(nodes, theirs.nodes[:n])
         assert np.array_equal(edges, theirs.edges[:n, : program.max_preds])
         spare = longest_path.slack(preds, duration, lag)
-        assert np.array_equal(spare, slack(padded, priced)[:n])
+        assert np.array_equal(spare, pj.slack(padded, costs)[:n])
 
 
 def events(call):
@@ -76,7 +77,7 @@ def test_single_runs_compile_nothing():
 
     assert events(call) == []
     program = pj.lower(table)
-    assert events(lambda: slack(program, pj.price(program, costs))) != []  # they are counted
+    assert events(lambda: pj.slack(program, costs)) != []  # they are counted
 
 
 def test_what_is_found_out_about_a_table_is_kept_with_it():

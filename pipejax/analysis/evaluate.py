@@ -7,13 +7,14 @@ import jax
 import numpy as np
 
 from pipejax.analysis.metrics import bubble_overhead, bubble_ratio, busy_times, spans
+from pipejax.base import longest_path
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE, Program
 from pipejax.engine.pricing import cost_vector
-from pipejax.engine.recurrence_host import path_on_host, run_on_host
+from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -128,7 +129,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     total = float(finish.max())
     if not np.isfinite(total):
         raise ValueError("the makespan is too large for a float: costs must be smaller")
-    critical, edges = path_on_host(program, run)
+    critical, edges = longest_path.critical_path(run.preds, run.finish, run.lag)
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())
     node, sent = program.node_of_cell, program.messages

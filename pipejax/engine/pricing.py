@@ -45,7 +45,7 @@ def price(program: Program, costs: Costs) -> NodeCosts:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
       >>> costs = pj.Costs.uniform(table, forward=1.0, backward=2.0)
-      >>> pj.price(pj.lower(table, step_end=False), costs).duration.tolist()
+      >>> price(pj.lower(table, step_end=False), costs).duration.tolist()
       [0.0, 1.0, 1.0, 2.0, 2.0]
     """
     vector = cost_vector(program, costs)

@@ -27,18 +27,22 @@ from pipejax.engine.pricing import NodeCosts, price
 Times = Float[Array, " nodes"]
 Preds = Int[Array, "nodes max_preds"]
 Lags = Float[Array, "nodes max_preds"]
-HostPreds = Int[NumpyArray, "nodes max_preds"]
+Graph = tuple[Preds, Times, Lags]
+Row = tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]  # of a graph, its number first
 
 
-def finish_times(program: Program, costs: NodeCosts) -> Times:
+def finish_times(program: Program, costs: Costs) -> Times:
     """Earliest finish time of every node when each starts as soon as it may.
 
     Args:
       program: lowered schedule, in topological order.
-      costs: duration (nodes) and lag (nodes, max_preds) [s].
+      costs: unbatched costs, as for `makespan`.
 
     Returns:
       (nodes) finish times [s]; the source and padding finish at 0.
+
+    Raises:
+      ValueError: as `makespan`.
 
     Differentiation:
       Exact path counts in forward and reverse mode; at a tie the first predecessor wins. A
@@ -52,14 +56,13 @@ def finish_times(program: Program, costs: NodeCosts) -> Times:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
       >>> program = pj.lower(table, step_end=False)
-      >>> costs = pj.price(program, pj.Costs.uniform(table, forward=1.0, backward=2.0))
-      >>> pj.finish_times(program, costs).tolist()
+      >>> pj.finish_times(program, pj.Costs(forward=1.0, backward=2.0)).tolist()
       [0.0, 1.0, 2.0, 4.0, 6.0]
 
     References:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992).
     """
-    return _finish_once_compiled(jnp.asarray(program.preds), *map(jnp.asarray, costs))
+    return _scan(*_graph(program, costs))[0]
 
 
 def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
@@ -91,13 +94,20 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
       >>> int(counts.forward), int(counts.backward), int(counts.transmit)
       (39, 39, 68)
     """
-    costs.check_values()
+    costs.check_values()  # in a trace their values are out of sight
     return _makespan(program, costs)
 
 
 @jax.jit
 def _makespan(program: Program, costs: Costs) -> Float[Array, ""]:
-    return _longest(jnp.asarray(program.preds), *map(jnp.asarray, price(program, costs)))
+    return _longest(*_graph(program, costs))
+
+
+def _graph(program: Program, costs: Costs) -> Graph:
+    """Predecessors, durations and lags of a program."""
+    costs.check_values()
+    duration, lag = price(program, costs)
+    return jnp.asarray(program.preds), jnp.asarray(duration), jnp.asarray(lag)
 
 
 @jax.custom_jvp
@@ -107,10 +117,11 @@ def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
 
 @_longest.defjvp
 def _longest_jvp(
-    primals: tuple[Preds, Times, Lags], tangents: tuple[object, Times, Lags]
+    primals: Graph, tangents: tuple[object, Times, Lags]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sum the tangents over one critical path: cheaper than the tangents of all finish times."""
-    path = _forward_and_backward(*primals)
+    preds, *costs = primals
+    path = critical_path(preds, NodeCosts(*costs))
     _, duration_dot, lag_dot = tangents
     on_nodes = jnp.sum(jnp.where(path.nodes, duration_dot, 0))
     return path.finish.max(), on_nodes + jnp.sum(jnp.where(path.edges, lag_dot, 0))
@@ -124,12 +135,6 @@ class CriticalPath(NamedTuple):
       finish: (nodes) finish times of all nodes [s].
       nodes: (nodes) whether a node is on the path; the source always is.
       edges: (nodes, max_preds) whether an edge is on the path.
-
-    Example:
-      >>> import numpy as np
-      >>> costs = NodeCosts(np.array([0.0, 1.0, 3.0, 1.0]), np.zeros((4, 2)))
-      >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
-      [True, False, True, True]
     """
 
     finish: Times
@@ -137,66 +142,55 @@ class CriticalPath(NamedTuple):
     edges: Bool[Array, "nodes max_preds"]
 
 
-def critical_path(preds: Preds | HostPreds, costs: NodeCosts) -> CriticalPath:
-    """Find finish times and a critical path in one forward and one backward pass.
-
-    Args:
-      preds: (nodes, max_preds) predecessors, as in `Program`.
-      costs: duration (nodes) and lag (nodes, max_preds) [s].
-
-    Returns:
-      Finish times, and the nodes and edges of the path.
-
-    Example:
-      >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
-      >>> program = pj.lower(table, step_end=False)
-      >>> costs = pj.price(program, pj.Costs.uniform(table, forward=1.0, backward=2.0))
-      >>> pj.critical_path(program.preds, costs).nodes.tolist()
-      [True, True, True, True, True]
-    """
-    return _forward_and_backward(jnp.asarray(preds), *map(jnp.asarray, costs))
-
-
 @jax.jit
-def _forward_and_backward(preds: Preds, duration: Times, lag: Lags) -> CriticalPath:
+def critical_path(
+    preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
+) -> CriticalPath:
     """Walk back to the source from the node that ends last, the first of those nobody waits for.
 
     A path that ends in a node with costs of 0 counts them too: that is the derivative from above.
+
+    Example:
+      >>> import numpy as np
+      >>> costs = NodeCosts(np.array([0.0, 1.0, 3.0, 1.0]), np.zeros((4, 2)))
+      >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
+      [True, False, True, True]
     """
-    finish, choice = _scan(preds, duration, lag)
-    node = jnp.arange(preds.shape[0], dtype=preds.dtype)
+    finish, choice = _scan(preds, costs.duration, costs.lag)
+    node = jnp.arange(len(preds), dtype=preds.dtype)
     awaited = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
     # nodes are in topological order, so one pass from the last to the first meets the whole path
     def step(
-        current: Int[Array, ""], inputs: tuple[Int[Array, ""], Int[Array, ""]]
+        current: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        v, before = inputs
+        v, before = edge
         return jnp.where(v == current, before, current), v == current
 
     last = jnp.argmax(jnp.where(awaited, -1, finish)).astype(preds.dtype)
     _, nodes = jax.lax.scan(step, last, (node, preds[node, choice]), reverse=True)
-    column = jnp.arange(preds.shape[1], dtype=choice.dtype)
-    return CriticalPath(finish, nodes, nodes[:, None] & (column[None, :] == choice[:, None]))
+    chosen = jax.nn.one_hot(choice, preds.shape[1], dtype=bool)
+    return CriticalPath(finish, nodes, nodes[:, None] & chosen)
 
 
-def slack(program: Program, costs: NodeCosts) -> Times:
+def slack(program: Program, costs: Costs) -> Times:
     """How much longer each node could take before the makespan grows.
 
     Args:
       program: lowered schedule, in topological order.
-      costs: duration (nodes) and lag (nodes, max_preds) [s].
+      costs: unbatched costs, as for `makespan`.
 
     Returns:
       (nodes) slack [s]; 0 on every critical path, up to rounding.
+
+    Raises:
+      ValueError: as `makespan`.
 
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
       >>> program = pj.lower(table, step_end=False)
-      >>> costs = pj.price(program, pj.Costs(forward=1.0, backward=2.0))
-      >>> late = pj.slack(program, costs)
+      >>> late = pj.slack(program, pj.Costs(forward=1.0, backward=2.0))
       >>> [f"{s}{pj.Phase(p).name}{m}: {x:g} s" for s, p, m, x in zip(
       ...     program.stage, program.phase, program.microbatch, late) if x > 0 and p]
       ['0F1: 2 s', '0B0: 1 s']
@@ -204,66 +198,33 @@ def slack(program: Program, costs: NodeCosts) -> Times:
     References:
       Kelley and Walker: Critical-Path Planning and Scheduling (1959).
     """
-    return _slack(jnp.asarray(program.preds), *map(jnp.asarray, costs))
+    return _slack(*_graph(program, costs))
 
 
 @jax.jit
 def _slack(preds: Preds, duration: Times, lag: Lags) -> Times:
-    finish, _ = _scan(preds, duration, lag)
-
-    def step(
-        tail: Times, inputs: tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]
-    ) -> tuple[Times, None]:
-        v, before, own, lags = inputs
+    def step(tail: Times, row: Row) -> tuple[Times, None]:
+        v, before, own, lags = row
         return tail.at[before].max(tail[v] + own + lags), None
 
-    node = jnp.arange(preds.shape[0])
-    start = jnp.zeros_like(duration)
-    tail, _ = jax.lax.scan(step, start, (node, preds, duration, lag), reverse=True)
+    rows = (jnp.arange(len(preds)), preds, duration, lag)
+    tail, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
+    finish, _ = _scan(preds, duration, lag)
     return finish.max() - finish - tail
 
 
-@jax.custom_jvp
-def _finish(preds: Preds, duration: Times, lag: Lags) -> Times:
-    return _scan(preds, duration, lag)[0]
-
-
-@_finish.defjvp
-def _finish_jvp(
-    primals: tuple[Preds, Times, Lags], tangents: tuple[object, Times, Lags]
-) -> tuple[Times, Times]:
-    """Follow the winning predecessors with the tangents: linear, so reverse mode transposes it."""
-    preds, duration, lag = primals
-    finish, choice = _scan(preds, duration, lag)
-    _, duration_dot, lag_dot = tangents
-    node = jnp.arange(preds.shape[0])
-    winner, winner_dot = preds[node, choice], lag_dot[node, choice]
-
-    def step(
-        finish_dot: Times, inputs: tuple[Int[Array, ""], Int[Array, ""], Array, Array]
-    ) -> tuple[Times, None]:
-        v, u, own_dot, edge_dot = inputs
-        return finish_dot.at[v].set(finish_dot[u] + edge_dot + own_dot), None
-
-    start = jnp.zeros_like(duration_dot)
-    finish_dot, _ = jax.lax.scan(step, start, (node, winner, duration_dot, winner_dot))
-    return finish, finish_dot
-
-
-_finish_once_compiled = jax.jit(_finish)  # the loop alone would be compiled in every call
-
-
+@jax.jit
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times, and the predecessor that each node waited for: argmax takes the first."""
+    """Finish times, and the predecessor that each node waited for: argmax takes the first.
 
-    def step(
-        finish: Times, inputs: tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]
-    ) -> tuple[Times, Int[Array, ""]]:
-        v, before, own, lags = inputs
+    Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
+    """
+
+    def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
+        v, before, own, lags = row
         arrival = finish[before] + lags
         choice = jnp.argmax(arrival)
         return finish.at[v].set(arrival[choice] + own), choice
 
-    start = jnp.zeros_like(duration)
-    node = jnp.arange(preds.shape[0])
-    return jax.lax.scan(step, start, (node, preds, duration, lag))
+    rows = (jnp.arange(len(preds)), preds, duration, lag)
+    return jax.lax.scan(step, jnp.zeros_like(duration), rows)

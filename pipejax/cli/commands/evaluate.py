@@ -117,10 +117,11 @@ def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dic
 def _slack(evaluation: "Evaluation", costs: "Costs") -> list[OpValue]:
     """Slack of every op in seconds; on the critical path 0, up to rounding."""
     from pipejax.analysis.evaluate import lower_and_price
-    from pipejax.engine.recurrence_host import slack_on_host
+    from pipejax.base import longest_path
+    from pipejax.engine.recurrence_host import run_on_host
 
-    program, vector = lower_and_price(evaluation.table, costs, evaluation.links)
-    return op_values(evaluation, slack_on_host(program, vector))
+    run = run_on_host(*lower_and_price(evaluation.table, costs, evaluation.links))
+    return op_values(evaluation, longest_path.slack(run.preds, run.duration, run.lag))
 
 
 def _link(evaluation: "Evaluation") -> str:
