@@ -1,7 +1,7 @@
 """Builders: a schedule by name, as a table.
 
-Each builder is one small file with its source. `REGISTRY` lists them, so that commands, tests
-and sweeps cross over all of them.
+Builders of one family share a file. `REGISTRY` lists all of them with their sources, so that
+commands, tests and sweeps cross over all of them.
 """
 
 import inspect
@@ -9,31 +9,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import whole_number
-from pipejax.schedules.builders.ada_offload import ada_offload
-from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric
-from pipejax.schedules.builders.gpipe import gpipe
-from pipejax.schedules.builders.hanayo import hanayo
-from pipejax.schedules.builders.interleaved import interleaved_1f1b, looped_bfs
-from pipejax.schedules.builders.local_sgd import local_sgd
-from pipejax.schedules.builders.one_f_one_b import eager_1f1b, one_f_one_b
-from pipejax.schedules.builders.pipe_offload import pipe_offload
-from pipejax.schedules.builders.pipedream import pipedream, pipedream_2bw
-from pipejax.schedules.builders.zb_h import zb_h1, zb_h2
-from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zero_bubble
+from pipejax.schedules.builders.asynchronous import local_sgd, pipedream, pipedream_2bw
+from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
+from pipejax.schedules.builders.offload import ada_offload, pipe_offload
+from pipejax.schedules.builders.one_f_one_b import (
+    eager_1f1b,
+    gpipe,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+)
+from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zb_h1, zb_h2, zero_bubble
 from pipejax.schedules.table.slot_durations import check_shares, check_slots
 from pipejax.schedules.table.table import ScheduleTable
 
 __all__ = ["REGISTRY", "Builder", "build", "names"]
-
-COUNTS = (
-    "num_workers",
-    "num_microbatches",
-    "stages_per_worker",
-    "waves",
-    "accumulation",
-    "runs",
-    "local_steps",
-)
 
 
 class Builder(NamedTuple):
@@ -133,12 +123,14 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
             takes = ", ".join((*builder.options, "slots"))
             raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
     given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
-    default = {n: p.default for n, p in inspect.signature(builder.function).parameters.items()}
-    counts = [name for name in COUNTS if name in given and given[name] is not default[name]]
-    given |= {name: whole_number(given[name], name) for name in counts}
+    parameters = inspect.signature(builder.function).parameters
+    for option, parameter in parameters.items():
+        is_given = given.get(option, parameter.default) is not parameter.default
+        if is_given and parameter.annotation in (int, int | None):
+            given[option] = whole_number(given[option], option)
     if "slots" in given:
         check_slots(given["slots"])
-        given["slots"] = {**default["slots"], **given["slots"]}
+        given["slots"] = {**parameters["slots"].default, **given["slots"]}
     if given.get("stage_shares") is not None:
         check_shares(given["stage_shares"], given["num_workers"])
     return builder.function(**given)

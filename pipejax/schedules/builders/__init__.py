@@ -1,1 +1,1 @@
-"""The published schedules, one small file each, with its source."""
+"""The published schedules, one file for each family."""

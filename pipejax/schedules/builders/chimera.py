@@ -1,21 +1,30 @@
-"""Chimera: two pipes that run against each other, so that one fills the other's idle slots.
+"""Chimera and Hanayo: every worker holds an early and a late stage, which fill each other's gaps.
 
-Every worker holds two stages, one of the down pipe and one of the up pipe; every stage has two
-copies, whose gradients are added at the end of the step. Half of the microbatches go down, half
-up. The published schedule is drawn with F = B = 1 slot; with other slot durations the rows come
-out in another order, which may suit real durations better.
+Chimera runs two pipes against each other. Every worker holds two stages, one of the down pipe and
+one of the up pipe; every stage has two copies, whose gradients are added at the end of the step.
+Half of the microbatches go down, half up. The published schedule is drawn with F = B = 1 slot;
+with other slot durations the rows come out in another order, which may suit real durations better.
+
+Hanayo has one pipe that goes down and up the workers in waves (arXiv:2308.15762): the zigzag
+placement gives Chimera's overlap without a second copy of the weights. The paper describes M = P;
+for more microbatches the pipe admits one when one has left, as 1F1B does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipejax.schedules.cells.placement import bidirectional
-from pipejax.schedules.heuristics.plan_table import admission_table
-from pipejax.schedules.table.slot_durations import EQUAL_SLOTS
+import numpy as np
+
+from pipejax.schedules.cells.ops import Cell, Op, Phase
+from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
+from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
+from pipejax.schedules.heuristics.timeline import Work
+from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, UNIT_SLOTS, Slots, check_slots
+from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 
 def chimera(
-    num_workers: int, num_microbatches: int, *, slots: Mapping[str, float] = EQUAL_SLOTS
+    num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
 ) -> ScheduleTable:
     """Two pipes against each other; fewer idle slots, two copies of every stage.
 
@@ -45,7 +54,7 @@ def chimera_asymmetric(
     num_microbatches: int,
     *,
     stage_shares: Sequence[float] | None = None,
-    slots: Mapping[str, float] = EQUAL_SLOTS,
+    slots: Slots = EQUAL_SLOTS,
 ) -> ScheduleTable:
     """Chimera with unequal layer shares: by default 1:2 between the two stages of a worker.
 
@@ -91,18 +100,62 @@ def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
 
 
 def _bidirectional(
-    name: str,
-    num_workers: int,
-    num_microbatches: int,
-    shares: tuple[float, ...],
-    slots: Mapping[str, float],
+    name: str, workers: int, microbatches: int, shares: Sequence[float], slots: Slots
 ) -> ScheduleTable:
-    _check_even(num_workers, num_microbatches, name)
-    return admission_table(
-        name,
-        bidirectional(num_workers),
-        [m % 2 for m in range(num_microbatches)],
-        in_flight_limit=num_workers,
-        slots=slots,
-        stage_shares=shares,
+    _check_even(workers, microbatches, name)
+    pipe_of = [m % 2 for m in range(microbatches)]
+    return _admitted(name, bidirectional(workers), pipe_of, workers, shares, slots)
+
+
+def hanayo(
+    num_workers: int, num_microbatches: int, *, waves: int = 1, slots: Slots = UNIT_SLOTS
+) -> ScheduleTable:
+    """Waves down and up the workers; more waves, less idle time and more messages.
+
+    Args:
+      num_workers: P.
+      num_microbatches: M.
+      waves: times down and up; 2 * waves stages per worker.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with 2 * waves * P stages.
+
+    Example:
+      >>> print(hanayo(2, 2, slots={"F": 1, "B": 1}))
+                   0    1    2    3    4    5    6    7    8    9
+        worker 0  0F0  0F1   .   3F0  3B0  3F1  3B1  0B0   .   0B1
+        worker 1   .   1F0  2F0  1F1  2F1  2B0  1B0  2B1  1B1   .
+    """
+    placement, shares = zigzag(num_workers, waves), [1.0] * (2 * num_workers * waves)
+    return _admitted("hanayo", placement, [0] * num_microbatches, 2 * num_workers, shares, slots)
+
+
+def _admitted(
+    name: str,
+    placement: Placement,
+    pipe_of: Sequence[int],
+    in_flight: int,
+    shares: Sequence[float],
+    slots: Slots,
+) -> ScheduleTable:
+    """Order the ops of a placement in slots; a pipe admits so many microbatches, as 1F1B does."""
+    check_slots(slots)
+    pipes, stages = placement.shape
+    none, lag = [0] * stages, np.zeros((2, pipes, stages - 1)).tolist()
+    work = Work(
+        placement=placement.tolist(),
+        pipe_of=pipe_of,
+        lasts={phase: [slots[phase.name] * n for n in shares] for phase in (Phase.F, Phase.B)},
+        lag=lag,
+        transmit=lag,
+        sizes=none,
+        kept=none,
+        limits=[0] * (int(placement.max()) + 1),
     )
+    run = list_schedule(work, Rules([[in_flight, *[NO_LIMIT] * (stages - 1)]] * pipes))
+    rows: list[list[Cell]] = [[] for _ in work.limits]
+    for phase, stage, microbatch, worker, *_ in run.log if run else ():
+        rows[worker].append((Op(phase, stage, microbatch),))
+    pipes_and_shares = {"pipe_of_microbatch": pipe_of, "stage_shares": shares}
+    return spread_rows(name, rows, slots, placement, **pipes_and_shares)

@@ -1,12 +1,98 @@
-"""Zero-bubble schedules under a memory limit, planned for given times."""
+"""Zero-bubble schedules: the backward split, and weight gradients where workers would idle.
 
-from collections.abc import Mapping
+In ZB-H1 and ZB-H2 a worker goes through its microbatches in a fixed pattern, whatever its ops
+cost: forwards for the warm-up, then input gradient, weight gradient and forward in turn. Its
+weight gradients stay behind its input gradients by a fixed number of microbatches, more of them
+on later workers, whose last weight gradients fill the time in which earlier workers end their
+input gradients. The others are planned for given times, under a memory limit.
+"""
 
+from pipejax.base.checks import number
+from pipejax.schedules.builders.one_f_one_b import ops_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.heuristics.plan_table import plan_table
+from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS
+from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
+from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
+
+
+def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
+    """1F1B with split backwards in the memory of 1F1B; its bubble is a third of it at F = I = W.
+
+    Worker r holds P - r whole activations and, of r more, what their weight gradients need.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      slots: slot durations of F, I and W.
+
+    Returns:
+      The table.
+
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
+    Example:
+      >>> print(zb_h1(2, 2))
+                   0    1    2    3    4    5    6
+        worker 0  0F0  0F1   .   0I0  0W0  0I1  0W1
+        worker 1   .   1F0  1I0  1F1  1I1  1W0  1W1
+    """
+    behind = range(num_workers)
+    return _table("zb-h1", [num_workers - r for r in behind], behind, num_microbatches, slots)
+
+
+def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
+    """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W.
+
+    Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
+    need. Steps have to overlap for its span to count: no worker may wait for all others before
+    it updates its weights.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M.
+      slots: slot durations of F, I and W.
+
+    Returns:
+      The table.
+
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
+    Example:
+      >>> print(zb_h2(2, 3))
+                   0    1    2    3    4    5    6    7    8    9
+        worker 0  0F0  0F1  0F2  0I0  0W0  0I1  0W1  0I2  0W2   .
+        worker 1   .   1F0  1I0  1F1  1I1  1F2  1I2  1W0  1W1  1W2
+    """
+    warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
+    behind = range(0, 2 * num_workers, 2)
+    return _table("zb-h2", warmup, behind, num_microbatches, slots)
+
+
+def _table(
+    name: str, warmup: list[int], behind: range, microbatches: int, slots: Slots
+) -> ScheduleTable:
+    """One stage per worker: forwards of the warm-up, weight gradients so far behind."""
+    rows = [_row(r, warmup[r], behind[r], microbatches) for r in range(len(warmup))]
+    return spread_rows(name, rows, slots)
+
+
+def _row(stage: int, warmup: int, behind: int, microbatches: int) -> list[Cell]:
+    """Cells of one worker."""
+    forwards, gradients, weights = (
+        ops_of(phase, stage, range(microbatches)) for phase in (Phase.F, Phase.I, Phase.W)
+    )
+    row = forwards[:warmup]
+    for m in range(microbatches):
+        row.append(gradients[m])
+        row += weights[max(m - behind, 0) : max(m - behind + 1, 0)]
+        row += forwards[warmup + m : warmup + m + 1]
+    return [(op,) for op in row + weights[max(microbatches - behind, 0) :]]
 
 
 def zero_bubble(
@@ -16,7 +102,7 @@ def zero_bubble(
     memory_limit: float | None = None,
     weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
-    slots: Mapping[str, float] = UNIT_SLOTS,
+    slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Split backwards by a heuristic that fills waiting time under a memory limit.
 
@@ -40,16 +126,8 @@ def zero_bubble(
         worker 0  0F0  0F1   .   0I0  0W0  0F2  0I1  0W1  0I2  0W2
         worker 1   .   1F0  1I0  1F1  1I1  1W0  1F2  1I2  1W1  1W2
     """
-    return plan_table(
-        "zero-bubble",
-        zero_bubble_starts,
-        num_workers=num_workers,
-        num_microbatches=num_microbatches,
-        memory_limit=memory_limit,
-        weight_share=weight_share,
-        transfer=transfer,
-        slots=slots,
-    )
+    pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
+    return planned("zero-bubble", pipe, zero_bubble_starts(pipe), slots)
 
 
 def zb_1p(
@@ -58,7 +136,7 @@ def zb_1p(
     *,
     weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
-    slots: Mapping[str, float] = UNIT_SLOTS,
+    slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Zero-bubble heuristic in the memory of 1F1B: P activations on every worker.
 
@@ -80,16 +158,8 @@ def zb_1p(
       >>> table.name, table.num_slots
       ('zb-1p', 27)
     """
-    return plan_table(
-        "zb-1p",
-        zero_bubble_starts,
-        num_workers=num_workers,
-        num_microbatches=num_microbatches,
-        memory_limit=num_workers,
-        weight_share=weight_share,
-        transfer=transfer,
-        slots=slots,
-    )
+    pipe = pipe_of_slots(num_workers, num_microbatches, num_workers, weight_share, transfer, slots)
+    return planned("zb-1p", pipe, zero_bubble_starts(pipe), slots)
 
 
 def zb_2p(
@@ -98,7 +168,7 @@ def zb_2p(
     *,
     weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
-    slots: Mapping[str, float] = UNIT_SLOTS,
+    slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Zero-bubble heuristic in twice the memory of 1F1B; made for steps that overlap.
 
@@ -120,13 +190,30 @@ def zb_2p(
       >>> table.name, table.num_slots
       ('zb-2p', 27)
     """
-    return plan_table(
-        "zb-2p",
-        zero_bubble_starts,
-        num_workers=num_workers,
-        num_microbatches=num_microbatches,
-        memory_limit=2 * num_workers,
-        weight_share=weight_share,
-        transfer=transfer,
-        slots=slots,
+    pipe = pipe_of_slots(
+        num_workers, num_microbatches, 2 * num_workers, weight_share, transfer, slots
     )
+    return planned("zb-2p", pipe, zero_bubble_starts(pipe), slots)
+
+
+def pipe_of_slots(
+    num_workers: int,
+    num_microbatches: int,
+    memory_limit: float | None,
+    weight_share: float,
+    transfer: float,
+    slots: Slots,
+) -> LimitedPipe:
+    """Return a pipe of equal stages with the times of its slots; no memory limit if None."""
+    limit = num_microbatches if memory_limit is None else number(memory_limit, "memory_limit")
+    times = {"forward": slots["F"], "input_grad": slots["I"], "weight_grad": slots["W"]}
+    there = number(transfer, "transfer")
+    given = {**times, "limits": limit, "there": there, "weight_share": weight_share}
+    return LimitedPipe.of(num_workers, num_microbatches, **given)
+
+
+def planned(name: str, pipe: LimitedPipe, ops: TimedOps, slots: Slots) -> ScheduleTable:
+    """Draw the rows of a plan."""
+    sizes, limits, kept = pipe.sizes, pipe.limits, pipe.weight_share
+    rows = rows_from_starts(ops, sizes=sizes, limits=limits, weight_share=kept)
+    return spread_rows(name, rows, slots)

@@ -39,6 +39,11 @@ class Cells(NamedTuple):
     pipe: Int[NumpyArray, "workers slots"]
 
 
+def empty_cells(shape: tuple[int, int]) -> Cells:
+    """Return cells (workers, slots) that hold nothing yet."""
+    return Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
+
+
 class HeldCells(NamedTuple):
     """All ops of a table, row by row; behind them the partners of fused pairs.
 
@@ -188,7 +193,7 @@ def lay_out(
 ) -> Cells:
     """Lay the first or the second op of every cell out as arrays."""
     shape = (len(rows), max((len(row) for row in rows), default=0))
-    cells = Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
+    cells = empty_cells(shape)
     for worker, row in enumerate(rows):
         slots = [slot for slot, cell in enumerate(row) if len(cell) > member]
         if slots:

@@ -44,6 +44,7 @@ class Phase(enum.IntEnum):
 
 
 COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
+SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
 SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
 COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates

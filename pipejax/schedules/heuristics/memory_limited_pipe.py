@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import is_number, whole_number
+from pipejax.base.checks import share, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import SPLIT
 from pipejax.schedules.heuristics.list_scheduling import ROUNDING
 from pipejax.schedules.heuristics.timeline import Work
 
@@ -46,32 +46,21 @@ class LimitedPipe(NamedTuple):
         num_stages: int,
         num_microbatches: int,
         *,
-        forward: Numbers,
-        input_grad: Numbers,
-        weight_grad: Numbers,
-        limits: Numbers,
-        there: Numbers = 0.0,
-        back: Numbers | None = None,
-        sizes: Numbers = 1.0,
         weight_share: float = WEIGHT_SHARE,
+        **given: Numbers,
     ) -> "LimitedPipe":
-        """Check the numbers; one number stands for every stage or boundary."""
-        stages = whole_number(num_stages, "num_workers")
-        given = {
-            "forward": forward,
-            "input_grad": input_grad,
-            "weight_grad": weight_grad,
-            "limits": limits,
-            "sizes": sizes,
-        }
-        hops = {"there": there, "back": there if back is None else back}
-        if not is_number(weight_share) or weight_share > 1:
-            raise ValueError(f"weight_share must be a number from 0 to 1, got {weight_share!r}")
+        """Check the numbers; one number stands for every stage or boundary.
+
+        Messages take no time, or back as long as there, and activations have size 1, where nothing
+        else is given.
+        """
+        stages, there = whole_number(num_stages, "num_workers"), given.get("there", 0.0)
+        given = {"there": there, "back": there, "sizes": 1.0, **given}
+        entries = dict.fromkeys(given, stages) | {"there": stages - 1, "back": stages - 1}
         pipe = cls(
             num_microbatches=whole_number(num_microbatches, "num_microbatches"),
-            weight_share=float(weight_share),
-            **{name: per_entry(value, stages, name) for name, value in given.items()},
-            **{name: per_entry(value, stages - 1, name) for name, value in hops.items()},
+            weight_share=share(weight_share, "weight_share"),
+            **{name: per_entry(value, entries[name], name) for name, value in given.items()},
         )
         for worker, (limit, size) in enumerate(zip(pipe.limits, pipe.sizes, strict=True)):
             if limit * (1 + ROUNDING) < size:
@@ -88,15 +77,12 @@ class LimitedPipe(NamedTuple):
 
     def work(self) -> Work:
         """Return what a scheduler runs; limits have room for the rounding of sums."""
+        times = self.forward, self.input_grad, self.weight_grad
         lag = [[self.there.tolist()], [self.back.tolist()]]
         return Work(
             placement=[list(range(self.num_stages))],
             pipe_of=[0] * self.num_microbatches,
-            lasts={
-                Phase.F: self.forward.tolist(),
-                Phase.I: self.input_grad.tolist(),
-                Phase.W: self.weight_grad.tolist(),
-            },
+            lasts=dict(zip(SPLIT, np.stack(times).tolist(), strict=True)),
             lag=lag,
             transmit=np.zeros_like(lag).tolist(),
             sizes=self.sizes.tolist(),

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from pipejax.base.checks import are_positive
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
+Slots = Mapping[str, float]  # durations by phase letter
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
 EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 
@@ -16,7 +17,7 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
         raise ScheduleError(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
 
 
-def check_slots(slots: Mapping[str, float]) -> None:
+def check_slots(slots: Slots) -> None:
     """Check that slot durations are positive and belong to phases that have one."""
     for letter, duration in slots.items():
         if letter not in UNIT_SLOTS:

@@ -5,18 +5,21 @@ communication-aware run). Builders use it to draw a table with its idle slots, a
 link model to order transfers where a table does not say how.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import run_edges
-from pipejax.schedules.cells.cells import Cells
-from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.cells.placement import looped
+from pipejax.schedules.cells.cells import Cells, empty_cells
+from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.cells.weight_rule import WeightRule
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_durations import Slots
 from pipejax.schedules.table.table import ScheduleTable
 
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
@@ -24,7 +27,7 @@ MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn witho
 
 def slot_times(
     table: ScheduleTable,
-    slots: Mapping[str, float] | None = None,
+    slots: Slots | None = None,
     *,
     shares: bool = True,
     link: str | Links = "delay",
@@ -45,7 +48,7 @@ def slot_times(
 
 
 def _durations(
-    table: ScheduleTable, slots: Mapping[str, float], shares: bool
+    table: ScheduleTable, slots: Slots, shares: bool
 ) -> Float[NumpyArray, "workers slots"]:
     """Slots that each cell takes."""
     by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
@@ -68,30 +71,37 @@ def spread(table: ScheduleTable) -> ScheduleTable:
     held = table.cells.phase != Phase.IDLE
     worker = np.nonzero(held)[0]
     column = columns(worker, start[held], (finish > start)[held])
-    shape = (table.num_workers, int(column.max()) + 1)
 
-    def move(array: NumpyArray, empty: int) -> NumpyArray:
-        moved = np.full(shape, empty, np.int32)
-        moved[worker, column] = array[held]
+    def move(cells: Cells) -> Cells:
+        moved = empty_cells((table.num_workers, int(column.max()) + 1))
+        for field, values in zip(moved, cells, strict=True):
+            field[worker, column] = values[held]
         return moved
 
-    def move_all(cells: tuple[NumpyArray, ...]) -> list[NumpyArray]:
-        return [move(array, Phase.IDLE if k == 0 else -1) for k, array in enumerate(cells)]
-
-    return ScheduleTable(
-        type(table.cells)(*move_all(table.cells)),
-        type(table.partners)(*move_all(table.partners)),
-        table.placement.copy(),
-        table.name,
-        table.slots,
-        table.stage_shares,
-        table.weights,
+    return dataclasses.replace(
+        table,
+        cells=move(table.cells),
+        partners=move(table.partners),
+        placement=table.placement.copy(),
     )
+
+
+def spread_rows(
+    name: str,
+    rows: Sequence[Sequence[Cell]],
+    slots: Slots,
+    placement: Placement | None = None,
+    **given: Any,
+) -> ScheduleTable:
+    """Draw rows of any columns with their idle slots; by default, worker r has stage r alone."""
+    placement = looped(len(rows)) if placement is None else placement
+    given |= {"placement": placement, "name": name, "slots": slots}
+    return spread(ScheduleTable.from_rows(rows, **given))
 
 
 def columns(
     worker: Int[NumpyArray, " ops"],
-    start: Float[NumpyArray, " ops"],
+    start: Num[NumpyArray, " ops"],
     lasts: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
     """Return the column of each op in a drawing with idle slots: (ops) columns.
@@ -119,14 +129,13 @@ def columns(
 
 
 def draw(
+    name: str,
+    slots: Slots,
+    weights: WeightRule,
     worker: Int[NumpyArray, " ops"],
-    start: Float[NumpyArray, " ops"],
+    start: Num[NumpyArray, " ops"],
     phase: Int[NumpyArray, " ops"],
     microbatch: Int[NumpyArray, " ops"],
-    *,
-    name: str,
-    slots: Mapping[str, float],
-    weights: WeightRule,
 ) -> ScheduleTable:
     """Make a table of one stage per worker from the starts of its ops.
 
@@ -135,11 +144,9 @@ def draw(
     order = np.lexsort((start, worker))
     worker, start, phase, microbatch = (a[order] for a in (worker, start, phase, microbatch))
     column = columns(worker, start, phase != Phase.U)
-    workers = int(worker.max(initial=-1)) + 1
-    idle = np.zeros((workers, int(column.max(initial=-1)) + 1), np.int32)
-    fields: list[NumpyArray] = []
-    for values in (phase, worker, microbatch, np.zeros_like(worker)):
-        fields.append(idle - (len(fields) > 0))  # phase is 0 where a cell is idle, the rest -1
-        fields[-1][worker, column] = values
-    partners = Cells(idle, *(idle - 1 for _ in range(3)))
-    return ScheduleTable(Cells(*fields), partners, looped(workers), name, slots, weights=weights)
+    shape = int(worker.max(initial=-1)) + 1, int(column.max(initial=-1)) + 1
+    cells = empty_cells(shape)
+    for field, values in zip(cells, (phase, worker, microbatch, 0), strict=True):
+        field[worker, column] = values
+    partners, placement = empty_cells(shape), looped(shape[0])
+    return ScheduleTable(cells, partners, placement, name, slots, weights=weights)

@@ -1,0 +1,172 @@
+"""PipeDream and LocalSGD: weights are updated within the table.
+
+A stage of PipeDream keeps the weights of every microbatch in flight until its backward (weight
+stashing), so the backward uses what the forward used. Stage s has at most S - s microbatches in
+flight, the first stage admits one when one has left: in slots of one forward or one backward this
+is the order of 1F1B, without an end.
+
+LocalSGD has several runs share the pipe, so that no weights are stale. Microbatch i belongs to run
+i mod R. Within a round of H local steps a run's next forward on a stage waits for its last
+backward there; after R * H microbatches the pipe runs empty and the models of all runs are
+averaged (the pipeline form that arXiv:2606.03498 compares PipeDream with).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, NumpyArray
+from pipejax.base.checks import whole_number
+from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
+from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
+from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, Slots
+from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
+from pipejax.schedules.table.table import ScheduleTable
+
+
+def pipedream(
+    num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
+) -> ScheduleTable:
+    """1F1B without flush: every backward updates its stage at once; S - s weight versions.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M, over the whole run.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with a U after every backward.
+
+    Raises:
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
+    Example:
+      >>> print(pipedream(2, 3))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12   13
+        worker 0  0F0  0F1   .    .   0B0  0U0  0F2   .   0B1  0U1   .    .   0B2  0U2
+        worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1  1F2   .   1B2  1U2   .    .
+    """
+    everywhere = np.ones(num_microbatches, bool)
+    return _without_flush("pipedream", num_workers, everywhere, slots, NEWEST)
+
+
+def pipedream_2bw(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    accumulation: int | None = None,
+    slots: Slots = EQUAL_SLOTS,
+) -> ScheduleTable:
+    """PipeDream with double-buffered weights: gradients of m microbatches in one update.
+
+    The microbatches of a group read the weights that the group before the last one left, on
+    every stage alike, so that two versions are enough.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M, over the whole run; the last group may be smaller than the others.
+      accumulation: m, microbatches of an update, at least P; P if None.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with a U after the last backward of every group.
+
+    Raises:
+      ValueError: if accumulation is below P.
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
+    Example:
+      >>> print(pipedream_2bw(2, 4))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12   13
+        worker 0  0F0  0F1   .   0B0  0F2   .   0B1  0U1  0F3  0B2   .    .   0B3  0U3
+        worker 1   .   1F0  1B0  1F1  1B1  1U1  1F2   .   1B2  1F3  1B3  1U3   .    .
+    """
+    accumulation = num_workers if accumulation is None else accumulation
+    if whole_number(accumulation, "accumulation") < num_workers:
+        raise ValueError(
+            f"accumulation must be at least the number of workers, {num_workers}, got "
+            f"{accumulation}: two versions of the weights hold no longer pipe"
+        )
+    microbatch = np.arange(num_microbatches)
+    is_last = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
+    rule = WeightRule(behind=1)
+    return _without_flush("pipedream-2bw", num_workers, is_last, slots, rule)
+
+
+def _without_flush(
+    name: str,
+    workers: int,
+    updates: Bool[NumpyArray, " microbatches"],
+    slots: Slots,
+    weights: WeightRule,
+) -> ScheduleTable:
+    """1F1B in equal slots, whose starts are known, with a U after the backwards that update."""
+    stage, microbatch = np.indices((workers, len(updates)))
+    warm_up = microbatch < workers - stage
+    forward = np.where(warm_up, stage + microbatch, stage + 2 * microbatch)
+    backward = 2 * workers - 1 - stage + 2 * microbatch
+    everywhere = np.ones_like(warm_up)
+    ops = [
+        (Phase.F, forward, everywhere),
+        (Phase.B, backward, everywhere),
+        (Phase.U, backward + 1, everywhere & updates),
+    ]
+    columns = [
+        (stage[held], start[held], np.full(held.sum(), phase), microbatch[held])
+        for phase, start, held in ops
+    ]
+    table = draw(name, slots, weights, *map(np.concatenate, zip(*columns, strict=True)))
+    is_drawn = table.slots["F"] == table.slots["B"] == 1
+    return table if is_drawn else spread(table)
+
+
+def local_sgd(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    runs: int | None = None,
+    local_steps: int = 1,
+    slots: Slots = EQUAL_SLOTS,
+) -> ScheduleTable:
+    """R runs in turn, H local steps each, then a flush and an average; no staleness.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M, over all rounds; the last round may be smaller than the others.
+      runs: R; P if None, which fills the pipe.
+      local_steps: H.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with a U after every backward.
+
+    Raises:
+      ValueError: if runs or local_steps is below 1.
+      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+
+    Example:
+      >>> print(local_sgd(2, 3))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12   13   14   15
+        worker 0  0F0  0F1   .    .   0B0  0U0   .    .   0B1  0U1  0F2   .    .    .   0B2  0U2
+        worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1   .    .    .   1F2  1B2  1U2   .    .
+    """
+    own = num_workers if runs is None else whole_number(runs, "runs")
+    rule = WeightRule(runs=own, local_steps=local_steps)
+    every = range(num_microbatches)
+    rounds = [every[m : m + rule.round_size] for m in every[:: rule.round_size]]
+    rows = [
+        [cell for microbatches in rounds for cell in _round(stage, microbatches, num_workers, rule)]
+        for stage in range(num_workers)
+    ]
+    return spread_rows("local-sgd", rows, slots, weights=rule)
+
+
+def _round(stage: int, microbatches: range, workers: int, rule: WeightRule) -> Iterator[Cell]:
+    """1F1B in which no more microbatches are in flight than there are runs."""
+    forwards, backwards = (ops_of(p, stage, microbatches) for p in (Phase.F, Phase.B))
+    for cell in alternate(forwards, backwards, min(workers - stage, rule.runs) - 1):
+        yield cell
+        (op,) = cell
+        if op.phase is Phase.B:
+            yield (op._replace(phase=Phase.U),)
