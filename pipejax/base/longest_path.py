@@ -28,6 +28,7 @@ def lay_out_edges(
 
     Returns (edges) their order by row, (edges) column of each in that order, shape of the table.
     """
+    # column of an edge: its rank among all edges by head, less the edges of all heads before
     by_head = np.argsort(head, kind="stable")
     count = np.bincount(head, minlength=num_nodes)
     column = np.arange(len(head)) - (np.cumsum(count) - count)[head[by_head]]
@@ -70,6 +71,7 @@ def run_edges(
     """
     if order is None:
         order = np.array(topological_order(len(duration), tail, head), int)
+    # renumbered so that edges point forward, with the source in front
     number = np.empty_like(order)
     number[order] = np.arange(1, len(order) + 1)  # 0 is the source
     by_head, column, shape = lay_out_edges(len(order) + 1, number[head])

@@ -170,6 +170,8 @@ def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[
 
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     """Longest paths from the frontier before a piece to the one after it."""
+    # Row i holds the longest paths to place i, column j those from input j. The inputs start as the
+    # max-plus identity, 0 on the diagonal and -inf elsewhere; the recurrence then runs on rows.
     duration, lag = map(jnp.asarray, costs)
     size = piece.num_inputs
     unit = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
@@ -183,6 +185,7 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     places = size + jnp.arange(len(piece.nodes))
     preds = jnp.asarray(piece.preds)
     values, _ = jax.lax.scan(step, values, (places, preds, duration[nodes], lag[nodes]))
+    # one place of the frontier is no node but the last end so far, to which the sinks are added
     ends = jnp.concatenate([values[ENDS_PLACE, None], values[piece.sinks]]).max(axis=0)
     return values[piece.outputs].at[ENDS_PLACE].set(ends)
 
@@ -209,6 +212,10 @@ def _power(matrix: Matrix, exponent: Array, num_bits: int, vector: Vector) -> Ve
 
 def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
     """Largest mean weight of a cycle: Karp's theorem, from all nodes at once."""
+    # max over v of min over k < n of (D_n(v) - D_k(v)) / (n - k), D_k(v) being the largest weight
+    # of a walk of k edges that ends at v. Karp lets all walks begin at one node that reaches all
+    # others; a virtual one with edges of weight 0 does, so D_0 is 0 everywhere. Where there is no
+    # walk, D_k(v) is -inf and the quotient +inf, which no minimum takes.
     size = len(matrix)
 
     def step(ends: Vector, _: None) -> tuple[Vector, Vector]:

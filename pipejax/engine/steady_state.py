@@ -154,6 +154,7 @@ class _Columns:
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)
+        # NumPy keeps the last of several assignments: in reverse, the first cell of a node counts
         column[cells[worker, slot][::-1]] = slot[::-1]
         found: list[int] = column.tolist()
         found[SOURCE] = 0
@@ -197,6 +198,7 @@ class _Columns:
         before, after = (self.frontier(cut) for cut in (found.cut, found.cut + found.length))
         place = {self._key(node): node for node in after}
         ordered = []
+        # what has no microbatch of its own (source, last end) is its own successor
         for node in before:
             kind, microbatch = self._key(node)
             later = place.get((kind, microbatch + found.shift), place.get((kind, microbatch)))

@@ -118,6 +118,8 @@ def _counts(
     can count; runs are added up in the wider type of the result.
     """
     is_bits = weights.dtype == jnp.uint8
+    # row i of the parts takes bit i of every byte, that is configurations i * width to (i + 1) *
+    # width - 1 (see `_bit_rows`), so the parts in a row are in the order of the batch
     parts = (BITS if is_bits else 1, weights.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
 

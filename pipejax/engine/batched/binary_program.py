@@ -84,7 +84,8 @@ def binary_ops(program: Program) -> BinaryOps:
     chain = np.maximum(count - 1, 1)
     ops_of_node = is_late + chain + follows
     first_op = np.cumsum(ops_of_node) - ops_of_node
-    last_op = np.append(START, first_op + is_late + chain - 1)  # that ends each node, by node
+    # op that ends each node; the source, node 0, has none and stands for the constant 0
+    last_op = np.append(START, first_op + is_late + chain - 1)
     size = int(ops_of_node.sum())
     first, second = np.full(size, NO_OPERAND), np.full(size, NO_OPERAND)
     lag, own = np.zeros((2, size), np.int64)
@@ -94,6 +95,7 @@ def binary_ops(program: Program) -> BinaryOps:
     second[head[is_alone]], lag[head[is_alone]] = waits[is_alone], lags[is_alone, 0]
     second[first_op[is_late]] = last_op[preds[is_late, 0]]
     lag[first_op[is_late]] = lags[is_late, 0]
+    # predecessor c is the second operand of op head + c - 1, whose first operand is the op before
     for column in range(1, preds.shape[1]):
         has = count > column
         at = head[has] + column - 1
@@ -101,6 +103,8 @@ def binary_ops(program: Program) -> BinaryOps:
         if column > 1:
             first[at] = at - 1
     own[last_op[1:]] = np.asarray(program.duration_index)[1:]
+    # the last end: the first sink's own end, then one op right behind each further sink, which
+    # takes the last end so far first and that sink second
     ends = last_op[1:][follows] + 1
     first[ends] = np.append(last_op[1:][is_sink][:1], ends[:-1])[: len(ends)]
     second[ends] = ends - 1

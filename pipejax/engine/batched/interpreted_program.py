@@ -91,6 +91,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
     code = np.zeros((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
+    # padding writes max(0, -inf) to a slot that no op reads
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
     code[: ops.num_ops] = np.stack(columns, axis=1)
     terms = _terms(rows)
@@ -137,6 +138,7 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
         axis=1,
     ).reshape(-1, 3)
     edges = edges[edges[:, 1] >= 0]
+    # every op twice: with its own cost, then with its lag
     row = rows.row_of_position
     used = np.concatenate([row[ops.own], row[ops.lag]])
     uses = np.stack(

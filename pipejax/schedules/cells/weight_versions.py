@@ -43,7 +43,9 @@ def find_versions(content: Content) -> Versions:
     is_update = events.phase == Phase.U
     group = np.cumsum(np.append(True, events.group[1:] != events.group[:-1])) - 1
     size = np.bincount(group, weights=is_update).astype(np.int64)
-    before = np.cumsum(is_update) - is_update  # updates before each event, in all groups
+    # Events stand group by group (a copy of a stage and a run), in row order. So the updates before
+    # an event in its own group are those before it in all, less the updates of earlier groups.
+    before = np.cumsum(is_update) - is_update  # in all groups
     seen = before - (np.cumsum(size) - size)[group]
 
     def by_microbatch(which: NumpyArray, values: NumpyArray) -> NumpyArray:

@@ -129,6 +129,9 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 
 def _undominated(counts: Int[NumpyArray, "times sizes"]) -> Int[NumpyArray, "moments sizes"]:
     """Keep the rows that no other row reaches in every entry: one of them is the peak."""
+    # The peak of sizes >= 0 is the largest counts @ sizes, and a row that another one reaches in
+    # every entry is never the only largest. Most rows are covered by the next in time; the few that
+    # are left are compared pairwise, and kept where only they cover themselves.
     ends = np.zeros((1, counts.shape[1]), counts.dtype)
     grows_next = (np.concatenate([counts[1:], ends]) >= counts).all(axis=1)
     rows = np.unique(counts[~grows_next], axis=0)  # few: what only grows is no peak

@@ -81,8 +81,12 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
     """For each microbatch of a stage, which gradients must be there before its F can start.
 
     With i input and w weight gradients done, w <= i, the stage still holds at least what its
-    other microbatches take. F of microbatch k needs room for itself, so at least i0(k) input
-    gradients; and with exactly that many, w0(k) weight gradients.
+    other microbatches take. F of microbatch k finds room where
+
+        (k + 1) size - i (size - kept) - w kept <= limit.
+
+    So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
+    and with exactly that many, w0(k) weight gradients.
     """
     size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
     if not size:

@@ -44,7 +44,7 @@ def fold(problem: Problem, length: int, depth: int) -> Fold | None:
     pipe_of = problem.pipe_of
     if not np.array_equal(pipe_of[length:], pipe_of[:-length]):
         return None
-    fixed = depth + (depth + length) + length + depth
+    fixed = depth + (depth + length) + length + depth  # warm, tied, repetition of tied, cool
     left = problem.num_microbatches - fixed
     if left < length:
         return None
@@ -54,6 +54,7 @@ def fold(problem: Problem, length: int, depth: int) -> Fold | None:
 
 def depth_of(problem: Problem, plan: Plan) -> int:
     """Count the microbatches that are on a worker at once, at most."""
+    # at the start of every F: forwards begun by then less gradients ended by then
     end = gradient_end(problem, plan)
     most = 0
     for stage in range(problem.num_stages):

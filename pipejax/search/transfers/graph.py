@@ -75,11 +75,15 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     rows, place, row, reach = _reach(table, program, preds, at_end)
     received = np.lexsort((sent.consumer, sent.receiver))
     sends = np.lexsort((sent.producer, sent.sender))
-    # a place in a row, over all rows: worker first, then node, for the nodes of a row ascend
+    # A place in a row, over all rows: worker * nodes + node. It ascends along `received`, for the
+    # nodes of a row ascend. A search in these places counts the transfers up to an op; the count
+    # includes all rows before, so it is set to 0 where the op's own row adds nothing.
     size = program.num_nodes
     arrivals = sent.receiver[received].astype(np.int64) * size + sent.consumer[received]
     latest = np.searchsorted(arrivals, rows[row] * size + reach, side="right")
     latest[latest == np.searchsorted(arrivals, rows[row] * size)] = 0
+    # The same from behind: along `sent` the op that a producer waits for in a row ascends too, so
+    # the first transfer whose producer waits for a consumer is found by searching for the consumer.
     earliest = np.empty((len(sends), rows.shape[1]), np.int64)
     for column in range(rows.shape[1]):
         departures = sent.sender[sends] * size + reach[sent.producer[sends], column]
@@ -166,6 +170,7 @@ def legal_range(
     """
     messages, size = graph.program.messages, graph.num_transfers
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
+    # a running minimum from behind; the offset makes later rows larger, so it begins anew in each
     offset = messages.sender[graph.sent] * size
     behind = np.minimum.accumulate((position[graph.sent] + offset)[::-1])[::-1] - offset
     return low, np.append(behind, size)[graph.earliest].min(axis=1)
@@ -184,6 +189,9 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
 
     Returns (orders, transfers, 2) nodes of the program; the source where a queue begins.
     """
+    # Every transfer enters the list twice in a row, for its sender's queue and its receiver's. A
+    # stable sort by queue puts each queue's users side by side, still in order, so the user in
+    # front is the entry before, if that is of the same queue.
     count, size = orders.shape
     users = np.repeat(orders, 2, axis=1)
     side = np.tile([0, 1], size)
@@ -221,6 +229,8 @@ def _tables(
     A transfer's key is its position; an op comes after the last transfer that its row has
     received by then, and ops with one key keep the order that they have without queues.
     """
+    # Keys: 2 p + 1 for the transfer at position p, 2 p + 2 for ops whose last arrival is at p, 0
+    # for ops without one. The sort is stable, so equal keys keep a topological order.
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
     positions = positions_of(orders)
