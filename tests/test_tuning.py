@@ -1,6 +1,7 @@
 """Tuning: relaxations against the engine, gradients against differences, all against searches."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -123,20 +124,19 @@ def test_memory_is_a_limit():
     assert free.microbatch_size[0] > 1
     short = dataclasses.replace(slow, memory_capacity=0.99 * need)
     exact = dataclasses.replace(slow, memory_capacity=need)
-    bound, same = tune_microbatches(
-        family_of("1f1b"), [WORKLOAD] * 2, [short, exact]
-    ).microbatch_size
+    found = tune_microbatches(family_of("1f1b"), [WORKLOAD] * 2, [short, exact])
+    bound, same = found.microbatch_size
     assert same == free.microbatch_size[0]
     assert bound < same
-    relaxed = tune_microbatches(family_of("1f1b"), [WORKLOAD], [short]).relaxed
-    assert relaxed.microbatch_size[0] < same
+    assert found.relaxed.microbatch_size[0] < same
 
 
 def test_nothing_fits_is_an_error():
     message = (
         r"no microbatch size fits: the smallest need is \d+\.\d GB .* of 1; the system has 2.0 GB"
     )
-    for way in (tune_microbatches, search_microbatches):
+    few_steps = functools.partial(tune_microbatches, steps=2)  # wherever they lead, nothing fits
+    for way in (few_steps, search_microbatches):
         with pytest.raises(ValueError, match=message):
             way(family_of("1f1b"), [WORKLOAD], [with_memory(2.0)])
         with pytest.raises(ValueError, match="pair 1: no microbatch size fits"):
@@ -329,6 +329,27 @@ COMMAND = [
 ]
 
 
+def run_once(monkeypatch):
+    """Let each way of tuning run once in a test, and what it found be printed in every form.
+
+    Returns What was asked for: the names of functions.
+    """
+    found, calls = {}, []
+
+    def once(name, way):
+        def run(*args, **kwargs):
+            calls.append(name)
+            if name not in found:
+                found[name] = way(*args, **kwargs)
+            return found[name]
+
+        return run
+
+    for name in ("tune_microbatches", "search_microbatches", "tune_stages"):
+        monkeypatch.setattr(front_door, name, once(name, getattr(front_door, name)))
+    return calls
+
+
 def call(capsys, *arguments):
     code = run([*COMMAND, *map(str, arguments)])
     captured = capsys.readouterr()
@@ -378,14 +399,7 @@ def test_command_both_ways(capsys):
     ],
 )
 def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method, key, printed):
-    taken = []
-    for name in ("tune_microbatches", "search_microbatches"):
-        way = getattr(front_door, name)
-        monkeypatch.setattr(
-            front_door,
-            name,
-            lambda *a, _way=way, _name=name, **k: taken.append(_name) or _way(*a, **k),
-        )
+    taken = run_once(monkeypatch)
     more = [] if method is None else ["--method", method]
     arguments = ["--minibatch", 16, "--schedule", "chimera", "--link", "rendezvous", *more]
     code, out, _ = call(capsys, *arguments)
@@ -444,7 +458,8 @@ def test_a_second_call_compiles_nothing():
         ),
     ],
 )
-def test_other_things_to_tune(capsys, what, more, keys):
+def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
+    run_once(monkeypatch)
     arguments = ["--minibatch", 8, "--what", what, "--microbatch-size", 2, *more]
     code, out, _ = call(capsys, *arguments, "--method", "both", "--json")
     result = json.loads(out)

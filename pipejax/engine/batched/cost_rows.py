@@ -82,10 +82,11 @@ def batch_leaves(
     for name, leaf in given.items():
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
             leaf = leaf[:1]  # one value seen N times: keep one
-        if isinstance(leaf, jax.Array):
-            leaves[name] = jnp.atleast_1d(jnp.asarray(leaf, dtype))
-        else:
-            leaves[name] = np.atleast_1d(np.asarray(leaf, dtype))
+        if not isinstance(leaf, jax.Array):
+            leaf = np.atleast_1d(np.asarray(leaf, dtype))
+        elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else spare JAX an operation
+            leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
+        leaves[name] = leaf
     return leaves, size
 
 

@@ -127,7 +127,7 @@ class StepTimeObjective:
     def _values(self, variables: Tree, given: Given) -> tuple[Array, Array]:
         how = {"shape": self.shape, "relax": self.relax}
         costs = _priced(variables, given, **how)
-        ends = jnp.stack([makespans(each, costs, unroll=False) for each in self.programs], axis=1)
+        ends = tuple(makespans(program, costs, unroll=False) for program in self.programs)
         return _valued(variables, ends, given, np.array(self.counts, float), self.held, **how)
 
 
@@ -150,7 +150,7 @@ def _priced(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax)
 @functools.partial(jax.jit, static_argnames=("shape", "relax"))
 def _valued(
     variables: Tree,
-    ends: Float[Array, "batch programs"],
+    ends: tuple[Float[Array, " batch"], ...],
     given: Given,
     counts: Float[Array, " programs"],
     held: tuple[HeldCounts, ...],
@@ -158,7 +158,7 @@ def _valued(
     shape: PricingShape,
     relax: Relax,
 ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-    def value(variables: Tree, ends: Array, given: Given) -> tuple[Array, Array]:
+    def value(variables: Tree, ends: tuple[Array, ...], given: Given) -> tuple[Array, Array]:
         pair, size = relax(variables, given)
         workload = dataclasses.replace(shape.workload, model=pair.model)
         memory = stage_bytes(workload, shape.table, pair.assigned, size)
@@ -167,7 +167,7 @@ def _valued(
         need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
         # a descent is led back to where memory is enough
         overrun = jnp.maximum(need / given.capacity - 1, 0)
-        return weights @ ends * (1 + OVERRUN * overrun), need
+        return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
 
     return jax.vmap(value)(variables, ends, given)
 
