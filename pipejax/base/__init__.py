@@ -1,1 +1,1 @@
-"""What knows nothing of pipelines: array types, checks, units, files, longest paths."""
+"""Everything that knows nothing of pipelines: array types, checks, units, files, longest paths."""

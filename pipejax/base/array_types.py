@@ -1,8 +1,8 @@
 """Array types with named axes, for signatures.
 
-The annotations are jaxtyping's and the tests execute them. jaxtyping is a tool of development,
-not of the engine: where nothing has imported it, the same names stand for the plain array. JAX is
-imported by the first module that asks for `Array`: what is below the engine does without it.
+The annotations are jaxtyping's and the tests execute them. jaxtyping is a development
+tool: where nothing has imported it, the same names stand for the plain array. JAX is imported by
+the first module that asks for `Array`; rooms below the engine do without it.
 """
 
 import sys

@@ -24,7 +24,7 @@ def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = N
 
 
 def are_positive(values: Any, count: int) -> bool:
-    """Return whether values are a sequence of so many finite numbers above 0."""
+    """Return whether values are a sequence of `count` finite numbers above 0."""
     return (
         isinstance(values, Sequence | np.ndarray)
         and not isinstance(values, str)
@@ -61,7 +61,7 @@ def share(value: Any, where: str) -> float:
 
 
 def efficiency(value: Any, where: str) -> float:
-    """Check that a value is a share that something can run at: above 0 and at most 1."""
+    """Check that a value is an efficiency: above 0 and at most 1."""
     if not is_number(value) or not 0 < value <= 1:
         raise ValueError(f"{where} must be a number above 0 and at most 1, got {value!r}")
     return float(value)

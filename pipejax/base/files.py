@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: drafted beside their place, then moved to it."""
+"""Atomic files and folders: drafted beside their final place, then moved there."""
 
 import contextlib
 import glob
@@ -14,11 +14,11 @@ DRAFT = ".draft-"
 
 @contextlib.contextmanager
 def drafted(path: str | Path, *, is_locked: bool = False) -> Iterator[Path]:
-    """Give a place to write a file or a folder at; it moves to `path` at the end of the block.
+    """Yield a path for a draft of a file or folder, which moves to `path` at the end of the block.
 
-    Whatever ends the block early leaves `path` as it was. The place bears the same name, for
-    writers that look at the suffix. With `is_locked` the caller holds the folder's lock: drafts
-    of the same name are left by processes that were killed, and go.
+    If the block ends early, `path` stays as it was. The draft has the same name, for writers
+    that look at the suffix. With `is_locked` the caller holds the folder's lock: drafts
+    of the same name are left by processes that were killed, and are removed.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -39,7 +39,7 @@ def drafted(path: str | Path, *, is_locked: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
-    """Make a folder beside a place for drafts of it; it goes with all that is left in it."""
+    """Make a folder for drafts beside `path`, and remove it with all that is left in it."""
     prefix = f".{path.name}{DRAFT}"
     for left in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
         shutil.rmtree(left, ignore_errors=True)
@@ -54,13 +54,13 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
 
 
 def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = False) -> None:
-    """Write a whole file, on the disk before it is seen; text as UTF-8 with its own line ends."""
+    """Write a file atomically and flush it to disk; text as UTF-8, line ends unchanged."""
     with drafted(path, is_locked=is_locked) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def checksum(content: bytes | str) -> str:
-    """SHA-256 of a content, as text."""
+    """SHA-256 of a content, in hexadecimal."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Locks on folders, which the system lets go of when a process ends, however it ends.
+"""Locks on folders, which the system releases when a process ends, however it ends.
 
 Imported only by what needs it: filelock is an extra.
 """
@@ -14,9 +14,9 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder for this thread, made where it is missing; wait for others, or refuse.
+    """Lock a folder for this thread, and make it where it is missing; wait for others, or refuse.
 
-    The lock's empty file stays: to remove it while others wait for it would let two of them in.
+    The lock's empty file stays: removing it while others wait would let two of them in.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=-1 if wait else 0, poll_interval=0.01)

@@ -2,11 +2,11 @@
 
     finish[v] = duration[v] + max over u of (finish[u] + lag[u, v])
 
-Nothing is compiled here. As it adds in the same order and takes the first of equals as the
-recurrence under JAX does (engine/recurrence.py), its answers are the same to the last bit.
+Nothing is compiled here. It adds in the same order and takes the first of equals, as the recurrence
+under JAX does (engine/recurrence.py), so the results are equal bit by bit.
 
-A graph is a table of predecessors: nodes in topological order, node 0 the source, at which unused
-entries point. Without lags all of them are 0.
+A graph is a table of predecessors: nodes in topological order, node 0 the source, to which unused
+entries point. Without lags, all lags are 0.
 """
 
 import operator
@@ -24,9 +24,9 @@ Times = Float[NumpyArray, " nodes"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Give every edge a place in a table of predecessors, in the order of the edges.
+    """Assign every edge a column in a table of predecessors, in the order of the edges.
 
-    Returns (edges) their order by row, (edges) column of each in that order, shape of the table.
+    Returns (edges) the edges ordered by row, (edges) column of each in that order, table shape.
     """
     # column of an edge: its rank among all edges by head, less the edges of all heads before
     by_head = np.argsort(head, kind="stable")
@@ -36,7 +36,7 @@ def lay_out_edges(
 
 
 def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
-    """Earliest finish time of every node: (nodes) in the unit of duration and lag."""
+    """Earliest finish time (nodes) of every node, in the unit of duration and lag."""
     finish = [0.0] * len(duration)
     of = finish.__getitem__
     # column by column to Python's numbers, and its own loop over them: a node costs half a
@@ -54,7 +54,7 @@ def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
-    """When the last that each node waits for is there; finish - duration would round."""
+    """Start time (nodes) of every node: its last arrival, as finish - duration would round."""
     arrival = finish[preds]
     return (arrival if lag is None else arrival + lag).max(axis=1)
 
@@ -65,9 +65,9 @@ def run_edges(
     duration: Times,
     order: Int[NumpyArray, " nodes"] | None = None,
 ) -> tuple[Times, Times]:
-    """Start and finish of nodes in any numbering, given as edges: (nodes) each.
+    """Start and finish times (nodes) of a graph given as edges, its nodes numbered in any order.
 
-    `order` is a topological order of them, where one is known.
+    `order` is a topological order, where one is known.
     """
     if order is None:
         order = np.array(topological_order(len(duration), tail, head), int)
@@ -84,7 +84,7 @@ def run_edges(
 def finish_times_of_many(
     preds: Int[NumpyArray, "graphs nodes max_preds"], duration: Float[NumpyArray, "graphs nodes"]
 ) -> Float[NumpyArray, "graphs nodes"]:
-    """Finish times of many graphs of one size at once, without lags: node by node of all."""
+    """Finish times (graphs, nodes) of graphs of one size, without lags: node by node of all."""
     count, nodes, _ = preds.shape
     finish = np.zeros((nodes, count))
     flat = finish.reshape(-1)
@@ -99,7 +99,7 @@ def finish_times_of_many(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Walk back to the source from the node that ends last, the first of those nobody waits for.
+    """Walk back to the source from the node that ends last, the first sink at a tie.
 
     Returns (nodes) and (nodes, max_preds) whether a node or an edge is on the path.
     """
@@ -114,7 +114,7 @@ def critical_path(
 
 
 def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
-    """Longest time from the end of each node to the end of all: (nodes)."""
+    """Longest time (nodes) from the end of each node to the makespan."""
     tail, back = [0.0] * len(duration), slice(None, None, -1)
     lags = np.zeros(preds.shape) if lag is None else lag
     edges = zip(
@@ -133,6 +133,6 @@ def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
 
 
 def slack(preds: Preds, duration: Times, lag: Lags) -> Times:
-    """How much longer each node could take before the last end moves: (nodes)."""
+    """How much longer each node could take before the makespan grows: slack (nodes)."""
     finish = finish_times(preds, duration, lag)
     return finish.max() - finish - tails(preds, duration, lag)

@@ -19,7 +19,7 @@ def own_version() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return what to keep beside a result."""
+    """Return the attributes that are stored with a result."""
     return {
         "pipejax": own_version(),
         "jax": version("jax"),
@@ -47,7 +47,7 @@ def _git(*arguments: str) -> str | None:
 
 @functools.cache
 def code_hash(folder: Path = PACKAGE) -> str:
-    """Hash of all modules of a folder that decide numbers: equal hashes give equal numbers."""
+    """Hash of all modules in a folder that affect results: equal hashes give equal numbers."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)

@@ -1,4 +1,4 @@
-"""What was found out about an object is kept with it, and goes when it goes."""
+"""Results of functions of an object, cached on the object itself and freed with it."""
 
 import functools
 from collections.abc import Callable
@@ -14,9 +14,9 @@ MOST = 8  # answers of one function that an object keeps: the latest ones
 def remembered(
     function: Callable[Concatenate[Owner, Given], Found],
 ) -> Callable[Concatenate[Owner, Given], Found]:
-    """Keep what a function says about a frozen object, by its other arguments, which are hashable.
+    """Cache a function of a frozen object on that object, by its other (hashable) arguments.
 
-    Answers are shared, so nobody may change them.
+    Results are shared, so callers must not change them.
     """
 
     @functools.wraps(function)

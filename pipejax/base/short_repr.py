@@ -1,4 +1,4 @@
-"""A result shows itself in a few lines: arrays by type and shape, never number by number."""
+"""Short `repr`s of results: arrays by type and shape, never number by number."""
 
 from collections.abc import Collection
 from typing import Any, TypeVar
@@ -29,14 +29,14 @@ def _show(record: Any) -> str:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a field is as it was; numbers by value, since pickle makes them anew."""
+    """Whether a field has its default; numbers by value, since unpickling makes new objects."""
     return value is default or (
         isinstance(default, float | int | str) and repr(value) == repr(default)
     )
 
 
 def abbreviated(value: Any) -> str:
-    """Type and shape of an array, the size of a large collection, anything else in short."""
+    """Describe an array by type and shape, a large collection by size, other values in short."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{value.dtype}{[*value.shape]}"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Order of a directed graph: topological order, and the cycle where there is none."""
+"""Topological order of a directed graph, or a cycle where there is none."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def topological_order(num_nodes: int, tail: EdgeEnds, head: EdgeEnds) -> list[in
 
 
 def _find_cycle(waiting_for: list[int], tail: EdgeEnds, head: EdgeEnds) -> list[int]:
-    """Walk backwards among the nodes that never became ready until one comes again."""
+    """Walk backwards through nodes that never became ready until one repeats."""
     blocked_by = {
         v: u
         for u, v in zip(tail.tolist(), head.tolist(), strict=True)

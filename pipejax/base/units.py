@@ -1,6 +1,6 @@
 """Data files with a unit in every key, read into plain SI numbers.
 
-A key is a quantity and a unit, as in "bandwidth_GB_per_s". Here is the only place that knows
+A key is a quantity and a unit, as in "bandwidth_GB_per_s". Only this module knows
 prefixes; a key without a known unit is an error, never a guess.
 """
 
@@ -30,7 +30,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
 
 
 def parse_json(text: str) -> Any:
-    """Read JSON in which no key stands twice."""
+    """Read JSON, and refuse duplicate keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
@@ -59,7 +59,7 @@ def load_json(path: Path) -> dict[str, Any]:
 def quantity(
     section: Mapping[str, Any], name: str, dimension: str, where: str, default: float | None = None
 ) -> float:
-    """Read a quantity in whatever unit its key states."""
+    """Read a quantity, in SI units, from whatever unit its key states."""
     units = {
         f"{name}_{unit}": factor for unit, (kind, factor) in UNITS.items() if kind == dimension
     }
@@ -75,7 +75,7 @@ def quantity(
 
 
 def to_si(value: float, factor: float) -> float:
-    """Return a number of some unit in SI units, as near as floats allow."""
+    """Convert a number to SI units, correctly rounded."""
     return value / round(1 / factor) if factor < 1 else value * factor
 
 

@@ -108,7 +108,7 @@ class Costs:
     pair: "Seconds | None" = None
 
     def __post_init__(self) -> None:
-        """Check what is given and fill in what follows from it."""
+        """Check the given times and fill in the others."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         known = {name: checked_seconds(name, value) for name, value in given.items()}
         vars(self).update(_completed({**_FREE, **known}))
@@ -202,7 +202,7 @@ class Costs:
 
     @classmethod
     def _alike(cls, part: NumpyArray | None, *, transfer: Any, **times: Any) -> "Costs":
-        """Make costs of one number or batch each, of which a stage takes its part.
+        """Make equal costs for all stages from one number or batch each, times a stage's part.
 
         A batch axis is written out on every leaf, before axes of stages or boundaries.
         """
@@ -294,7 +294,7 @@ _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default
 
 
 def unchecked_costs(leaves: Mapping[str, Any]) -> Costs:
-    """Costs of any leaves by field, as they are; None where there is none."""
+    """Make costs from leaves by field without any check; None where there is no leaf."""
     costs = object.__new__(Costs)
     vars(costs).update({name: leaves.get(name) for name in FIELDS})
     return costs
@@ -313,7 +313,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what follows of B, I and W from the others, and L from O."""
+    """Fill in missing B, I and W from the others, and L from O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
     found: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
@@ -330,7 +330,7 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
-    """Add or subtract two times whose axes mean the same."""
+    """Add or subtract two times of equal axes."""
     shapes = jnp.shape(one), jnp.shape(other)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])
@@ -341,7 +341,7 @@ def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
 
 
 def checked_seconds(name: str, value: Any) -> Any:
-    """Return a cost as a float or an array of floats; refuse what is no time."""
+    """Return a cost as a float or an array of floats [s]; refuse what is no time."""
     if type(value) is float and 0 <= value < np.inf:
         return value  # most costs are: a single evaluation is to take no time
     numbers = _as_array(value)
@@ -363,7 +363,7 @@ def checked_seconds(name: str, value: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Return an array of what is given, or None where it is not of numbers alone."""
+    """Convert a value to an array, or return None where it does not consist of numbers."""
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, np.ma.MaskedArray):
@@ -381,7 +381,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _here(value: Any) -> NumpyArray:
-    """Numbers of a cost; of an array over several processes, those that this one holds."""
+    """The numbers of a cost; of an array over several processes, those that this one holds."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return np.concatenate(
             [np.asarray(shard.data).ravel() for shard in value.addressable_shards]

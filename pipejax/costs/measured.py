@@ -1,4 +1,4 @@
-"""Costs from a file of measurements, and those that a table was drawn with."""
+"""Costs from a file of measurements, and from the slots of a table."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +73,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
 
 
 def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray, " entries"]:
-    """Read a number, or a list with one number per stage or boundary."""
+    """Read a number, or a list (entries) with one number per stage or boundary."""
     values = value if isinstance(value, list) else [value] * count
     for entry in values:
         if not is_number(entry):
@@ -86,7 +86,7 @@ def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray,
 def _message(
     section: Any, table: ScheduleTable, where: str, scale: float
 ) -> dict[str, Float[NumpyArray, " boundaries"]]:
-    """Read latency and transmit time of every stage boundary."""
+    """Read latency and transmit time (boundaries) [s] of every stage boundary."""
     check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
     values = {
         key: _numbers(value, table.num_stages - 1, f"{where}: {key}", "stage boundaries")
@@ -106,7 +106,7 @@ def _message(
 
 
 def slot_costs(table: ScheduleTable) -> Costs:
-    """Costs that are the table's own slots, for drawings where no times are given."""
+    """Costs equal to the table's own slots, for drawings where no times are given."""
     shares = np.asarray(table.stage_shares)
     slots = {PHASE_FIELDS[letter]: time * shares for letter, time in table.slots.items()}
     return Costs(offload=0.0, **slots)

@@ -176,7 +176,7 @@ def head_flop(model: Model, microbatch_size: Number) -> PhaseFlop:
 
 
 def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Number:
-    """FLOP of a whole step."""
+    """FLOP of a whole step: forward, backward and recomputation."""
     layers = model.layers * sum(layer_flop(model, minibatch, recompute))
     return layers + sum(head_flop(model, minibatch))
 
@@ -299,6 +299,6 @@ _KEYS = {
 
 
 def check_recompute(recompute: str) -> None:
-    """Check the name of a way of recomputation."""
+    """Check the name of a recomputation mode."""
     if recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {recompute!r}: known are {', '.join(RECOMPUTE)}")

@@ -1,4 +1,4 @@
-"""What compiled prices depend on besides numbers: equal workloads and tables compile once."""
+"""The static argument of compiled prices: equal workloads and tables compile once."""
 
 import dataclasses
 from collections.abc import Hashable
@@ -14,10 +14,10 @@ _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 
 class PricingShape(NamedTuple):
-    """A static argument of compiled functions; every number is an argument of its own.
+    """What prices depend on besides numbers, which are arguments of their own.
 
     Attributes:
-      workload: parallelism and recomputation; its model and minibatch say nothing.
+      workload: parallelism and recomputation; its model and minibatch are placeholders.
       table: the schedule; the same object for tables of equal content.
     """
 
@@ -26,7 +26,7 @@ class PricingShape(NamedTuple):
 
     @classmethod
     def of(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Take the numbers out of a workload, and find the table that stands for all equal ones."""
+        """Strip a workload of its numbers, and find the table that represents all equal ones."""
         model = dataclasses.replace(workload.model, name="", source="")
         model = jax.tree.map(lambda _: 0, model)
         arrays = (*table.cells, *table.partners, table.placement)

@@ -1,8 +1,8 @@
 """FLOP and bytes of a workload under a schedule, and the seconds that a system takes for them.
 
 `StageWork` depends on model, parallelism and table, never on the speed of a machine; `work_costs`
-turns it into seconds. Both are pytrees of arrays, so that one compilation serves every model,
-microbatch size and system of as many stages, and every number may be batched or differentiated.
+turns it into seconds. Both are pytrees of arrays: one compilation serves all models, microbatch
+sizes and systems with as many stages, and every number may be batched or differentiated.
 """
 
 from typing import Any, NamedTuple
@@ -177,12 +177,12 @@ def work_costs(work: StageWork, system: System) -> Costs:
 
 
 def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
-    """Messages forth and back take the same time."""
+    """Give messages the same time in both directions: (2, pipes, boundaries)."""
     return jnp.broadcast_to(value, (2, *jnp.shape(value)))
 
 
 def _nearer(system: System, is_near: bool | Flags) -> Link:
-    """Return the link inside a node where it is near, else the network's."""
+    """Return the link inside a node where both ends are near, else that of the network."""
     link: Link = jax.tree.map(
         lambda near, far: jnp.where(is_near, near, far), system.node, system.network
     )

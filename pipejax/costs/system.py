@@ -34,7 +34,7 @@ class Efficiency:
     shares: tuple[Number, ...] = (1.0,)
 
     def at(self, size: Number) -> Number:
-        """Return the share of the peak at a size."""
+        """Return the share of the peak at a size [FLOP or bytes]."""
         share = jnp.asarray(self.shares[0], float)
         for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
             share = jnp.where(size >= step, value, share)
@@ -106,7 +106,7 @@ for _kind in (Efficiency, Link, System):
 
 
 def roofline_time(system: System, flop: Number, volume: Number) -> Number:
-    """Time of an op that computes and moves bytes at once: Time [s].
+    """Time [s] of an op that computes and moves bytes at the same time.
 
         t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
 
@@ -119,7 +119,7 @@ def roofline_time(system: System, flop: Number, volume: Number) -> Number:
 
 
 def all_reduce_time(link: Link, volume: Number, participants: Number) -> Number:
-    """Time of an all-reduce by Rabenseifner's algorithm: Time [s].
+    """Time [s] of an all-reduce by Rabenseifner's algorithm.
 
         t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
 

@@ -30,7 +30,7 @@ PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class Workload:
-    """What is trained, and how one worker is made up.
+    """What is trained, and on how many accelerators.
 
     Attributes:
       model: the transformer.
@@ -77,7 +77,7 @@ class Workload:
 
     @property
     def recompute_in_layer(self) -> str:
-        """What is recomputed besides whole layers: "none" or "selective"."""
+        """What a layer itself recomputes: "none" or "selective"."""
         return "selective" if self.recompute == "selective" else "none"
 
     def microbatch_size(self, table: ScheduleTable) -> int:
@@ -130,7 +130,7 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
 
 
 class StageLayers(NamedTuple):
-    """How the layers are assigned to stages.
+    """A layer assignment.
 
     Attributes:
       layers: (stages) layers of each stage.
@@ -142,7 +142,7 @@ class StageLayers(NamedTuple):
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Assign the layers by the table's stage shares, and say which are recomputed.
+    """Assign the layers by the table's stage shares, and decide which are recomputed.
 
     Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     """

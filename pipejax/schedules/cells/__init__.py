@@ -1,1 +1,1 @@
-"""Phases, ops, placements, and what waits for what."""
+"""Phases, ops, placements and dependencies."""

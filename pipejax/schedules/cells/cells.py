@@ -118,7 +118,7 @@ class Content:
 
     @functools.cached_property
     def pipe_of_microbatch(self) -> Int[NumpyArray, " microbatches"]:
-        """Pipe of each microbatch."""
+        """Pipe (microbatches) of each microbatch."""
         pipe_of = np.zeros(self.num_microbatches, np.int32)
         ops = self.ops.take(np.isin(self.ops.phase, COMPUTE))
         pipe_of[ops.microbatch] = ops.pipe
@@ -126,7 +126,7 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[Phase, Int[NumpyArray, "stages microbatches"]]:
-        """Cell of every op by phase, worker * slots + slot, or `NOWHERE`."""
+        """Cell (stages, microbatches) of every op by phase, worker * slots + slot, or `NOWHERE`."""
         shape = self.num_stages, self.num_microbatches
         where = dict.fromkeys(NUMBERED, np.broadcast_to(NOWHERE, shape))
         for phase in set(np.unique(self.ops.phase).tolist()) & set(NUMBERED):
@@ -158,7 +158,7 @@ class Content:
         )
 
     def rows(self) -> Iterator[list[Cell]]:
-        """Yield the cells of each worker; all of them cost far less than `cell` for each."""
+        """Yield the cells of each worker, far faster than `cell` one by one."""
         for worker in range(self.num_workers):
             ops, partners = (
                 zip(*(field[worker].tolist() for field in c[:3]), strict=True)
@@ -191,7 +191,7 @@ class Content:
 def lay_out(
     rows: Sequence[Sequence[Cell]], member: int, pipe_of: Int[NumpyArray, " microbatches"]
 ) -> Cells:
-    """Lay the first or the second op of every cell out as arrays."""
+    """Return the first or the second op of every cell as arrays (workers, slots)."""
     shape = (len(rows), max((len(row) for row in rows), default=0))
     cells = empty_cells(shape)
     for worker, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What waits for what: the rules as data, and the edges they make in a table."""
+"""Dependencies: the rules as data, and the edges that they make in a table."""
 
 from typing import NamedTuple
 

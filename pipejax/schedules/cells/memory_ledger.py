@@ -1,8 +1,8 @@
 """The memory ledger: what each op does to the activation memory of its worker, and when.
 
-Everything that counts memory reads this one table: the run of a schedule in time, the counts of
-its rows that sweeps price, the optimizer and the heuristics. It counts parts of activations, which
-are whole numbers, and a level is the sum of count times size: where all is released it is 0.
+Whatever counts memory reads this one table: runs in time, the counts of rows that sweeps price, the
+optimizer and the heuristics. It counts parts of activations in whole numbers, and a level is the
+sum of count times size, so it is exactly 0 where all is released.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ LEDGER: Mapping[Phase, tuple[LedgerEntry, ...]] = {
 
 
 def change_of(phase: Phase, moment: int, *, whole: Size, for_w: Size) -> Size:
-    """How much more a worker holds from that moment on, where nothing is recomputed."""
+    """Change of what a worker holds from that moment on, where nothing is recomputed."""
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
     entries = (entry for entry in LEDGER.get(phase, ()) if entry.moment == moment)
     return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
@@ -123,9 +123,9 @@ class HeldParts(NamedTuple):
         return cls(worker, time, part, stage, change, settled)
 
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
-        """Return what the worker holds after each settled change.
+        """Return what the worker holds after each settled change, (levels) in the unit of sizes.
 
-        Levels are not added up change by change: counts of one size are exact, and end at 0.
+        Counts are summed, not sizes: they are exact and end at 0.
         """
         size = sizes[self.part, self.stage]
         held = np.zeros(len(size), size.dtype)
@@ -136,7 +136,7 @@ class HeldParts(NamedTuple):
     def peaks(
         self, sizes: Num[NumpyArray, "parts stages"], num_workers: int
     ) -> Num[NumpyArray, " workers"]:
-        """Return the most that each worker holds at once."""
+        """Return the peak of each worker, (workers) in the unit of sizes."""
         peak = np.zeros(num_workers, sizes.dtype)
         np.maximum.at(peak, self.worker[self.settled], self.levels(sizes))
         return peak

@@ -131,7 +131,7 @@ def _is_plain(op: Op) -> bool:
 
 
 def check_cell(cell: Cell) -> Cell:
-    """Check that a cell which is not given as text is what its text would be."""
+    """Check a cell that is given as ops, by printing and parsing it."""
     if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0]):
         return cell  # nearly all are: tables of a million cells are made in seconds
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):

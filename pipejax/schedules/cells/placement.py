@@ -94,7 +94,7 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
 def _missing(
     seen: Mapping[tuple[int, int], object], stages: int, microbatches: int
 ) -> ScheduleError:
-    """Name the first (stage, microbatch) without any op; the counts may be far too large."""
+    """Name the first (stage, microbatch) without any op; the counts may be huge."""
     stage, microbatch = next(
         (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in seen
     )

@@ -1,4 +1,4 @@
-"""The one error of schedules that cannot run."""
+"""The error for schedules that cannot run."""
 
 from pipejax.base.array_types import Index
 
@@ -6,7 +6,7 @@ from pipejax.base.array_types import Index
 class ScheduleError(ValueError):
     """A schedule that cannot run.
 
-    Whatever finds a fault names its place; the table, which knows all cells, adds the grid.
+    The check that fails names the place; the table, which knows all cells, adds the grid.
 
     Attributes:
       reason: one line that names the op.

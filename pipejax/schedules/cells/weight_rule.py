@@ -21,7 +21,7 @@ class WeightRule:
         stages alike: 1 is the double buffering of PipeDream-2BW (arXiv:2006.09503).
       runs: R, models that are trained side by side; microbatch m belongs to run m mod R.
       local_steps: H, updates of a run after which the models of all runs are averaged; a round
-        is R * H microbatches. With one run it says nothing.
+        is R * H microbatches. Without effect where there is one run.
 
     Raises:
       ValueError: if a number is not whole, behind is below 0 or another below 1.

@@ -38,7 +38,7 @@ class Versions(NamedTuple):
 
 @remembered
 def find_versions(content: Content) -> Versions:
-    """Number the updates of every stage and find what each microbatch sees of them."""
+    """Number the updates of every stage, and find which of them each microbatch sees."""
     events = _events(content)
     is_update = events.phase == Phase.U
     group = np.cumsum(np.append(True, events.group[1:] != events.group[:-1])) - 1

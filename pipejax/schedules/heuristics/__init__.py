@@ -1,1 +1,1 @@
-"""How an order is found where only placement, times and limits are given."""
+"""Heuristics that order ops where only placement, times and limits are given."""

@@ -27,7 +27,7 @@ def ada_offload_starts(
     load: Numbers | None = None,
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Plan a pipe greedily under its memory limits, with offloads where they ask for it."""
+    """Plan a pipe greedily under its memory limits, with offloads only where memory is short."""
     work, after = pipe.work(), range(pipe.num_stages)[::-1]
     rules = [
         Rules([[1 + n + int(ahead * n) for n in after]], patience=p, due=due, host_links=host_links)

@@ -1,9 +1,9 @@
 """The list scheduler: a worker that is free takes the most urgent op that it may start.
 
-Gradients come before forwards, for others wait for them, and forwards before weight gradients,
-which fill what is left; of one kind the earlier microbatch comes first, then the later stage.
-What else a published heuristic decides is a rule: how far forwards run ahead, whether a weight
-gradient leaves a gap alone, what goes to the host and when it returns.
+Gradients come before forwards, since other workers wait for them, and forwards before weight
+gradients, which fill the gaps; within a kind the earlier microbatch comes first, then the later
+stage. What else a published heuristic decides is a rule: how far forwards run ahead, whether a
+weight gradient leaves a gap alone, what goes to the host and when it returns.
 """
 
 import heapq
@@ -106,13 +106,13 @@ class _ListScheduler:
         heapq.heappush(self.events, (moment, next(self.number), op, ends))
 
     def arrive(self, op: Op) -> int:
-        """Let an op wait for its worker, which is returned."""
+        """Queue an op at its worker, which is returned."""
         worker = self.timeline.worker(op)
         heapq.heappush(self.ready[worker][KIND[op.phase]], (op.microbatch, -op.stage, op))
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
-        """Start what a worker computes."""
+        """Start an op that a worker computes."""
         waiting = self.ready[worker][KIND[op.phase]]
         if waiting[0][2] is op:
             heapq.heappop(waiting)
@@ -133,7 +133,7 @@ class _ListScheduler:
         self.push(self.timeline.clock[worker], op, True)
 
     def finish(self, op: Op) -> Sequence[int]:
-        """End an op: return the workers for which that may change something."""
+        """End an op, and return the workers that this may unblock."""
         worker = self.timeline.worker(op)
         self.timeline.end(op)
         if op.phase in KIND:
@@ -149,7 +149,7 @@ class _ListScheduler:
         return self.sharing[worker]
 
     def choose(self, worker: int, now: Time) -> Op | None:
-        """Return what a free worker does next."""
+        """Return the op that a free worker starts next."""
         gradient = self.first(worker, GRADIENT)
         if gradient is not None and gradient.microbatch not in self.away[worker]:
             return gradient

@@ -1,4 +1,4 @@
-"""A pipe with real times and a memory limit: what memory-aware schedules are planned for."""
+"""A pipe with times and memory limits, the input of memory-aware heuristics."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class LimitedPipe(NamedTuple):
         weight_share: float = WEIGHT_SHARE,
         **given: Numbers,
     ) -> "LimitedPipe":
-        """Check the numbers; one number stands for every stage or boundary.
+        """Check the numbers; a single one stands for every stage or boundary.
 
         Messages take no time, or back as long as there, and activations have size 1, where nothing
         else is given.
@@ -76,7 +76,7 @@ class LimitedPipe(NamedTuple):
         return len(self.forward)
 
     def work(self) -> Work:
-        """Return what a scheduler runs; limits have room for the rounding of sums."""
+        """Return the work for a scheduler; limits leave room for the rounding of sums."""
         times = self.forward, self.input_grad, self.weight_grad
         lag = [[self.there.tolist()], [self.back.tolist()]]
         return Work(
@@ -92,7 +92,7 @@ class LimitedPipe(NamedTuple):
 
 
 def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
-    """Read one number for all or a sequence of numbers: (entries) the numbers."""
+    """Read one number for all, or a sequence: (entries) numbers."""
     array = np.asarray(value, float)
     if array.ndim == 0:
         array = np.full(count, float(array))

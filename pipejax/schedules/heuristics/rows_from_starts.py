@@ -88,7 +88,7 @@ def rows_from_starts(
 
 
 def _align(rows: list[list[Cell]], start: dict[Op, float], group: Sequence[int]) -> None:
-    """Put idle cells into rows until what shares a host link stands in the order of its starts."""
+    """Insert idle cells until ops on a shared host link stand in the order of their starts."""
     queue = sorted(
         (start[cell[0]], worker, place)
         for worker in group
@@ -113,7 +113,7 @@ def _tolerance(ops: TimedOps) -> float:
 
 
 def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
-    """Order the ops of a worker: as they start, transfers after the last op that has ended."""
+    """Order a worker's ops (ops) by start, offloads and loads behind the last op that ended."""
     on_link = np.isin(ops.phase, HOST)
     executed = np.flatnonzero(~on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
@@ -126,7 +126,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
 
 
 def _levels(row: TimedOps, taken: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
-    """Sum of what ops that start no later take; of two at once, the load is the later one."""
+    """Memory (ops) taken by all ops that start no later; at a tie, a load comes last."""
     start = row.start + _tolerance(row) * (row.phase == Phase.L)
     order = np.argsort(start, kind="stable")
     levels = np.empty_like(taken)

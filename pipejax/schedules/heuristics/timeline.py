@@ -1,4 +1,4 @@
-"""What has run so far on the workers of a pipe: times, messages, memory and what can run next.
+"""The state of a run on the workers of a pipe: times, messages, memory, and what can run next.
 
 Every scheduler of this folder stands on it and only chooses which op runs next. Times are whole
 numbers or floats, and stay what they are: sums of whole numbers are exact.
@@ -64,7 +64,7 @@ class Timeline:
     """
 
     def __init__(self, work: Work) -> None:
-        """Nothing has run."""
+        """Begin with an empty run."""
         self.work = work
         self.log: list[TimedOp] = []
         self.clock: list[Time] = [0 for _ in work.limits]
@@ -110,11 +110,11 @@ class Timeline:
         return made
 
     def end(self, op: Op) -> None:
-        """Give back what an op frees at its end."""
+        """Free what an op releases at its end."""
         self.held[self.worker(op)] += self._takes[op.stage][op.phase, END]
 
     def _made_by(self, phase: Phase, stage: int) -> list[tuple[Phase, int]]:
-        """What waits for an op, as phase and stage: the rules of `cells.dependencies`."""
+        """Phase and stage of the ops that wait for an op, by the rules of `dependencies`."""
         gradient, last = self.work.gradient, len(self.work.placement[0]) - 1
         rules = (
             (Phase.F, Phase.F, stage + 1, stage < last),
@@ -125,7 +125,7 @@ class Timeline:
         return [(made, at) for by, made, at, exists in rules if by is phase and exists]
 
     def _arrives(self, pipe: int, stage: int, other: int, end: Time) -> Time:
-        """When what a stage makes is at another one; a link carries one message at a time."""
+        """Arrival time of a message between stages; a link carries one message at a time."""
         direction, boundary = int(other < stage), min(stage, other)
         transmit = self.work.transmit[direction][pipe][boundary]
         if transmit:

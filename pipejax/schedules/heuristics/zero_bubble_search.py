@@ -52,7 +52,7 @@ def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
 
 
 def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
-    """The longest span of a worker and the makespan, the one that counts first in front."""
+    """Longest span of a worker and makespan, the one to minimise first."""
     order = np.argsort(ops.worker, kind="stable")
     first = np.unique(ops.worker[order], return_index=True)[1]
     spans = np.maximum.reduceat(ops.end[order], first) - np.minimum.reduceat(
@@ -63,7 +63,7 @@ def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
 
 
 class _Rounds:
-    """Chooses the next op of each stage; the timeline says when it runs and what it takes."""
+    """Chooses the next op of each stage; the timeline keeps times and memory."""
 
     def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
         self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
@@ -84,7 +84,7 @@ class _Rounds:
         return Op(phase, stage, self.done(phase, stage))
 
     def put(self, phase: Phase, stage: int) -> None:
-        """Run the stage's next op of a phase behind what it has done, once its input is there."""
+        """Run the stage's next op of a phase after its previous one, once its input has arrived."""
         op = self.next_op(phase, stage)
         start = max(self.clock[stage], self.timeline.arrival[op])
         if self.done(F, stage):
@@ -97,7 +97,7 @@ class _Rounds:
         return self.done(I, stage) - self.done(W, stage)
 
     def weights_for_room(self, stage: int) -> int | None:
-        """Weight gradients that have to run before another forward fits; None if none help."""
+        """Number of weight gradients to run before another forward fits; None if none suffice."""
         over = self.held[stage] + self.sizes[stage] - self.limit[stage]
         for count in range(self.pending(stage) + 1):
             if over - count * self.kept[stage] <= 0:

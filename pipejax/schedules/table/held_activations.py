@@ -1,9 +1,9 @@
-"""What the workers of a table hold, counted in row order: in flight, in bytes, or for any bytes.
+"""What the workers of a table hold in row order: activations in flight, or bytes.
 
-On one worker ops run one after the other in row order. So what it holds does not depend on how
-long they take, as long as they take time at all: row order is a run in which each op takes one
-slot. Only transfers to the host run beside them. Here they take no time, as they do where no cost
-of theirs is given; `activation_memory` of a run follows them in time.
+On one worker ops run one after the other, so what it holds does not depend on their durations, as
+long as none is 0: row order is a run in which each op takes one slot. Only offloads and loads run
+beside them. Here these take no time, as where they have no cost; `activation_memory` of a run
+follows them in time.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 
 
 def held_in_rows(table: ScheduleTable) -> HeldParts:
-    """Follow the rows through the memory ledger, in slots."""
+    """Apply the memory ledger to the rows, in slots."""
     ops = HeldOps.of(table)
     on_host = np.isin(ops.phase, HOST)
     if not on_host.any():
@@ -74,7 +74,7 @@ def static_bytes(
 def _models(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, "workers stages"], Int[NumpyArray, "workers stages"]]:
-    """Models whose stage a worker holds, and versions of its weights beside the newest of each."""
+    """Copies of each stage, and weight versions beside the newest: (workers, stages) each."""
     versions = versions_held(table)
     copies = np.where(versions > 0, table.weights.runs, 0)
     return copies, versions - copies
@@ -108,7 +108,7 @@ class HeldCounts(NamedTuple):
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count what each worker holds, once for all sizes of stages."""
+    """Count what each worker holds, for any sizes of stages."""
     held, stages = held_in_rows(table), table.num_stages
     column = held.part * stages + held.stage
     moments = []

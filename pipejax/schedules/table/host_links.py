@@ -17,7 +17,7 @@ Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
 
 def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]:
-    """Name the host link of each worker by the first worker of its group.
+    """Identify the host link of each worker by the first worker of its group.
 
     Returns (workers) first worker of the group.
     """
@@ -32,7 +32,7 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
 
 
 def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
-    """Return which cells offloads and loads wait for: where they are issued, and for their link."""
+    """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
     cells, executed = row_order(table, HOST), row_order(table, EXECUTED)
     place = np.searchsorted(executed, cells) - 1
@@ -49,7 +49,7 @@ def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
 
 
 def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
-    """Return all that cells wait for where messages take no time."""
+    """Return all edges between cells (edges) of a run in which messages take no time."""
     cells, edges = row_order(table, EXECUTED), table.dependencies
     same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
     tail, head = host_edges(table, links)
@@ -60,7 +60,7 @@ def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
 
 
 def check_host_links(table: ScheduleTable, links: Links) -> None:
-    """Check that groups of workers can share host links under a table."""
+    """Check that groups of workers can share host links in a table."""
     link = link_of_worker(links, table.num_workers)
     if len(set(link.tolist())) == table.num_workers or not table.offloads:
         return  # rows alone cannot disagree with themselves

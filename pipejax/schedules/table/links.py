@@ -1,7 +1,7 @@
-"""Links: what carries messages between workers, and activations to the host and back.
+"""Links: how messages between workers, and offloads to the host and back, are carried.
 
-One record travels through everything that runs a table: link model, scope of the communication
-queues, host links. What a link model means is in docs/semantics.md.
+One record serves everything that runs a table: link model, scope of the communication queues, host
+links. docs/semantics.md defines the link models.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Slots: how long the ops of a table last in the drawing, and how layers are shared out."""
+"""Slot durations: how long ops last in the drawing of a table; and shares of the layers."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -50,7 +50,7 @@ def slot_times(
 def _durations(
     table: ScheduleTable, slots: Slots, shares: bool
 ) -> Float[NumpyArray, "workers slots"]:
-    """Slots that each cell takes."""
+    """Duration of each cell (workers, slots) [slots]."""
     by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
     share = np.append(
         table.stage_shares if shares else np.ones(table.num_stages), 0.0

@@ -172,7 +172,7 @@ class ScheduleTable(Content):
 
     @property
     def dependencies(self) -> Dependencies:
-        """What waits for what."""
+        """Edges between cells: which op waits for which."""
         return find_dependencies(self)
 
     @property
@@ -237,7 +237,7 @@ class ScheduleTable(Content):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what the table is made from; what it has found out is found out again."""
+        """Pickle the fields alone; cached results are recomputed."""
         given = (self.cells, self.partners, self.placement, self.name, dict(self.slots))
         return ScheduleTable, (*given, self.stage_shares, self.weights)
 
@@ -299,11 +299,11 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
 
 
 def _plain(duration: float) -> float:
-    """Python's number for NumPy's, so that tables can be written as JSON."""
+    """Convert NumPy's number to Python's, so that tables can be written as JSON."""
     return int(duration) if duration == int(duration) else float(duration)
 
 
 @remembered
 def row_order(table: ScheduleTable, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
-    """Return the cells that hold one of the phases, row by row in slot order."""
+    """Return the cells (cells) that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())

@@ -1,7 +1,7 @@
 """Tables in files: PyTorch's schedule CSV, and JSON.
 
-The CSV has one row per rank and one cell per slot, and states neither placement nor name. The
-JSON states everything, so that what is written is what is read.
+The CSV has one row per rank and one cell per slot, and states neither placement nor name.
+JSON states everything, so writing and reading are inverse.
 """
 
 import csv
@@ -164,7 +164,7 @@ def _weights(rule: Any) -> WeightRule:
 
 
 def _check_json(data: Mapping[str, Any]) -> None:
-    """Check the keys and the kinds of their values; what they mean is the table's to judge."""
+    """Check the keys and the types of their values; the table checks what they mean."""
     if data.get("format") != FORMAT or data.get("version") != VERSION:
         raise ScheduleError(
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
