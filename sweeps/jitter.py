@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.analysis.jitter_dataset import jitter_dataset
+from pipejax.analysis.robustness import jitter_dataset
 from sweeps.cases import build
 from sweeps.command import write
 

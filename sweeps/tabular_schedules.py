@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import pipejax as pj
 from pipejax.analysis.closed_forms import closed_form
-from pipejax.analysis.metrics import bubble_ratio, op_counts
+from pipejax.analysis.evaluate import bubble_ratio, op_counts
 from pipejax.base.array_types import Array, Float, Int
 from pipejax.base.provenance import provenance
 from pipejax.costs.model import load_model

@@ -12,7 +12,7 @@ from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.analysis.jitter import sample_costs
-from pipejax.analysis.jitter_dataset import jitter_dataset
+from pipejax.analysis.robustness import jitter_dataset
 from pipejax.cli.app import run as command
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter

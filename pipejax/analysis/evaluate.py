@@ -6,18 +6,21 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from pipejax.analysis.metrics import bubble_overhead, bubble_ratio, busy_times, spans
 from pipejax.base import longest_path
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import SOURCE, Program
-from pipejax.engine.pricing import cost_vector
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.pricing import Vector, cost_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+
+Scalar = float | Float[Array, ""] | Float[NumpyArray, ""]
+PerWorker = Float[Array, " workers"] | Float[NumpyArray, " workers"]
+PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 
 
 @short_repr
@@ -178,6 +181,41 @@ def lower_and_price(
     program = lower(table, link=link, step_end=step_end)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
+
+
+def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
+    """Count how often each cost is spent on each worker's compute.
+
+    Busy times are this matrix times the cost vector, for any costs.
+
+    Returns (workers, costs) counts, in the order of `CostLayout`.
+    """
+    on_worker = np.asarray(program.worker) != NO_WORKER
+    counts = np.zeros((program.num_workers, len(program.layout.groups)), int)
+    where = np.asarray(program.worker)[on_worker], np.asarray(program.duration_index)[on_worker]
+    np.add.at(counts, where, 1)
+    return counts
+
+
+def busy_times(program: Program, vector: Vector) -> PerWorker:
+    """Sum the durations of the ops on each worker: (workers) compute time [s]."""
+    return op_counts(program) @ vector
+
+
+def spans(program: Program, duration: PerNode, finish: PerNode) -> PerWorker:
+    """Time between each worker's own first start and its own last end: (workers) span [s]."""
+    return finish[program.last_node] - (finish - duration)[program.first_node]
+
+
+def bubble_ratio(busy: PerWorker, total: Scalar) -> Scalar:
+    """Share of the workers' time that is idle: 1 - sum(busy) / (P * total)."""
+    return (total - busy.mean()) / (total + (total == 0))
+
+
+def bubble_overhead(busy: PerWorker, total: Scalar) -> Scalar:
+    """Time lost relative to perfect balance: P * makespan / sum(busy) - 1."""
+    mean = busy.mean()
+    return (total - mean) / (mean + (mean == 0))
 
 
 def _path_share(

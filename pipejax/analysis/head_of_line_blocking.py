@@ -49,10 +49,10 @@ class TransferWait(NamedTuple):
     receiver: int
     ready: float
     start: float
-    worker: int | None
-    cell: Op | None
-    front: Op | None
-    blocked: float
+    worker: int | None = None
+    cell: Op | None = None
+    front: Op | None = None
+    blocked: float = 0.0
 
     @property
     def wait(self) -> float:
@@ -111,11 +111,9 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
             f"transfers wait in queues only under rendezvous, "
             f"the run has link={evaluation.links.model!r}"
         )
-    count = len(evaluation.program.messages.producer)
-    transfer_of = {
-        int(node): k for k, node in enumerate(evaluation.program.messages.carrier.tolist())
-    }
-    found = [_wait(evaluation, transfer, transfer_of) for transfer in range(count)]
+    carrier = evaluation.program.messages.carrier.tolist()
+    transfer_of = {node: transfer for transfer, node in enumerate(carrier)}
+    found = [_wait(evaluation, transfer, transfer_of) for transfer in range(len(carrier))]
     found.sort(key=lambda waited: -waited.wait)  # stable: ties stay in the order of messages
     by_worker = np.zeros(evaluation.workers)
     by_front: dict[tuple[int, Op], float] = {}
@@ -133,27 +131,19 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
     send, receive = send_and_receive(program, transfer)
     sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
     ready = float(evaluation.node_finish[sent.producer[transfer]])
-    start = float(evaluation.message_start[transfer])
-    if start <= ready:
-        return TransferWait(send, sender, receiver, ready, start, None, None, None, 0.0)
+    waited = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[transfer]))
+    if waited.wait <= 0:
+        return waited
     preds = program.preds[sent.carrier[transfer]].tolist()
-    front = max(
-        (transfer_of[node] for node in preds if node in transfer_of),
-        key=lambda k: evaluation.message_finish[k],
-    )
+    in_front = [transfer_of[node] for node in preds if node in transfer_of]
+    front = max(in_front, key=lambda k: evaluation.message_finish[k])
     ends = int(sent.sender[front]), int(sent.receiver[front])
     worker = sender if sender in ends else receiver
-    blocked = max(0.0, float(evaluation.message_start[front]) - ready)
-    return TransferWait(
-        send=send,
-        sender=sender,
-        receiver=receiver,
-        ready=ready,
-        start=start,
+    return waited._replace(
         worker=worker,
         cell=send if worker == sender else receive,
         front=send_and_receive(program, front)[ends.index(worker)],
-        blocked=blocked,
+        blocked=max(0.0, float(evaluation.message_start[front]) - ready),
     )
 
 
@@ -180,16 +170,15 @@ def queue_makespans(
       >>> queue_makespans(table, pj.Costs(forward=1.0, backward=2.0, transmit=1.5))
       {'worker': 16.0, 'pair': 16.0, 'direction': 16.0, 'delay': 15.0, 'no messages': 12.0}
     """
-    found: dict[str, float | None] = {}
-    links = Links.of(link)
+    links, found = Links.of(link), dict[str, float | None]()
     for queues in QUEUES:
         try:
             under = dataclasses.replace(links, model="rendezvous", queues=queues)
             found[queues] = evaluate(table, costs, link=under).makespan
         except ScheduleError:
             found[queues] = None
-    delay = dataclasses.replace(links, model="delay")
-    found["delay"] = evaluate(table, costs, link=delay).makespan
     free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
-    found["no messages"] = evaluate(table, free, link=delay).makespan
+    for name, each in (("delay", costs), ("no messages", free)):
+        under = dataclasses.replace(links, model="delay")
+        found[name] = evaluate(table, each, link=under).makespan
     return found

@@ -175,13 +175,8 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
         raise ValueError(f"sample must be from 0 to {count - 1}, got {sample}")
     own = per_op_costs(run.evaluation.program, _price(run.evaluation, costs))
     with _settings():
-        durations = _durations(
-            *_random(run.jitter, run.seed),
-            np.uint32(sample),
-            *_columns(own),
-            size=SMALLEST,
-            num_workers=_num_columns(run.evaluation.workers),
-        )
+        draw = _sampler(own, run.jitter, run.evaluation.workers, run.seed)
+        durations = draw(np.uint32(sample), size=SMALLEST)
     row = np.concatenate([[0.0], *(np.asarray(piece)[0] for piece in durations)])
     return NodeCosts(row[own.duration_index], row[own.lag_index])
 
@@ -198,20 +193,22 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _random(factors: Jitter, seed: int) -> tuple[Array, tuple[NumpyArray, ...], NumpyArray]:
-    """Key, tables of factors, and probability and slowdown of stragglers."""
+def _sampler(
+    own: PerOpCosts, factors: Jitter, workers: int, seed: int
+) -> Callable[..., tuple[Array, ...]]:
+    """Return `_durations` of a program under some jitter: a function of first sample and size."""
     spread = tuple(factor_table(d) for d in (factors.op, factors.worker, factors.message))
     rare = [(s.probability, s.slowdown) for s in (factors.straggler, factors.op_straggler)]
-    return jax.random.key(seed, impl="threefry2x32"), spread, np.array(rare, np.float64)
-
-
-def _columns(own: PerOpCosts) -> tuple[NumpyArray, NumpyArray, tuple[NumpyArray, ...]]:
-    return own.op_seconds, own.op_worker, own.message_seconds
-
-
-def _num_columns(workers: int) -> int:
-    """Columns for workers in their bucket, with one more that no worker has."""
-    return 1 << workers.bit_length()
+    return functools.partial(
+        _durations,
+        jax.random.key(seed, impl="threefry2x32"),
+        spread,
+        np.array(rare, np.float64),
+        own.op_seconds,
+        own.op_worker,
+        own.message_seconds,
+        num_workers=1 << workers.bit_length(),  # their bucket, and one more that no worker has
+    )
 
 
 def _parts(
@@ -221,11 +218,9 @@ def _parts(
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
-    draws = _random(factors, seed)
+    draw = _sampler(own, factors, workers, seed)
     for first in range(0, samples, size):
-        pieces = _durations(
-            *draws, np.uint32(first), *_columns(own), size=size, num_workers=_num_columns(workers)
-        )
+        pieces = draw(np.uint32(first), size=size)
         values, counts = interpreted_makespans(own.forward, pieces, backward=own.backward)
         count = min(size, samples - first)
         on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
@@ -237,10 +232,10 @@ def _durations(
     key: Array,
     spread: tuple[Array, ...],
     rare: Array,
-    first: Array,
     op_seconds: Float[Array, " ops"],
     op_worker: Int[Array, " ops"],
     message_seconds: tuple[Float[Array, " messages"], ...],
+    first: Array,
     *,
     size: int,
     num_workers: int,
@@ -270,10 +265,8 @@ def _durations(
     of_op = vary(OPS, spread[0], ops) * strike(OP_STRAGGLERS, rare[1], ops)
     of_op *= of_worker[:, op_worker]
     of_message = vary(MESSAGES, spread[2], len(message_seconds[0])) if message_seconds else of_op
-    return (
-        of_op * op_seconds[None, :],
-        *(of_message * seconds[None, :] for seconds in message_seconds),
-    )
+    messages = (of_message * seconds[None, :] for seconds in message_seconds)
+    return of_op * op_seconds[None, :], *messages
 
 
 def _look_up(

@@ -105,10 +105,7 @@ class Staleness:
 
 
 def staleness(
-    table: ScheduleTable,
-    costs: Costs | None = None,
-    *,
-    link: str | Links = "delay",
+    table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
 ) -> Staleness:
     """Find the weight versions and delays of a table.
 
@@ -131,7 +128,8 @@ def staleness(
       >>> pj.staleness(table).max_delay, pj.staleness(table, slow).max_delay
       (3, 3)
     """
-    steady = _steady(table.num_microbatches)
+    quarter = table.num_microbatches // 4
+    steady = slice(quarter, table.num_microbatches - quarter)
     applied = read = np.zeros((table.num_stages, steady.stop - steady.start), np.int64)
     own_lag = np.zeros(table.num_workers, np.int64)
     found = find_versions(table)
@@ -144,32 +142,14 @@ def staleness(
         lag = (found.applied - found.read)[:, steady]
         worker = table.placement[table.pipe_of_microbatch[steady]].T
         np.maximum.at(own_lag, worker, lag)
-        times = op_times(table, costs, link=link)
-        applied, read = (
-            np.where(lag.any(axis=0), numbers[:, steady], 0)
-            for numbers in _block_updates(table, found, *times)
-        )
-    return Staleness(
-        schedule=table.name,
-        workers=table.num_workers,
-        stages=table.num_stages,
-        microbatches=table.num_microbatches,
-        versions=versions_held(table),
-        own_lag=own_lag,
-        applied=applied,
-        read=read,
-    )
-
-
-def _steady(microbatches: int) -> slice:
-    return slice(microbatches // 4, microbatches - microbatches // 4)
+        updates = _block_updates(table, found, *op_times(table, costs, link=link))
+        applied, read = (np.where(lag.any(axis=0), each[:, steady], 0) for each in updates)
+    sizes = table.num_workers, table.num_stages, table.num_microbatches
+    return Staleness(table.name, *sizes, versions_held(table), own_lag, applied, read)
 
 
 def op_times(
-    table: ScheduleTable,
-    costs: Costs | None = None,
-    *,
-    link: str | Links = "delay",
+    table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Return start and finish of each cell.
 

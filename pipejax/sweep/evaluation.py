@@ -1,5 +1,6 @@
 """Evaluation of one block of a sweep: every program once, with all systems of the block."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -8,12 +9,12 @@ import jax
 import numpy as np
 
 from pipejax import schedules
-from pipejax.analysis.metrics import op_counts
+from pipejax.analysis.evaluate import op_counts
 from pipejax.analysis.sensitivity import resource_shares, system_costs
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.roofline import NEAR, StageWork, work_on_systems
-from pipejax.costs.system import System
+from pipejax.costs.system import FIELDS, Efficiency, System
 from pipejax.costs.workload import Workload, memory_bytes
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
@@ -23,11 +24,11 @@ from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.blocks import Block
-from pipejax.sweep.declaration import Choice, Sweep
-from pipejax.sweep.systems import SystemBatch, stack_systems
+from pipejax.sweep.declaration import Axis, Choice, Sweep
 from pipejax.sweep.variables import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, variables_of
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
+CURVES = ("compute_efficiency", "memory_efficiency")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
 Values = dict[str, Any]  # array by variable
@@ -53,6 +54,18 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         stacked = np.stack([each[name] for each in found])
         values[name] = stacked.reshape((*shape, *variable.extra_shape))
     return values
+
+
+class SystemBatch(NamedTuple):
+    """Systems stacked along the first axis of every field.
+
+    Attributes:
+      systems: fields with the batch axis first.
+      gpus_per_node: (batch) accelerators of a node.
+    """
+
+    systems: System
+    gpus_per_node: Int[NumpyArray, " batch"]
 
 
 class _GridPoint(NamedTuple):
@@ -169,3 +182,50 @@ def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Ar
     """Compute time of a worker on average [s]."""
     leaves = {name: getattr(costs, name) for name in weights}
     return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
+
+
+def stack_systems(axes: tuple[Axis, ...]) -> SystemBatch:
+    """Stack all systems of a block, the last field fastest."""
+    of_systems, per_node, *fields = axes
+    inner = tuple(len(axis.values) for axis in fields)
+    full = (len(of_systems.values), len(per_node.values), *inner)
+    gpus = [
+        [gpus or system.gpus_per_node for gpus in per_node.values] for system in of_systems.values
+    ]
+    stacked = jax.tree.map(
+        lambda *leaves: np.array(leaves, float).reshape((-1, 1) + (1,) * len(inner)),
+        *_alike(of_systems.values),
+    )
+    for k, axis in enumerate(fields):
+        along = (len(axis.values), *(1,) * (len(inner) - k - 1))
+        stacked = _put(stacked, FIELDS[axis.name], np.array(axis.values).reshape(along))
+    return SystemBatch(
+        jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked),
+        np.repeat(np.ravel(gpus), int(np.prod(inner))),
+    )
+
+
+def _alike(systems: tuple[System, ...]) -> list[System]:
+    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
+
+    def lengthened(curve: Efficiency, steps: int) -> Efficiency:
+        more = steps - len(curve.sizes)
+        return Efficiency(curve.sizes + (np.inf,) * more, curve.shares + curve.shares[-1:] * more)
+
+    def alike(system: System) -> System:
+        curves: dict[str, Any] = {
+            name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
+        }
+        return dataclasses.replace(system, name="", source="", gpus_per_node=0, **curves)
+
+    return [alike(system) for system in systems]
+
+
+def _put(tree: Any, path: tuple[str, ...], value: NumpyArray) -> Any:
+    """Replace a field; a share in the place of a curve is the same for all sizes."""
+    name, *rest = path
+    if rest == ["shares"]:
+        return dataclasses.replace(tree, **{name: Efficiency((0.0,), (value,))})
+    new = _put(getattr(tree, name), tuple(rest), value) if rest else value
+    return dataclasses.replace(tree, **{name: new})

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def _trace(table: ScheduleTable, costs: "Costs", links: Links) -> str:
-    from pipejax.analysis.chrome_trace import chrome_trace
     from pipejax.analysis.evaluate import evaluate
+    from pipejax.analysis.timeline import chrome_trace
 
     return chrome_trace(evaluate(table, costs, link=links))
 

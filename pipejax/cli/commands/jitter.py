@@ -80,8 +80,7 @@ def jitter(
     json: JsonFlag = False,
 ) -> None:
     """Run schedules with random durations: quantiles of the step time, and who is robust."""
-    from pipejax.analysis.jitter_dataset import jitter_dataset
-    from pipejax.analysis.robustness import robustness
+    from pipejax.analysis.robustness import jitter_dataset, robustness
 
     priced = required(pricing)
     factors = sampling.factors()

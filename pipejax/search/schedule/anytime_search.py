@@ -5,8 +5,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from pipejax.analysis.evaluate import lower_and_price
-from pipejax.analysis.metrics import spans
+from pipejax.analysis.evaluate import lower_and_price, spans
 from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
