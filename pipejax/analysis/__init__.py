@@ -1,1 +1,1 @@
-"""What a run says: evaluations, metrics, memory, staleness, sensitivity, jitter."""
+"""Analysis of runs: evaluation, metrics, memory, staleness, sensitivity, jitter."""

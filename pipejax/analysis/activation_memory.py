@@ -46,7 +46,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return the steps of one worker.
+        """Return the memory of one worker as a step function.
 
         Args:
           worker: row of the table.
@@ -118,7 +118,7 @@ def activation_memory(
 
 
 def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:
-    """Read a number, or one for each stage."""
+    """Read one number for all stages, or one for each: (stages)."""
     values = np.asarray(value, float)
     if values.shape not in ((), (stages,)):
         raise ValueError(

@@ -109,7 +109,7 @@ NO_FORM = ClosedForm(
 
 
 def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
-    """Find what papers print for a schedule."""
+    """Return the closed form of a schedule, and the shape to evaluate it at."""
     shape = Shape(table.num_workers, table.num_microbatches, table.stages_per_worker)
     fallback = NO_FORM._replace(weight_copies=table.num_pipes)
     return CLOSED_FORMS.get(table.name, fallback), shape

@@ -68,14 +68,14 @@ class Comparison(NamedTuple):
 
 
 def table_bubble_ratio(table: ScheduleTable) -> float:
-    """Idle share of the idealised table, in its own slots and without messages."""
+    """Bubble ratio of the idealised table, in its own slots and without messages."""
     start, finish = slot_times(table)
     total = float(finish.max()) * table.num_workers
     return float((total - (finish - start).sum()) / total)
 
 
 def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Comparison:
-    """Put the three levels of one schedule together.
+    """Compare one schedule at three levels: published formula, idealised table, run.
 
     Args:
       table: the schedule.
@@ -140,7 +140,7 @@ def _slots(table: ScheduleTable) -> str:
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str:
-    """Name what the run has and the idealised table has not."""
+    """Name what the run includes and the idealised table does not."""
     reasons: list[str] = []
     for names, words in _ON_THE_PATH.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
@@ -162,5 +162,5 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str
 
 
 def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
-    """Cost of each stage relative to its share of the layers."""
+    """Cost (stages) of each stage relative to its share of the layers."""
     return np.broadcast_to(cost, table.num_stages) / np.asarray(table.stage_shares)

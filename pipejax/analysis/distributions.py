@@ -93,7 +93,7 @@ class Distribution:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no distribution has."""
+        """Check the name and the spread."""
         if self.name not in DISTRIBUTIONS:
             raise ValueError(
                 f"unknown distribution {self.name!r}: known are {', '.join(DISTRIBUTIONS)}"
@@ -135,7 +135,7 @@ class Straggler:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability and what would speed up."""
+        """Check the probability and the slowdown."""
         if not is_number(self.probability) or self.probability > 1:
             raise ValueError(
                 f"the probability of a straggler must be from 0 to 1, got {self.probability!r}"
@@ -178,7 +178,7 @@ class Jitter:
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:
     """Factors at scores from -`LARGEST_SCORE` to `LARGEST_SCORE`, evenly spaced.
 
-    Returns (knots) factors in single precision, growing; 1 everywhere where the spread is 0.
+    Returns (knots) factors in single precision, ascending; all 1 where the spread is 0.
     """
     if distribution.spread == 0:
         return np.ones(KNOTS, np.float32)

@@ -1,4 +1,4 @@
-"""The front door: a table and its costs in, everything that a report needs out."""
+"""The main entry point: a table and its costs in, everything that a report contains out."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Evaluation:
       path_share: share of the makespan that each cost takes on the critical path.
       table: the schedule.
       program: the lowered schedule.
-      node_start: (nodes) start of each node: exactly when the last that it waits for is there.
+      node_start: (nodes) start of each node: exactly its last arrival.
       node_finish: (nodes) finish time of each node.
       node_duration: (nodes) duration of each node.
       message_start: (messages) when each message of the program leaves.
@@ -94,7 +94,7 @@ class Evaluation:
 
     @property
     def step_time(self) -> float:
-        """Seconds for the step: the makespan, in which all-reduce and update take part."""
+        """Step time [s]: the makespan, all-reduce and update included."""
         return self.makespan
 
 
@@ -174,7 +174,7 @@ def lower_and_price(
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
     """Lower a table, with all-reduce and update where they cost anything, and price it in float64.
 
-    Returns The program and its cost vector [s].
+    Returns the program and its cost vector (costs) [s].
     """
     at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
     step_end = any(np.any(np.asarray(cost) > 0) for cost in at_end)
@@ -224,7 +224,7 @@ def _path_share(
     nodes: Bool[NumpyArray, " nodes"],
     edges: Bool[NumpyArray, "nodes preds"],
 ) -> dict[str, float]:
-    """Share of the makespan by kind of cost: counts on the path times cost, which sum to it."""
+    """Share of the makespan by kind of cost: count on the path times cost, over the makespan."""
     spent = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
     groups = program.layout.groups
     seconds: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Head-of-line blocking: which transfer waits behind which, and for how long.
 
-A transfer that is ready, for its producer has ended, still waits for the transfers in front of it
-in both queues. Part of that wait the one in front is under way; the rest it only holds the queue,
-because it cannot start itself: that is head-of-line blocking.
+A transfer whose producer has ended is ready, but still waits for the transfers in front of it in
+both queues. For part of that wait the one in front is under way; for the rest it merely holds the
+queue because it cannot start itself: that is head-of-line blocking.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class TransferWait(NamedTuple):
 
     @property
     def wait(self) -> float:
-        """How long it was ready and did not start [s]."""
+        """How long it was ready but had not started [s]."""
         return self.start - self.ready
 
 

@@ -74,7 +74,7 @@ class Jittered:
 
     @property
     def worst(self) -> int:
-        """The sample with the longest makespan, the first of equals."""
+        """Number of the sample with the longest makespan, the first at a tie."""
         return int(self.makespans.argmax())
 
     @property
@@ -166,7 +166,7 @@ def jitter(
 
 
 def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
-    """Durations and lags of one sample, to look at it more closely, at the worst one for example.
+    """Durations and lags of one sample, to inspect for example the worst one.
 
     Returns duration (nodes) and lag (nodes, max_preds) [s], for `critical_path` and `slack`.
     """
@@ -182,13 +182,13 @@ def sample_costs(run: Jittered, costs: Costs, sample: int) -> NodeCosts:
 
 
 def _price(run: Evaluation, costs: Costs) -> NodeCosts:
-    """Price a program in double precision, on the host."""
+    """Price a program in double precision on the host: durations and lags [s]."""
     return price(run.program, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs))
 
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """Set what the random numbers depend on: precision, and the way of counting."""
+    """Fix the JAX settings that random numbers depend on: precision, and partitionable keys."""
     with jax.enable_x64(True), jax.threefry_partitionable(True):
         yield
 
@@ -214,7 +214,7 @@ def _sampler(
 def _parts(
     own: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
-    """Yield first sample, makespans, and how often each column is on the critical path."""
+    """Yield first sample, makespans (samples) [s], and path counts (columns) for each part."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
     room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
@@ -240,10 +240,9 @@ def _durations(
     size: int,
     num_workers: int,
 ) -> tuple[Float[Array, "samples _"], ...]:
-    """Seconds of every op, and of every message once or twice, in each sample of a part.
+    """Durations (samples, width) [s] of every op, and of every message once or twice.
 
-    Every sample has keys of its own: what it draws depends neither on the part that it is in nor
-    on how many columns are padding.
+    Every sample has its own keys, so it depends neither on its part nor on the padding of columns.
     """
     sample = first + jnp.arange(size, dtype=jnp.uint32)
 
@@ -272,7 +271,7 @@ def _durations(
 def _look_up(
     table: Float[Array, " knots"], score: Float[Array, "samples _"]
 ) -> Float[Array, "samples _"]:
-    """Factors at scores, on straight lines between the knots of the table."""
+    """Factors at scores, interpolated linearly between the knots of the table."""
     last = len(table) - 1
     place = (score + LARGEST_SCORE) * (last / (2 * LARGEST_SCORE))
     knot = jnp.clip(place.astype(jnp.int32), 0, last - 1)

@@ -147,11 +147,11 @@ def swings(
     factors: tuple[float, float] = (0.5, 2.0),
     link: str | Links = "delay",
 ) -> dict[str, tuple[float, float]]:
-    """Evaluate the step time with one parameter at a time made smaller and larger.
+    """Evaluate the step time with each parameter alone made smaller and larger.
 
     Efficiencies are left out: they act as the rate that they belong to.
 
-    Returns By parameter, the step time [s] at each factor, exactly.
+    Returns the exact step time [s] at each factor, by parameter.
     """
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
@@ -176,8 +176,8 @@ def resource_shares(
 ) -> tuple[Float[Array, " batch"], Float[Array, "batch resources"]]:
     """Step times, and shares of the critical path by resource, for a batch of systems.
 
-    Returns (batch) [s], from costs of the dtype that is given; and (batch, resources) shares, in
-    the order of `RESOURCES`; they sum to 1.
+    Returns (batch) step times [s] in the given dtype, and (batch, resources) shares in the order of
+    `RESOURCES`, which sum to 1.
     """
 
     def step_times(systems: System) -> Float[Array, " batch"]:
@@ -206,7 +206,7 @@ def _shares(
 
 
 class _Point(NamedTuple):
-    """The numbers that costs are made of: one compilation serves all of them."""
+    """The numbers that costs depend on: one compilation serves all values."""
 
     model: Model
     system: System
@@ -255,7 +255,7 @@ def _get(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _multiply(tree: Any, path: tuple[str, ...], factor: Number) -> Any:
-    """Multiply one field of a system, which lies at the end of a path of names."""
+    """Multiply one field of a system, given by its path of names."""
     name, *rest = path
     value = getattr(tree, name)
     if rest:

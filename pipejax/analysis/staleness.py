@@ -1,4 +1,4 @@
-"""How stale the weights are with which a table computes its gradients.
+"""Staleness: how old the weights are with which a table computes its gradients.
 
 A table with U cells fixes which weights every gradient is computed with: the own weights of a
 stage by the order of its row, those of the other stages by the times of the ops, so that messages
@@ -81,7 +81,7 @@ class Staleness:
 
     @property
     def delays(self) -> Int[NumpyArray, "stages steady stages"]:
-        """Delay by stage of the update, microbatch, and stage whose weights were read."""
+        """Delay (stages, steady, stages) by updated stage, microbatch, and stage that was read."""
         return self.applied[:, :, None] - np.moveaxis(self.read, 0, -1)[None]
 
     def histogram(self) -> Int[NumpyArray, " delays"]:
@@ -170,7 +170,7 @@ def _block_updates(
 ) -> tuple[Int[NumpyArray, "stages microbatches"], Int[NumpyArray, "stages microbatches"]]:
     """Number of the block update that applies each gradient, and of those that it can see.
 
-    Runs are models of their own: each numbers its block updates by itself.
+    Runs are separate models: each numbers its own block updates.
     """
     same = SAME_MOMENT * float(finish.max())
     updates = np.flatnonzero(table.cells.phase == Phase.U)
@@ -197,7 +197,7 @@ def _block_updates(
 def _superseded(
     table: ScheduleTable, found: Versions, applied: Int[NumpyArray, "stages microbatches"]
 ) -> Int[NumpyArray, "stages microbatches"]:
-    """Number of the block update that ends the version of its stage that each forward reads."""
+    """Number of the block update that supersedes the version which each forward reads."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
     copy = (table.placement[pipe].T * table.num_stages + stage) * runs + microbatch % runs

@@ -44,7 +44,7 @@ class Bar(NamedTuple):
 
     @property
     def on_host_link(self) -> bool:
-        """Whether it is an offload or a load, which runs beside the worker's compute."""
+        """Whether it is an offload or a load, which run beside the worker's compute."""
         return self.ops[0].phase in HOST
 
     @property
@@ -74,7 +74,7 @@ class Arrow(NamedTuple):
 
 
 def bars(evaluation: Evaluation) -> list[Bar]:
-    """List every op of the table, then all-reduces and updates where they take part."""
+    """List every op of the table, then all-reduces and updates where they cost anything."""
     program = evaluation.program
     cells = [
         (int(program.node_of_cell[at]), int(at[0]), evaluation.table.cell(*at))

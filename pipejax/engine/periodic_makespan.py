@@ -1,7 +1,7 @@
 """Schedules with very many microbatches, by the max-plus algebra of one period.
 
-A period takes the finish times of its frontier to those of the next one: a matrix T in the
-max-plus semiring, where a product adds along paths and takes the longest. The makespan with n
+A period maps the finish times of its frontier to those of the next one: a matrix T in the max-plus
+semiring, where a product adds along paths and takes the longest. The makespan with n
 more periods is rest T^n before, so a million microbatches are some twenty squarings. The largest
 mean weight of a cycle of T, its eigenvalue, is the time that every further period takes.
 """
@@ -160,7 +160,7 @@ def _cycle_times(
 
 
 def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[Array, " batch"]:
-    """Map over the batch; a leaf that all share stays as it is."""
+    """Map over the batch (batch) [s]; leaves shared by all configurations are not mapped."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     each = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
     if not each:
@@ -169,7 +169,7 @@ def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[
 
 
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
-    """Longest paths from the frontier before a piece to the one after it."""
+    """Max-plus matrix of a piece: longest paths [s] from the frontier before to the one after."""
     # Row i holds the longest paths to place i, column j those from input j. The inputs start as the
     # max-plus identity, 0 on the diagonal and -inf elsewhere; the recurrence then runs on rows.
     duration, lag = map(jnp.asarray, costs)
@@ -191,14 +191,14 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
 
 
 def _times(left: Matrix, right: Array) -> Array:
-    """Product of a matrix and a matrix or vector in the max-plus semiring."""
+    """Max-plus product of a matrix and a matrix or vector."""
     if right.ndim == 1:
         return (left + right[None, :]).max(axis=1)
     return (left[:, :, None] + right[None, :, :]).max(axis=1)
 
 
 def _power(matrix: Matrix, exponent: Array, num_bits: int, vector: Vector) -> Vector:
-    """Product of a power of a matrix and a vector, by squaring."""
+    """Max-plus product of a power of a matrix and a vector, by repeated squaring."""
 
     def step(carry: tuple[Matrix, Vector], bit: Array) -> tuple[tuple[Matrix, Vector], None]:
         square, vector = carry

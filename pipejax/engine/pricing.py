@@ -53,7 +53,7 @@ def price(program: Program, costs: Costs) -> NodeCosts:
 
 
 def cost_vector(program: Program, costs: Costs) -> Vector:
-    """Lay the costs out flat, in the order of `CostLayout`: (costs) seconds.
+    """Flatten the costs in the order of `CostLayout`: (costs) [s].
 
     Costs that are plain numbers or NumPy arrays are priced by NumPy, on the host: a single
     evaluation then has nothing to compile here.
@@ -82,7 +82,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
 
 def check_known(program: Program, costs: Costs) -> None:
-    """Check that each phase of a program has a cost; those of fused pairs, or the pair."""
+    """Check that each phase of a program has a cost; for fused pairs, its phases or the pair."""
     costs.check_known(program.layout.phases)
     if costs.pair is None:
         costs.check_known(program.layout.paired_phases)

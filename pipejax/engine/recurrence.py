@@ -4,7 +4,7 @@
 
 Gradients follow one rule, stated here once. At a maximum the first predecessor that attains it
 wins, so the derivative of a finish time is an exact path count: 1 for every node and edge on one
-critical path, 0 elsewhere, also at ties (a plain maximum would hand out fractions).
+critical path, 0 elsewhere, also at ties (a plain maximum would give fractions).
 
 | case                       | value          | derivative                                 |
 |----------------------------|----------------|--------------------------------------------|
@@ -46,7 +46,7 @@ def finish_times(program: Program, costs: Costs) -> Times:
 
     Differentiation:
       Exact path counts in forward and reverse mode; at a tie the first predecessor wins. A
-      `max` over the times themselves hands out fractions where several are largest.
+      `max` over the times themselves gives fractions where several are largest.
 
     Cost:
       One scan of `nodes` steps, O(nodes * max_preds). For the gradient of the last end alone
@@ -119,7 +119,7 @@ def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
 def _longest_jvp(
     primals: Graph, tangents: tuple[object, Times, Lags]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sum the tangents over one critical path: cheaper than the tangents of all finish times."""
+    """Sum the tangents over one critical path, which is cheaper than those of all finish times."""
     preds, *costs = primals
     path = critical_path(preds, NodeCosts(*costs))
     _, duration_dot, lag_dot = tangents
@@ -146,9 +146,9 @@ class CriticalPath(NamedTuple):
 def critical_path(
     preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
 ) -> CriticalPath:
-    """Walk back to the source from the node that ends last, the first of those nobody waits for.
+    """Walk back to the source from the node that ends last, the first sink at a tie.
 
-    A path that ends in a node with costs of 0 counts them too: that is the derivative from above.
+    Costs of 0 at the end of the path count too: that is the derivative from above.
 
     Example:
       >>> import numpy as np
@@ -215,7 +215,7 @@ def _slack(preds: Preds, duration: Times, lag: Lags) -> Times:
 
 @jax.jit
 def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
-    """Finish times, and the predecessor that each node waited for: argmax takes the first.
+    """Finish times (nodes) [s], and the column of the winning predecessor: argmax takes the first.
 
     Derivatives follow the choices: a choice has none of its own, and what it picks is linear.
     """

@@ -1,9 +1,9 @@
-"""Periods of a schedule: which columns of its table come again with later microbatches.
+"""Periods of a schedule: which columns of its table repeat with later microbatches.
 
 A program is cut where a column begins: every node before the cut depends on nodes before it
 alone. What crosses a cut is its frontier, the nodes before it that a later one waits for. Where
-the columns of a period come again, with all microbatches shifted by the same number, and so does
-the frontier, the period acts on the frontier's finish times like the one before.
+the columns of a period repeat, with all microbatches shifted by the same number, and so does the
+frontier, the period acts on the frontier's finish times like the one before.
 """
 
 import dataclasses
@@ -81,9 +81,9 @@ class SteadyState:
 def steady_state(program: Program) -> SteadyState:
     """Find the periods of a schedule.
 
-    Columns are compared by what they hold relative to each other (`signature`): kinds of nodes,
-    and for each edge how many microbatches and columns back it leads. Equal signatures a fixed
-    length apart are a run; a run in which the frontier comes again too is a period. Its frontiers
+    Columns are compared by their content up to a shift (`signature`): kinds of nodes, and for each
+    edge how many microbatches and columns back it leads. Equal signatures a fixed length apart
+    are a run; a run in which the frontier repeats too is a period. Its frontiers
     are matched node by node, so the next period reads its inputs where this one left its outputs.
 
     References:
@@ -110,7 +110,7 @@ def steady_state(program: Program) -> SteadyState:
 
 @dataclasses.dataclass(frozen=True)
 class _FoundPeriod:
-    """Columns cut to cut + length come again from cut + length on, with later microbatches.
+    """Columns cut to cut + length repeat from cut + length on, with later microbatches.
 
     Where microbatches alternate between pipes, each shifts by more than its own number of them.
     """
@@ -150,7 +150,7 @@ class _Columns:
                 self.last_reader[before] = max(self.last_reader[before], self.column[node])
 
     def _column_of_nodes(self, program: Program) -> list[int]:
-        """First column in which a node and all that it waits for have their places."""
+        """First column (nodes) in which a node and all its predecessors have been placed."""
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)
@@ -163,7 +163,7 @@ class _Columns:
         return found
 
     def signature(self, column: int) -> Hashable:
-        """What a column holds and waits for, whatever its microbatches are."""
+        """Content and edges of a column, up to a shift of its microbatches."""
         return tuple(sorted(self._links(node) for node in self.nodes[column]))
 
     def _links(self, node: int) -> tuple[object, ...]:
@@ -280,7 +280,7 @@ def _candidates(columns: _Columns) -> Iterator[_FoundPeriod]:
 
 
 def _first_cut(columns: _Columns, first: int, end: int, length: int) -> Iterator[_FoundPeriod]:
-    """Find the first cut in a run at which the frontier comes again too, if there is one."""
+    """Find the first cut in a run at which the frontier repeats too, if there is one."""
     shifts = {
         later[1] - earlier[1]
         for column in range(first, end)

@@ -1,6 +1,6 @@
 """The backward pass: which ops are on the critical path, and how often each cost stands on it.
 
-Of exact maxima a path is a bit per configuration, eight to a byte; of smooth ones the path is
+For exact maxima a path is a bit per configuration, eight to a byte; for smooth ones the path is
 spread, and a weight takes the place of the bit. The steps are those of reverse mode:
 
 1. the last op is on the path;
@@ -43,7 +43,7 @@ def counts_on_path(
 ) -> Array:
     """Count the costs on the critical path of each configuration.
 
-    Returns (columns, configurations) counts, of smooth maxima shares.
+    Returns (columns, configurations) counts; for smooth maxima, fractional ones.
     """
     exact = choices.dtype == jnp.uint8
     weights = _bit_rows(choices, backward.num_ops) if exact else choices
@@ -52,10 +52,10 @@ def counts_on_path(
 
 
 def _bit_rows(choices: Array, num_ops: Number) -> Array:
-    """Turn bytes of one configuration and eight ops into bytes of one op and eight configurations.
+    """Transpose bytes: from eight ops of a configuration to eight configurations of an op.
 
     Bit i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
-    each other, which needs no shuffle across lanes. `_counts` takes them apart the same way.
+    each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
     """
     width = choices.shape[1] // BITS
 
@@ -73,7 +73,7 @@ def _bit_rows(choices: Array, num_ops: Number) -> Array:
 
 
 def _share(path: Array, weight: Array, says: Array) -> Array:
-    """Part of a path that follows a choice, its opposite, or both."""
+    """Part (lanes) of a path that follows a choice, its opposite, or both."""
     if path.dtype == jnp.uint8:
         # weight ^ 0 is the choice, weight ^ 255 its opposite, and "always" sets all bits
         always = jnp.where(says == ALWAYS, 255, 0).astype(jnp.uint8)
@@ -86,11 +86,11 @@ def _share(path: Array, weight: Array, says: Array) -> Array:
 
 
 def _path(backward: BackwardProgram, weights: Array) -> Array:
-    """Hand "is on the critical path" from the last op back along the edges.
+    """Propagate "is on the critical path" from the last op back along the edges: (ops, lanes).
 
-    An op's readers all come after it, so its own bit is complete when its edges are reached. Of
-    exact maxima at most one reader hands the bit on: a configuration has one path, and adding is
-    the same as setting the bit.
+    An op's readers all come after it, so its own bit is complete when its edges are reached. With
+    exact maxima at most one reader sets the bit, since a configuration has one path: adding is the
+    same as setting.
     """
     on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
 

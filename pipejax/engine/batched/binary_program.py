@@ -48,7 +48,7 @@ class BinaryOps:
         return len(self.own)
 
     def operand_slots(self) -> tuple[Column, Column]:
-        """Slots that each op reads."""
+        """Slots (ops) of the first and of the second operand of each op."""
         slots = np.append(self.slot, [NEVER_SLOT, START_SLOT])  # at -2 and -1
         return slots[self.first], slots[self.second]
 
@@ -61,10 +61,10 @@ def binary_ops(program: Program) -> BinaryOps:
         late   = max(nothing, p0 + l0)     only where l0 is not 0: a first operand has no lag
         head   = max(late or p0, p1 + l1)
         next   = max(head, p2 + l2)        + own duration, as the last op of the chain
-        follow = max(ends so far, next)    only if nobody waits for the node
+        follow = max(ends so far, next)    only if no node waits for it
 
     One predecessor alone is one op: max(p0, nothing) + own, or max(nothing, p0 + l0) + own. So a
-    node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that says where
+    node takes is_late + max(count - 1, 1) + follows ops, and a running sum of that gives where
     each node's ops begin. Predecessors keep their order and an op's second operand wins only if it
     is larger: the winner of the chain is the first predecessor that attains the maximum, and the
     last end the first of the largest ends. That is the tie rule of `recurrence`.
@@ -115,14 +115,14 @@ def binary_ops(program: Program) -> BinaryOps:
 def _is_sink(
     preds: Int[NumpyArray, "nodes preds"], count: Int[NumpyArray, " nodes"], num_nodes: int
 ) -> Bool[NumpyArray, " nodes"]:
-    """Whether nobody waits for a node, the source left out."""
+    """Whether no node waits for a node, the source left out."""
     awaited = np.zeros(num_nodes, bool)
     awaited[preds[np.arange(preds.shape[1]) < count[:, None]]] = True
     return ~awaited[1:]
 
 
 def _allocate(first: Column, second: Column) -> tuple[Column, int]:
-    """Give every op a slot that no live op has, and free it after the last reader.
+    """Assign every op a slot that no live op has, and free it after the last reader.
 
     `done` lists the ops by their last reader; before op k is placed, those are freed whose last
     reader is an op before k. An operand that k itself reads is not among them, so a result never

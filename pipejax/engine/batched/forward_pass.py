@@ -33,10 +33,10 @@ def values_and_choices(
     tiles: tuple[int, int],
     keep: bool,
 ) -> tuple[Array, Array]:
-    """Run a program over so many tiles of so many lanes, from the first configuration on.
+    """Run a program over tiles of lanes, from the first configuration on.
 
-    Returns (tiles, lanes) makespans [s], and the choices if kept: of exact maxima (groups, tiles,
-    lanes) bytes, whose bits say which of `GROUP` ops waited for their second operand; of smooth
+    Returns (tiles, lanes) makespans [s], and the choices if kept: for exact maxima (groups, tiles,
+    lanes) bytes, whose bits tell which of `GROUP` ops waited for their second operand; for smooth
     ones (ops, tiles, lanes) weights of the second operand.
     """
     exact, dtype, (_, lanes) = temperature is None, pieces[0].dtype, tiles
@@ -65,7 +65,7 @@ def values_and_choices(
 
 
 def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
-    """Fill in the costs of a tile, one row for each entry, behind a row of zeros."""
+    """Fill in the cost columns of a tile: (columns, lanes) [s], the first of zeros."""
     lanes, before = columns.shape[1], 1
     for piece in pieces:
 
@@ -83,7 +83,7 @@ def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
 
 
 def _cost(cost: Array, program: ForwardProgram, columns: Array) -> Array:
-    """Fill in the costs of a tile by rows."""
+    """Fill in the cost rows of a tile, each a sum of two columns: (rows, lanes) [s]."""
 
     def step(r: Array, cost: Array) -> Array:
         one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
@@ -101,7 +101,7 @@ def _run(
     temperature: Array | None,
     keep: bool,
 ) -> tuple[Array, Array]:
-    """Values of a tile by slots, and the choices with its own entered.
+    """Run a tile: (slots, lanes) values [s], and the choices with those of the tile.
 
     No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
     its write never mean the same row. An iteration runs a group of ops, as many as a byte has bits.
@@ -130,7 +130,7 @@ def _run(
 
 
 def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
-    """Enter the choices of a group: exact ones as the bits of a byte."""
+    """Store the choices of a group: exact ones as the bits of a byte."""
     if kept.dtype == bool:
         bits = [kept[u].astype(jnp.uint8) << u for u in range(GROUP)]
         packed = functools.reduce(jax.lax.bitwise_or, bits)[None, None]
@@ -140,7 +140,7 @@ def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
 
 
 def _maximum(one: Array, other: Array, temperature: Array | None) -> tuple[Array, Array]:
-    """Maximum of two operands, and the weight of the second.
+    """Maximum (1, lanes) [s] of two operands, and the weight of the second.
 
     The second wins only if it is larger. Operands come in the order of a node's predecessors, so
     over a chain of such maxima the first predecessor that attains the maximum wins, as in

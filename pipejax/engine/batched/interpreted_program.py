@@ -1,7 +1,7 @@
 """A program as data, for loops that serve every program of the same bucket of sizes.
 
-A compilation takes the same time for any number of ops, and a comparison of many schedules
-compiles a handful of times.
+Compilation time does not depend on the number of ops, and a comparison of many schedules compiles
+a handful of times.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def cost_columns(rows: CostRows) -> list[tuple[str, int]]:
 
 
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
-    """Lay a program out as data."""
+    """Encode a program as data."""
     row = rows.row_of_position
     columns = (*ops.operand_slots(), ops.slot, row[ops.lag], row[ops.own])
     code = np.zeros((bucket(ops.num_ops, LEAST_OPS), len(columns)), Unsigned)
@@ -106,7 +106,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def _terms(rows: CostRows) -> Int[NumpyArray, "rows 2"]:
-    """Columns that add up to each row."""
+    """Columns (rows, 2) that add up to each row."""
     number = {key: k + 1 for k, key in enumerate(cost_columns(rows))}
     terms = np.full((rows.num_rows, 2), ZERO_COLUMN)
     for place, source in enumerate(rows.sources):
@@ -120,7 +120,7 @@ def num_columns(rows: CostRows) -> int:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Lay the edges and the uses of costs out as data.
+    """Encode the edges and the uses of costs as data.
 
     Edges stand from the last op to the first, those of one op side by side: when they are
     reached, all readers of the op have handed the path on to it. The edge to the second operand
@@ -160,8 +160,8 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
 def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
     """Cut uses into runs of one row each, none longer than `MAX_RUN`.
 
-    A stretch of equal rows of length n makes ceil(n / MAX_RUN) runs: each is repeated so often,
-    and its place among them says how far it begins behind the first.
+    A stretch of n equal rows makes ceil(n / MAX_RUN) runs: its start is repeated that often, and
+    run k of them begins k * MAX_RUN behind the first.
     """
     first = np.flatnonzero(np.diff(row, prepend=-1))
     last = np.append(first[1:], len(row))

@@ -1,6 +1,6 @@
 """The recurrence op by op over blocks of the batch, in loops whose program is data.
 
-A block's state stays in cache: one row for every live op, never one for every op.
+A block's state stays in cache: it has one row for each live op, not for each op.
 """
 
 import functools
@@ -49,8 +49,7 @@ def interpreted_makespans(
 ) -> Result:
     """Makespans of a batch, and how often each cost stands on the critical path.
 
-    Returns (batch) makespans [s], and (columns, batch) counts, whole numbers or costs' floats, or
-    None.
+    Returns (batch) makespans [s], and (columns, batch) counts (floats for smooth maxima) or None.
     """
     size = max(map(len, pieces))
     smoothing = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
@@ -78,9 +77,9 @@ def interpreted_in_trace(
 def _side_by_side(
     run: Callable[[Pieces], Result], pieces: Pieces, size: int, threads: int
 ) -> Result:
-    """Run parts of a batch in threads.
+    """Run parts of a batch in parallel threads.
 
-    Loops of one computation do not run side by side on a CPU, two computations do.
+    On a CPU, loops of one computation do not run in parallel, but two computations do.
     """
     part = -(-size // threads)
     starts = [min(low, size - part) for low in range(0, size, part)]  # parts of one size
@@ -110,7 +109,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _num_threads(program: ForwardProgram, size: int, dtype: np.dtype) -> int:
-    """Threads that share a batch; the same for programs and batches that share a compilation."""
+    """Number of threads for a batch, equal for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
     parts = min(len(program.code) * size // MIN_WORK, size // lanes(dtype))
@@ -119,7 +118,7 @@ def _num_threads(program: ForwardProgram, size: int, dtype: np.dtype) -> int:
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Array, Array | None]]:
-    """Compile with options that are known once there is a backend."""
+    """Compile, with options that are known only once there is a backend."""
     return jax.jit(_run, compiler_options=wide_vectors())
 
 
@@ -146,7 +145,7 @@ def _run(
     *,
     plain: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Solve a batch in blocks; plain loops are no single calls, and take one wide tile."""
+    """Solve a batch in blocks; plain loops, which are not single calls, take one wide tile."""
     plain = plain or jax.default_backend() != "cpu"
     call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
@@ -182,7 +181,7 @@ _in_trace = jax.jit(functools.partial(_run, plain=True))
 
 
 def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> Solved:
-    """Solve a batch block by block in one loop; the state of a block fits into cache."""
+    """Solve a batch block by block in one loop; the state of a block fits in the cache."""
     shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
     whole = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
@@ -207,8 +206,8 @@ def _block(
 ) -> tuple[int, int]:
     """Tiles of a block, and configurations of a tile.
 
-    As many as the choices and paths of all ops leave room for, and blocks of one size. Plain
-    loops take one wide tile: the threads of an accelerator are what the vectors of a CPU are.
+    As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops take
+    one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     """
     bits = 3 if temperature is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
     width = lanes(dtype)

@@ -53,7 +53,7 @@ Values = Float[Array, " batch"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Plan:
-    """What a program and the shapes of its costs determine."""
+    """Everything that a program and the shapes of its costs determine."""
 
     ops: BinaryOps
     rows: CostRows
@@ -61,12 +61,12 @@ class _Plan:
 
     @functools.cached_property
     def backward(self) -> BackwardProgram:
-        """What the backward pass needs: only gradients pay for it."""
+        """The program of the backward pass, built only for gradients."""
         return backward_program(self.ops, self.rows)
 
     @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
-        """A kernel of the program's own, which is forgotten with the plan."""
+        """A kernel compiled for this program, which is freed with the plan."""
         return unrolled(self.ops, self.rows)
 
 
@@ -213,7 +213,7 @@ def _prepare(
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
-    """Find the plan of a program, which is made once for costs of one shape."""
+    """Return the plan of a program, made once for costs of one shape."""
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
     if shapes not in plans:
@@ -240,9 +240,9 @@ def _values_jvp(
 ) -> tuple[Values, Values]:
     """Sum the tangents over the critical path of each configuration.
 
-    Counts of exact maxima are constants almost everywhere. Without derivatives of their own they
-    follow from what an outer level of differentiation sees as numbers, for which there is a faster
-    way; what that level differentiates is the value, by this rule.
+    Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
+    level of differentiation then sees their costs as plain numbers, which the fast loops solve;
+    what that level differentiates is the value, by this rule.
     """
     (leaves,), (moved,) = primals, tangents
     fixed = leaves if problem.temperature is None else _without_curvature(leaves)
@@ -254,14 +254,14 @@ def _values_jvp(
 
 @jax.jit
 def _along_path(counts: Leaves, moved: Leaves) -> Values:
-    """Sum over the path: one compiled function, for small steps one by one take far longer."""
+    """Sum (batch) over the path in one compiled function: op by op dispatch takes far longer."""
     products = [count * moved[name] for name, count in counts.items()]
     return sum(product.reshape(len(product), -1).sum(axis=1) for product in products)
 
 
 @jax.custom_jvp
 def _without_curvature(leaves: Leaves) -> Leaves:
-    """Leaves as they are, once: a second derivative is refused where it would not be 0."""
+    """Identity with one derivative: a second one is refused where it would not be 0."""
     return leaves
 
 
@@ -284,7 +284,7 @@ def _solve(
 
 
 def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a traced batch; under vmap the new axis only makes the batch larger."""
+    """Solve a traced batch; vmap only makes the batch larger."""
     plan = problem.plan
     backward = plan.backward if with_counts else None
 
@@ -320,7 +320,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
-    """Solve a batch of numbers, by the fastest way that there is."""
+    """Solve a batch of numbers in the fastest way."""
     plan, temperature = problem.plan, problem.temperature
     size = max(map(len, leaves.values()))
     unroll = not with_counts and _unrolls(problem, size)
@@ -372,7 +372,7 @@ def _parts(
 
 
 def _unrolls(problem: _Problem, size: int) -> bool:
-    """Decide whether a program gets a kernel of its own."""
+    """Decide whether to compile a kernel for this program."""
     if problem.unroll is not None:
         return problem.unroll
     num_ops = problem.plan.ops.num_ops
@@ -380,17 +380,17 @@ def _unrolls(problem: _Problem, size: int) -> bool:
 
 
 def _on_host(counts: Counts) -> Counts:
-    """Counts as NumPy's array, where this process has them all."""
+    """Counts as a NumPy array, where this process holds all of them."""
     if isinstance(counts, jax.Array) and not counts.is_fully_addressable:
         return counts
     return np.asarray(counts)
 
 
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> Pieces:
-    """Lay the fields that a program reads out for the interpreter.
+    """Arrange the fields that a program reads for the interpreter.
 
-    A large batch goes as it is, a compilation for every combination of shapes. A small one is
-    copied into one matrix of a bucket of sizes; what it holds beyond is never read.
+    A large batch is passed as it is and compiles for each combination of shapes. A small one is
+    copied into a matrix of a bucket of sizes, whose padding is never read.
     """
     if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
@@ -406,7 +406,7 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> P
 
 
 def _by_leaf(rows: CostRows, counts: Counts, leaves: Leaves) -> Leaves:
-    """Give every leaf the counts of its columns: a batch axis first, then as the leaf."""
+    """Return the counts of each leaf: a batch axis first, then the shape of the leaf."""
     first = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
     found: dict[str, Array | NumpyArray] = {}
     for name, leaf in leaves.items():

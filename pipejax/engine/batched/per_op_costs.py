@@ -1,8 +1,8 @@
 """A program in which every op and every message has a cost of its own.
 
 Where durations vary from op to op, a cost per phase and stage is not enough. Here the batched
-engine reads a column for each op and each message, in an order that does not depend on the order
-of the schedule: by phase, stage, microbatch. Schedules of the same ops have the same columns.
+engine reads a column for each op and each message, sorted by phase, stage and microbatch, so that
+schedules of the same ops have the same columns.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Nodes = Int[NumpyArray, " some"]
 
 
 class PerOpCosts(NamedTuple):
-    """What the batched engine needs, and where its columns stand.
+    """A program for the batched engine, and the positions of its columns.
 
     Columns come in pieces of one width each: one of ops, and one for each time that a message
     takes (one, or transmit time and latency apart), which the messages' link model decides.
@@ -59,7 +59,7 @@ class PerOpCosts(NamedTuple):
 
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
-    """Give every op and every message of a program a column of its own."""
+    """Assign every op and every message of a program its own column."""
     sent = program.messages
     duration, delay = map(np.asarray, costs)
     is_op = (program.phase != Phase.IDLE) & (program.sender == NO_WORKER)
@@ -106,7 +106,7 @@ def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
 
 
 def _edges(program: Program) -> Int[NumpyArray, "2 messages"]:
-    """Node and place among its predecessors where each message delays an edge."""
+    """Node, and position among its predecessors, of the edge that each message delays."""
     sent = program.messages
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)

@@ -1,4 +1,4 @@
-"""A batch over several devices: the mesh that it lies on, and how it gets there.
+"""A batch over several devices: the mesh that it is laid out on, and how it gets there.
 
 A batch of NumPy arrays goes to all devices of this process, if there are several. A batch of
 JAX arrays stays where it is; laid out over the devices of several processes, it is solved by all

@@ -1,4 +1,4 @@
-"""Loops that XLA compiles for CPUs into one function each.
+"""Loops that XLA compiles to one function each on CPUs.
 
 By default XLA runs every instruction of a loop body as a task of its own, about a microsecond
 each, which is far more than adding two rows takes. It has a form for loops whose data are small,
@@ -27,7 +27,7 @@ Number = Array | NumpyArray | int  # a row, or a bound of a loop
 
 @functools.cache
 def wide_vectors() -> dict[str, int]:
-    """Return the compiler options of this backend, none where XLA does not know them."""
+    """Return the compiler options for this backend, none where XLA does not know them."""
     if jax.default_backend() != "cpu":
         return {}
     try:
@@ -38,7 +38,7 @@ def wide_vectors() -> dict[str, int]:
 
 
 def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
-    """Make one function of what a callable traces, on a CPU."""
+    """Compile what a callable traces as one function, on a CPU."""
 
     def plain(*arrays: Any) -> Any:
         with set_xla_metadata(**NONE):
@@ -53,7 +53,7 @@ def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_row(array: Array, index: Number) -> Array:
-    """Return one row of an array, as an array of one row: (1, ...) the row."""
+    """Return one row of an array: (1, ...)."""
     return jax.lax.dynamic_index_in_dim(array, index)
 
 

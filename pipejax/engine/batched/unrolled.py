@@ -1,8 +1,8 @@
 """The recurrence written out op by op: one kernel that keeps all live values in registers.
 
-XLA fuses the whole program into a single pass over the batch, which it also splits over the
-cores. That is the fastest form there is, and the one whose compile time grows with the program;
-`interpreter.py` takes over where it would be too long.
+XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
+That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
+where it would be too long.
 """
 
 import functools
@@ -41,7 +41,7 @@ def _unrolled(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Float[Array, " 
 
 
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
-    """Add a cost row, nothing for that of zeros."""
+    """Add a cost row; that of zeros adds nothing."""
     return value if row == ZERO_ROW else value + cost[row]
 
 

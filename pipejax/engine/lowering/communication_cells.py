@@ -1,4 +1,4 @@
-"""SEND and RECV cells: taken out of a table, and put in along one order of all transfers.
+"""SEND and RECV cells: removed from a table, and inserted along one order of all transfers.
 
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
 them (communication cells do not change these numbers). Where every transfer stands after all that
@@ -34,12 +34,12 @@ def send_and_receive(program: Program, transfer: Index) -> tuple[Op, Op]:
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
-    """Take the SEND and RECV cells out of a table."""
+    """Remove the SEND and RECV cells from a table."""
     return without(table, COMMUNICATION)
 
 
 def order_of(program: Program) -> Order:
-    """Return an order of all transfers that agrees with every queue of a program.
+    """Return an order of all transfers that is consistent with every queue of a program.
 
     Returns (transfers) messages, each after all that it waits for.
     """
@@ -50,8 +50,8 @@ def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Order the transfers producer by producer, as PyTorch lowers a schedule.
 
     In every round each worker in turn runs its next op, if that can run; the messages of an op
-    follow it at once, without a thought for when they are needed. Of the links, shared host links
-    matter: ops wait for those.
+    follow it at once, however late their consumers are. Of the links only shared host links matter,
+    since ops wait for them.
 
     Returns (transfers) messages in the order in which their cells are appended.
     """
@@ -148,7 +148,7 @@ def _bare_program(table: ScheduleTable, link: str | Links) -> Program:
 
 
 def _aligned(table: ScheduleTable, rows: list[list[Cell]]) -> list[list[Cell]]:
-    """Move cells to later columns until offloads and loads stand in the order that they had."""
+    """Move cells to later columns until offloads and loads keep their order over all rows."""
     cells = [cell for row in rows for cell in row]
     place = {cell: number for number, cell in enumerate(cells)}
     slots, workers = np.nonzero(np.isin(table.phase, HOST).T)  # by column, then by worker

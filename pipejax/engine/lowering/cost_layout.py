@@ -33,8 +33,8 @@ class CostLayout:
       num_stages: S.
       num_pipes: number of pipes.
       num_pairs: number of distinct fused pairs (stage of F, phase and stage of its backward).
-      phases: phases that cells of their own have: each needs a cost.
-      paired_phases: phases within fused pairs: each needs a cost, or the pair has one.
+      phases: phases that have cells of their own: each must have a cost.
+      paired_phases: phases within fused pairs: each must have a cost, or the pair has one.
     """
 
     num_stages: int

@@ -78,7 +78,7 @@ def queue_keys(
     receiver: Int[NumpyArray, " messages"],
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
-    """Say which queues a transfer occupies: one of its sender and one of its receiver.
+    """Number the queues that a transfer occupies: one of its sender, one of its receiver.
 
     Returns (2, messages) numbers; transfers with one number share a queue.
     """

@@ -111,7 +111,7 @@ class Program:
 
     @property
     def beside_cells(self) -> Int[NumpyArray, " some"]:
-        """All-reduces and updates that no cell of the table holds, in topological order."""
+        """Nodes of all-reduces and updates that have no cell, in topological order."""
         beside = np.isin(self.phase, STEP_END)
         beside[np.ravel(self.node_of_cell)] = False
         return np.flatnonzero(beside)

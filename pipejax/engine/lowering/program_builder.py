@@ -1,4 +1,4 @@
-"""A program under construction: nodes and edges in any order, sorted when it is finished."""
+"""A program under construction: nodes and edges are added in any order and sorted at the end."""
 
 import numpy as np
 
