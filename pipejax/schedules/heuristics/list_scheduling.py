@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.ops import SPLIT, Op, Phase
 from pipejax.schedules.heuristics.timeline import Time, Timeline, Work
 
 ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
 NO_LIMIT = 10**9
 GRADIENT, FORWARD, WEIGHT = range(3)
 Waiting = tuple[int, int, Op]  # microbatch, -stage, op
-KIND = {Phase.B: GRADIENT, Phase.I: GRADIENT, Phase.F: FORWARD, Phase.W: WEIGHT}
+F, I, W = SPLIT  # noqa: E741
+KIND = {Phase.B: GRADIENT, I: GRADIENT, F: FORWARD, W: WEIGHT}
 
 
 class Rules(NamedTuple):
@@ -60,11 +61,13 @@ class _ListScheduler:
         # what can start, by worker and kind: of one kind the least entry is the most urgent
         self.ready: list[list[list[Waiting]]] = [[[] for _ in range(3)] for _ in workers]
         self.entering = [
-            deque(Op(Phase.F, 0, m) for m, own in enumerate(work.pipe_of) if own == pipe)
+            deque(Op(F, 0, m) for m, own in enumerate(work.pipe_of) if own == pipe)
             for pipe in range(len(work.placement))
         ]
+        self.doors = [row[0] for row in work.placement]
         self.coming: list[list[Time]] = [[] for _ in workers]  # of what a W must not delay
-        self.gradient = work.gradient
+        self.gradient, self.pipe_of, self.depth = work.gradient, work.pipe_of, rules.depth
+        self.done = self.timeline.done[F], self.timeline.done[work.gradient]
         self.running: list[Op | None] = [None for _ in workers]
         self.active = 0
         self.events: list[tuple[Time, int, Op, bool]] = []
@@ -107,8 +110,9 @@ class _ListScheduler:
 
     def arrive(self, op: Op) -> int:
         """Queue an op at its worker, which is returned."""
+        phase, stage, microbatch = op
         worker = self.timeline.worker(op)
-        heapq.heappush(self.ready[worker][KIND[op.phase]], (op.microbatch, -op.stage, op))
+        heapq.heappush(self.ready[worker][KIND[phase]], (microbatch, -stage, op))
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
@@ -120,27 +124,25 @@ class _ListScheduler:
             waiting.remove((op.microbatch, -op.stage, op))
             heapq.heapify(waiting)
         self.running[worker] = op
-        if op.phase is Phase.F and op.stage == 0:
+        if op.phase is F and op.stage == 0:
             self.active += 1
             entering = self.entering[self.work.pipe_of[op.microbatch]]
             if entering:
                 self.arrive(entering.popleft())
-        for made in self.timeline.start(op, now):
-            arrival = self.timeline.arrival[made]
+        for made, arrival in self.timeline.start(op, now):
             self.push(arrival, made, False)
-            if made.phase in self.rules.patience:
+            if made[0] in self.rules.patience:
                 heapq.heappush(self.coming[self.timeline.worker(made)], arrival)
         self.push(self.timeline.clock[worker], op, True)
 
     def finish(self, op: Op) -> Sequence[int]:
         """End an op, and return the workers that this may unblock."""
-        worker = self.timeline.worker(op)
-        self.timeline.end(op)
+        worker = self.timeline.end(op)
         if op.phase in KIND:
             self.running[worker] = None
             if op.phase is self.gradient and op.stage == 0:
                 self.active -= 1
-                return range(len(self.running))
+                return self.doors  # elsewhere nothing waits for fewer to be active
             return (worker,)
         if op.phase is Phase.L:
             self.away[worker].remove(op.microbatch)
@@ -150,11 +152,11 @@ class _ListScheduler:
 
     def choose(self, worker: int, now: Time) -> Op | None:
         """Return the op that a free worker starts next."""
-        gradient = self.first(worker, GRADIENT)
-        if gradient is not None and gradient.microbatch not in self.away[worker]:
-            return gradient
-        weight, forward = self.first(worker, WEIGHT), self.wanted(worker)
-        crowded = len(self.ready[worker][WEIGHT]) > self.rules.backlog
+        gradients, _, weights = self.ready[worker]
+        if gradients and gradients[0][0] not in self.away[worker]:
+            return gradients[0][2]
+        weight, forward = weights[0][2] if weights else None, self.wanted(worker)
+        crowded = len(weights) > self.rules.backlog
         if forward is not None and not crowded and self.fits(forward, worker):
             return forward
         if weight is None or crowded or forward is not None or not self.rules.patience:
@@ -162,13 +164,8 @@ class _ListScheduler:
         coming = self.coming[worker]
         while coming and coming[0] <= now + self.same:
             heapq.heappop(coming)
-        end = now + self.work.lasts[Phase.W][weight.stage]
+        end = now + self.work.lasts[W][weight.stage]
         return weight if not coming or end <= coming[0] + self.same else None
-
-    def first(self, worker: int, kind: int) -> Op | None:
-        """Return the most urgent op of a kind that has its input."""
-        waiting = self.ready[worker][kind]
-        return waiting[0][2] if waiting else None
 
     def wanted(self, worker: int) -> Op | None:
         """Return the forward that a worker takes if there is memory."""
@@ -180,21 +177,22 @@ class _ListScheduler:
 
     def may_enter(self, op: Op) -> bool:
         """Whether a forward is not too far ahead of the gradients of its stage."""
-        pipe, stage = self.work.pipe_of[op.microbatch], op.stage
-        done = self.timeline.done
-        ahead = done[Phase.F][pipe][stage] - done[self.gradient][pipe][stage]
-        few = stage > 0 or self.active < self.rules.active
-        return few and ahead < self.rules.depth[pipe][stage]
+        _, stage, microbatch = op
+        pipe = self.pipe_of[microbatch]
+        forwards, gradients = self.done
+        ahead = forwards[pipe][stage] - gradients[pipe][stage]
+        return ahead < self.depth[pipe][stage] and (stage > 0 or self.active < self.rules.active)
 
     def fits(self, forward: Op, worker: int) -> bool:
         """Whether there is memory for a forward and for what returns soon."""
         size = self.work.sizes[forward.stage]
-        soon = sum(self.is_due(worker, microbatch) for microbatch in self.away[worker])
+        away = self.away[worker]
+        soon = sum(self.is_due(worker, microbatch) for microbatch in away) if away else 0
         return self.timeline.held[worker] + (1 + soon) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
         """Whether few gradients are left before the one that needs an activation."""
-        return microbatch - self.timeline.done[Phase.I][0][worker] < self.rules.due
+        return microbatch - self.timeline.done[I][0][worker] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
         """Start a transfer to or from the host if one is needed and the link is free.
@@ -209,9 +207,9 @@ class _ListScheduler:
         if oldest is not None and is_due and after_return <= self.work.limits[worker]:
             self.transfer(Op(Phase.L, worker, oldest), now)
             return
-        is_stuck = oldest == self.timeline.done[Phase.I][0][worker]
-        forward, weight = self.wanted(worker), self.first(worker, WEIGHT)
-        asks = forward is not None and weight is None and not self.fits(forward, worker)
+        is_stuck = oldest == self.timeline.done[I][0][worker]
+        forward, weights = self.wanted(worker), self.ready[worker][WEIGHT]
+        asks = forward is not None and not weights and not self.fits(forward, worker)
         youngest = self.youngest(worker) if is_stuck or asks else None
         if youngest is not None and (is_stuck or self.pays(worker, youngest)):
             self.went[worker].add(youngest)
@@ -221,8 +219,8 @@ class _ListScheduler:
     def youngest(self, worker: int) -> int | None:
         """Return the activation whose gradient comes last, of those that may go."""
         running = self.running[worker]
-        ended = self.timeline.done[Phase.F][0][worker]
-        ended -= running is not None and running.phase is Phase.F
+        ended = self.timeline.done[F][0][worker]
+        ended -= running is not None and running.phase is F
         for microbatch in range(ended - 1, -1, -1):
             if self.is_due(worker, microbatch):
                 return None
@@ -233,8 +231,8 @@ class _ListScheduler:
     def pays(self, worker: int, microbatch: int) -> bool:
         """Whether an activation can go and return before its gradient."""
         lasts = self.work.lasts
-        period = max(map(sum, zip(*(lasts[p] for p in (Phase.F, Phase.I, Phase.W)), strict=True)))
-        gradients = microbatch - self.timeline.done[Phase.I][0][worker]
+        period = max(map(sum, zip(*(lasts[p] for p in SPLIT), strict=True)))
+        gradients = microbatch - self.timeline.done[I][0][worker]
         return gradients * period >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:

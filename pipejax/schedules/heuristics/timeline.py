@@ -11,7 +11,6 @@ from pipejax.schedules.cells.memory_ledger import END, START, change_of
 from pipejax.schedules.cells.ops import HOST, Op, Phase
 
 Time = int | float
-MOMENTS = START, END
 TimedOp = tuple[Phase, int, int, int, Time, Time]  # phase, stage, microbatch, worker, start, end
 
 
@@ -52,6 +51,19 @@ class Work(NamedTuple):
         return Phase.I if Phase.I in self.lasts else Phase.B
 
 
+class _Step(NamedTuple):
+    """All that an op of one phase, pipe and stage does, found out before the run.
+
+    Of what it makes: phase, stage, link of two workers, how long that is occupied, and the lag.
+    """
+
+    worker: int
+    lasts: Time
+    takes: Time
+    frees: Time
+    makes: Sequence[tuple[Phase, int, tuple[int, int], Time, Time]]
+
+
 class Timeline:
     """The ops that have been started, in that order.
 
@@ -71,65 +83,59 @@ class Timeline:
         self.held: list[Time] = [0 for _ in work.limits]
         self.done = {phase: [[0 for _ in row] for row in work.placement] for phase in work.lasts}
         self.arrival: dict[Op, Time] = {Op(Phase.F, 0, m): 0 for m in range(len(work.pipe_of))}
-        self._makes = [
-            {phase: self._made_by(phase, stage) for phase in work.lasts}
-            for stage in range(len(work.placement[0]))
-        ]
-        self._takes = [
-            {
-                (p, at): change_of(p, at, whole=size, for_w=kept)
-                for p in work.lasts
-                for at in (START, END)
-            }
-            for size, kept in zip(work.sizes, work.kept, strict=True)
-        ]
         self._links: dict[tuple[int, int], Time] = {}
+        self._steps = {
+            phase: [[self._step(phase, p, s) for s in range(len(row))] for p, row in pipes]
+            for pipes in [list(enumerate(work.placement))]
+            for phase in work.lasts
+        }
 
     def worker(self, op: Op) -> int:
         """Return where an op runs."""
-        return self.work.placement[self.work.pipe_of[op.microbatch]][op.stage]
+        return self.work.placement[self.work.pipe_of[op[2]]][op[1]]
 
-    def start(self, op: Op, now: Time) -> list[Op]:
-        """Start an op: return the ops whose inputs it makes, which `arrival` knows from now on."""
+    def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
+        """Start an op: return the ops whose inputs it makes, and when these arrive."""
         phase, stage, microbatch = op
         pipe = self.work.pipe_of[microbatch]
-        worker = self.work.placement[pipe][stage]
-        end = now + self.work.lasts[phase][stage]
+        worker, lasts, takes, _, makes = self._steps[phase][pipe][stage]
+        end = now + lasts
         self.log.append((phase, stage, microbatch, worker, now, end))
         self.done[phase][pipe][stage] += 1
-        self.held[worker] += self._takes[stage][phase, START]
-        if phase in HOST:
-            return []
-        self.clock[worker] = end
+        self.held[worker] += takes
+        if phase not in HOST:
+            self.clock[worker] = end
         made = []
-        for phase_made, stage_made in self._makes[stage][phase]:
+        for phase_made, stage_made, link, transmit, lag in makes:
+            there = end
+            if transmit:  # a link carries one message at a time
+                there = self._links[link] = max(end, self._links.get(link, 0)) + transmit
             op_made = Op(phase_made, stage_made, microbatch)
-            same = stage_made == stage
-            self.arrival[op_made] = end if same else self._arrives(pipe, stage, stage_made, end)
-            made.append(op_made)
+            arrival = self.arrival[op_made] = there + lag
+            made.append((op_made, arrival))
         return made
 
-    def end(self, op: Op) -> None:
-        """Free what an op releases at its end."""
-        self.held[self.worker(op)] += self._takes[op.stage][op.phase, END]
+    def end(self, op: Op) -> int:
+        """Free what an op releases at its end; return its worker."""
+        step = self._steps[op[0]][self.work.pipe_of[op[2]]][op[1]]
+        self.held[step.worker] += step.frees
+        return step.worker
 
-    def _made_by(self, phase: Phase, stage: int) -> list[tuple[Phase, int]]:
-        """Phase and stage of the ops that wait for an op, by the rules of `dependencies`."""
-        gradient, last = self.work.gradient, len(self.work.placement[0]) - 1
-        rules = (
-            (Phase.F, Phase.F, stage + 1, stage < last),
-            (Phase.F, gradient, stage, stage == last),
-            (gradient, gradient, stage - 1, stage > 0),
-            (Phase.I, Phase.W, stage, True),
-        )
-        return [(made, at) for by, made, at, exists in rules if by is phase and exists]
-
-    def _arrives(self, pipe: int, stage: int, other: int, end: Time) -> Time:
-        """Arrival time of a message between stages; a link carries one message at a time."""
-        direction, boundary = int(other < stage), min(stage, other)
-        transmit = self.work.transmit[direction][pipe][boundary]
-        if transmit:
-            row = self.work.placement[pipe]
-            link = row[stage], row[other]
-            end = self._links[link] = max(end, self._links.get(link, 0)) + transmit
-        return end + self.work.lag[direction][pipe][boundary]
+    def _step(self, phase: Phase, pipe: int, stage: int) -> _Step:
+        """What an op does; what waits for it are the rules of `cells.dependencies`."""
+        work, row = self.work, self.work.placement[pipe]
+        gradient, last = work.gradient, len(row) - 1
+        makes: list[tuple[Phase, int, tuple[int, int], Time, Time]] = []
+        for by, made, at in (
+            (Phase.F, gradient if stage == last else Phase.F, min(stage + 1, last)),
+            (gradient, gradient, stage - 1),
+            (Phase.I, Phase.W, stage),
+        ):
+            if by is phase and at >= 0:
+                way, boundary = int(at < stage), min(stage, at)
+                times = (kind[way][pipe][boundary] for kind in (work.transmit, work.lag))
+                link = row[stage], row[at]
+                makes.append((made, at, link, *(times if at != stage else (0, 0))))
+        size = {"whole": work.sizes[stage], "for_w": work.kept[stage]}
+        takes, frees = (change_of(phase, moment, **size) for moment in (START, END))
+        return _Step(row[stage], work.lasts[phase][stage], takes, frees, makes)

@@ -70,6 +70,7 @@ class _Rounds:
         work = pipe.work()
         self.timeline = Timeline(work)
         self.clock, self.held, self.limit = self.timeline.clock, self.timeline.held, work.limits
+        self.done = {phase: rows[0] for phase, rows in self.timeline.done.items()}
         self.lasts, self.sizes, self.kept = work.lasts, work.sizes, work.kept
         self.back = work.lag[1][0]
         self.idle: list[Time] = [0 for _ in self.stages]  # since the first op
@@ -77,24 +78,18 @@ class _Rounds:
             pipe.num_microbatches * sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
         )
 
-    def done(self, phase: Phase, stage: int) -> int:
-        return self.timeline.done[phase][0][stage]
-
-    def next_op(self, phase: Phase, stage: int) -> Op:
-        return Op(phase, stage, self.done(phase, stage))
-
     def put(self, phase: Phase, stage: int) -> None:
-        """Run the stage's next op of a phase after its previous one, once its input has arrived."""
-        op = self.next_op(phase, stage)
+        """Run the stage's next op of a phase behind what it has done, once its input is there."""
+        op = Op(phase, stage, self.done[phase][stage])
         start = max(self.clock[stage], self.timeline.arrival[op])
-        if self.done(F, stage):
+        if self.done[F][stage]:
             self.idle[stage] += start - self.clock[stage]
         self.timeline.start(op, start)
         self.timeline.end(op)  # the stage is asked again when it has ended
 
     def pending(self, stage: int) -> int:
         """Weight gradients that could run now."""
-        return self.done(I, stage) - self.done(W, stage)
+        return self.done[I][stage] - self.done[W][stage]
 
     def weights_for_room(self, stage: int) -> int | None:
         """Number of weight gradients to run before another forward fits; None if none suffice."""
@@ -106,7 +101,7 @@ class _Rounds:
 
     def fill(self, stage: int, phase: Phase) -> None:
         """Run weight gradients while the next op of a phase waits for its input."""
-        arrival = self.timeline.arrival[self.next_op(phase, stage)]
+        arrival = self.timeline.arrival[Op(phase, stage, self.done[phase][stage])]
         lasts = self.lasts[W][stage]
         while self.pending(stage) and self.clock[stage] + lasts <= arrival + self.same:
             self.put(W, stage)
@@ -152,7 +147,7 @@ class _Rounds:
 
     def is_late(self, stage: int) -> bool:
         """Whether a forward would make the stage late for the gradient of the next stage."""
-        if stage + 1 == len(self.stages) or self.done(F, stage) < self.done(F, stage + 1) + 2:
+        if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
         after = stage + 1
         gradient = (
@@ -169,15 +164,15 @@ class _Rounds:
     def forwards(self, microbatch: int) -> None:
         """Add one forward to every stage that takes one before this gradient."""
         takes = [
-            self.done(F, stage) < self.total
+            self.done[F][stage] < self.total
             and not (self.rules.prefers_gradients and self.is_late(stage))
             for stage in self.stages
         ]
         for stage in reversed(self.stages[:-1]):
             takes[stage] = takes[stage] and takes[stage + 1]
         for stage in self.stages:
-            is_needed = self.done(F, stage) == microbatch
-            has_input = stage == 0 or self.done(F, stage) < self.done(F, stage - 1)
+            is_needed = self.done[F][stage] == microbatch
+            has_input = stage == 0 or self.done[F][stage] < self.done[F][stage - 1]
             weights = self.weights_for_room(stage)
             if not is_needed and not (takes[stage] and has_input and weights is not None):
                 continue
@@ -192,10 +187,10 @@ class _Rounds:
             self.forwards(microbatch)
             for stage in reversed(self.stages):
                 self.fill(stage, I)
-                while stage == 0 and self.done(F, 0) == self.total and self.pending(0):
+                while stage == 0 and self.done[F][0] == self.total and self.pending(0):
                     self.put(W, 0)
                 self.put(I, stage)
         for stage in self.stages:
-            while self.done(W, stage) < self.total:
+            while self.done[W][stage] < self.total:
                 self.put(W, stage)
         return TimedOps.of(self.timeline.log)
