@@ -1,17 +1,13 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import JsonFlag, Schedules, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
-from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import grid, print_all, print_plain, progress
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import Links
 
@@ -23,31 +19,31 @@ def compare(
     options: TableOptions,
     pricing: Pricing | None,
     links: Links,
-    schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
-    workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
-    microbatches: Annotated[str, typer.Option(help="Microbatches, as 8,16,32.")],
+    schedules: Schedules,
+    workers: Workers,
+    microbatches: str,
     json: JsonFlag = False,
 ) -> None:
-    """Compare schedules as published formula, idealised table and communication-aware run."""
+    """Compare schedules as published formula, idealised table and communication-aware run.
+
+    Options:
+      microbatches: Microbatches, as 8,16,32.
+    """
     priced = required(pricing)
     names = schedule_names(schedules)
     check_options(options, names, OF_RUNS if priced.workload is not None else ())
     points = [(name, count) for count in _counts(microbatches) for name in names]
-    rows = [_row(name, workers, count, options, priced, links) for name, count in _track(points)]
+    rows = []
+    with progress("evaluating", len(points)) as bar:
+        for name, count in points:
+            rows.append(_row(name, workers, count, options, priced, links))
+            bar.move(advance=1)
     if all("error" in row for row in rows):
         raise ValueError(rows[0]["error"])
     if json:
         print_json({"workers": workers, "link": links.model, "rows": rows})
         return
     _print(rows, priced)
-
-
-def _track(points: list[tuple[str, int]]) -> Iterable[tuple[str, int]]:
-    """Show progress on stderr where a person sees it."""
-    console = Console(stderr=True)
-    return track(
-        points, "evaluating", console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 def schedule_names(text: str) -> list[str]:
@@ -72,8 +68,7 @@ def check_options(options: TableOptions, names: list[str], also: Sequence[str] =
     for option in options.options:
         known = any(option in REGISTRY[name].options for name in names)
         if option not in ("slots", *also) and not known:
-            flag = f"--{option.replace('_', '-')}"
-            raise ValueError(f"{flag}: none of {', '.join(names)} has this option")
+            raise ValueError(f"{flag(option)}: none of {', '.join(names)} has this option")
 
 
 def _counts(text: str) -> list[int]:
@@ -111,51 +106,34 @@ def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
         count: min(r["makespan"] for r in rows if r["microbatches"] == count and "makespan" in r)
         for count in {r["microbatches"] for r in rows if "makespan" in r}
     }
-    grid = Table(
-        "M",
-        "schedule",
-        "makespan",
-        "bubble: formula",
-        "table",
-        "run",
-        "in flight: formula",
-        "table",
-        "copies",
-        "bound by",
-        title="formula: as published; table: idealised, in slots; run: with messages",
-    )
+    columns: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+        ("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
+        ("bubble: formula", lambda row: percent(row["formula_bubble_ratio"])),
+        ("table", lambda row: percent(row["table_bubble_ratio"])),
+        ("run", lambda row: percent(row["bubble_ratio"])),
+        ("in flight: formula", lambda row: _or_dash(row["formula_in_flight"])),
+        ("table", lambda row: row["peak_in_flight"]),
+        ("copies", lambda row: row["weight_copies"]),
+        ("bound by", lambda row: row["bound_by"]),
+    ]
     if pricing.workload is not None:
-        grid.add_column("memory")
-    for row in rows:
-        if "error" in row:
-            grid.add_row(
-                str(row["microbatches"]), row["schedule"], "-", "-", "-", "-", "-", "-", "-", "-"
-            )
-            continue
-        fastest = row["makespan"] <= best[row["microbatches"]] * (1 + 1e-12)
-        style = "[bold green]" if fastest else ""
-        cells = [
-            str(row["microbatches"]),
-            row["schedule"],
-            f"{style}{seconds(row['makespan'])}",
-            percent(row["formula_bubble_ratio"]),
-            percent(row["table_bubble_ratio"]),
-            percent(row["bubble_ratio"]),
-            "-" if row["formula_in_flight"] is None else str(row["formula_in_flight"]),
-            str(row["peak_in_flight"]),
-            str(row["weight_copies"]),
-            row["bound_by"],
-        ]
-        if pricing.workload is not None:
-            cells.append(f"{max(row['memory_bytes']) / 1e9:.1f} GB")
-        grid.add_row(*cells)
-    out = console()
-    out.print(grid)
-    out.print("where the levels disagree, and why:")
+        columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
+    shown = [
+        ("M", [row["microbatches"] for row in rows]),
+        ("schedule", [row["schedule"] for row in rows]),
+        *((name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns),
+    ]
+    title = "formula: as published; table: idealised, in slots; run: with messages"
+    print_all(grid(shown, title=title), "where the levels disagree, and why:")
     for row in rows:
         reason = row.get("why") or f"not evaluated: {row['error']}"
-        out.print(
-            f"  {row['schedule']}, M = {row['microbatches']}: {reason}",
-            soft_wrap=True,
-            markup=False,
-        )
+        print_plain(f"  {row['schedule']}, M = {row['microbatches']}: {reason}")
+
+
+def _fastest(row: dict[str, Any], best: dict[int, float]) -> str:
+    """Mark the fastest for its number of microbatches."""
+    return "[bold green]" * (row["makespan"] <= best[row["microbatches"]] * (1 + 1e-12))
+
+
+def _or_dash(value: object) -> object:
+    return "-" if value is None else value

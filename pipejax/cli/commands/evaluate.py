@@ -1,17 +1,17 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
-from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
-from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
+from pipejax.cli.output.report import facts, grid, heading, pick, print_all
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -28,12 +28,14 @@ def evaluate(
     pricing: Pricing | None,
     links: Links,
     activations: ActivationOptions,
-    slack: Annotated[
-        bool, typer.Option("--slack", help="Show how much longer ops could take at no cost.")
-    ] = False,
+    slack: bool = False,
     json: JsonFlag = False,
 ) -> None:
-    """Evaluate one schedule: step time, bubbles, memory, critical path."""
+    """Evaluate one schedule: step time, bubbles, memory, critical path.
+
+    Options:
+      slack: Show how much longer ops could take at no cost.
+    """
     from pipejax.analysis.evaluate import evaluate as run
 
     priced = required(pricing)
@@ -47,29 +49,24 @@ def evaluate(
             result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in spare]
         print_json(result)
         return
-    out = console()
-    out.print(
-        f"[bold]{escape(result['schedule'])}[/], {result['workers']} workers, "
-        f"{result['stages']} stages, {result['microbatches']} microbatches, "
-        f"{_link(evaluation)} links"
-    )
-    totals = Table(show_header=False, box=None, padding=(0, 2))
-    totals.add_row("makespan", f"[bold]{seconds(result['makespan'])}[/]")
-    totals.add_row("bubble ratio", percent(result["bubble_ratio"]) + "  idle / all")
-    totals.add_row("bubble overhead", percent(result["bubble_overhead"]) + "  lost / ideal")
-    totals.add_row(
-        "largest span",
-        f"{seconds(result['max_span'])}, of which idle {percent(result['span_bubble_ratio'])}",
-    )
-    shares = sorted(result["critical_path"].items(), key=lambda item: -item[1])
-    path = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares)
-    totals.add_row("critical path", path)
+    path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
+    idle = percent(result["span_bubble_ratio"])
+    totals = [
+        ("makespan", f"[bold]{seconds(result['makespan'])}[/]"),
+        ("bubble ratio", percent(result["bubble_ratio"]) + "  idle / all"),
+        ("bubble overhead", percent(result["bubble_overhead"]) + "  lost / ideal"),
+        ("largest span", f"{seconds(result['max_span'])}, of which idle {idle}"),
+        ("critical path", ", ".join(f"{name} {100 * share:.3g} %" for name, share in path)),
+    ]
     if "tokens_per_second" in result:
-        totals.add_row("tokens", f"{result['tokens_per_second']:.4g} per second")
-    out.print(totals)
-    out.print(_workers(evaluation, result, priced, held))
+        totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
+    print_all(
+        heading(evaluation, f"{_link(evaluation)} links"),
+        facts(totals),
+        _workers(evaluation, result, priced, held),
+    )
     if slack:
-        out.print(values_by_phase(spare, "slack", seconds))
+        print_all(values_by_phase(spare, "slack", seconds))
 
 
 def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
@@ -84,26 +81,14 @@ def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dic
       Results by name; times in seconds.
     """
     links = evaluation.links
-    result = {
-        name: getattr(evaluation, name)
-        for name in ("schedule", "workers", "stages", "microbatches")
-    }
-    result["link"] = links.model
+    result = pick(evaluation, "schedule workers stages microbatches") | {"link": links.model}
     if links.model == "rendezvous":
         result["queues"] = links.queues
-    result |= {
-        name: getattr(evaluation, name)
-        for name in (
-            "makespan",
-            "bubble_ratio",
-            "bubble_overhead",
-            "max_span",
-            "span_bubble_ratio",
-            "busy",
-            "peak_in_flight",
-            "bound_by",
-        )
-    }
+    result |= pick(
+        evaluation,
+        "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "
+        "bound_by",
+    )
     result["critical_path"] = dict(evaluation.path_share)
     if pricing.workload is not None:
         work = pricing.workload
@@ -133,24 +118,27 @@ def _workers(
     evaluation: "Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
     memory, sizes = held
-    grid = Table("worker", "stages", "busy", "idle", "peak in flight", f"peak {UNITS[sizes.unit]}")
-    system = pricing.system
-    if "memory_bytes" in result and system is not None:
-        grid.add_column(f"memory (of {gigabytes(float(system.memory_capacity))})")
-    for worker in range(evaluation.workers):
-        stages = np.argwhere(evaluation.table.placement == worker)[:, 1]
-        idle = 1 - result["busy"][worker] / (evaluation.makespan or 1)
-        row = [
-            str(worker),
-            " ".join(map(str, stages)),
-            seconds(result["busy"][worker]),
-            percent(idle),
-            str(result["peak_in_flight"][worker]),
-            f"{sizes.text(memory.peak[worker])} at {seconds(memory.peak_at[worker])}",
-        ]
-        if "memory_bytes" in result and system is not None:
-            need = float(result["memory_bytes"][worker])
-            over = "  [red]too much[/]" if need > float(system.memory_capacity) else ""
-            row.append(gigabytes(need) + over)
-        grid.add_row(*row)
-    return grid
+    peaks = zip(memory.peak, memory.peak_at, strict=True)
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("worker", range(evaluation.workers)),
+        ("stages", [_stages_of(evaluation, worker) for worker in range(evaluation.workers)]),
+        ("busy", map(seconds, result["busy"])),
+        ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),
+        ("peak in flight", result["peak_in_flight"]),
+        (
+            f"peak {UNITS[sizes.unit]}",
+            (f"{sizes.text(peak)} at {seconds(at)}" for peak, at in peaks),
+        ),
+    ]
+    if "memory_bytes" in result and pricing.system is not None:
+        room = float(pricing.system.memory_capacity)
+        needs = (
+            gigabytes(need) + "  [red]too much[/]" * (need > room)
+            for need in result["memory_bytes"].tolist()
+        )
+        columns.append((f"memory (of {gigabytes(room)})", needs))
+    return grid(columns)
+
+
+def _stages_of(evaluation: "Evaluation", worker: int) -> str:
+    return " ".join(map(str, np.argwhere(evaluation.table.placement == worker)[:, 1]))

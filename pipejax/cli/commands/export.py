@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
-from pipejax.cli.output.numbers import console, print_json
+from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import print_plain
 from pipejax.schedules.cells.ops import HOST, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import spread
@@ -54,17 +56,19 @@ def export(
     pricing: Pricing | None,
     links: Links,
     format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
-    out: Annotated[Path, typer.Option(help="File to write; it is replaced.")],
+    out: Path,
     json: JsonFlag = False,
 ) -> None:
-    """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto."""
-    if format not in FORMATS:
-        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
+    """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.
+
+    Options:
+      out: File to write; it is replaced.
+    """
+    one_of(format, FORMATS, "--format")
     text = FORMATS[format](table, or_slots(pricing, table), links)
     write_file(out, text)
-    result = {"format": format, "out": str(out), "bytes": len(text.encode())}
+    result = {"format": format, "out": out, "bytes": len(text.encode())}
     if json:
         print_json(result)
     else:
-        text = f"wrote {format} to {out} ({result['bytes']} bytes)"
-        console().print(text, markup=False, soft_wrap=True)
+        print_plain(f"wrote {format} to {out} ({result['bytes']} bytes)")

@@ -1,85 +1,105 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.files import DATASET, check_out, write_dataset
-from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
+from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written, progress
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
-    from pipejax.analysis.distributions import Distribution, Jitter, Straggler
+    from pipejax.analysis.distributions import Jitter
     from pipejax.analysis.jitter import Jittered
     from pipejax.analysis.robustness import Robustness
 
 
 KINDS = ", ".join(DISTRIBUTIONS)
+VARYING = ("op", "worker", "message")
+SLOW = ("straggler", "op_straggler")
 
 
 class SamplingOptions(NamedTuple):
-    """What varies, and how many samples are drawn of it."""
+    """What varies, and how many samples are drawn of it.
+
+    Attributes:
+      op: as NAME:SPREAD.
+      worker: Jitter of each worker, the same for all of its ops.
+      message: Jitter of each message.
+      straggler: A worker is slow in a sample, as PROBABILITY:SLOWDOWN.
+      op_straggler: An op is slow, as PROBABILITY:SLOWDOWN.
+      samples: Samples.
+      seed: Seed of the random numbers.
+    """
 
     op: Annotated[str, typer.Option(help=f"Jitter of each op, as NAME:SPREAD; names: {KINDS}.")] = (
         "lognormal:0"
     )
-    worker: Annotated[
-        str, typer.Option(help="Jitter of each worker, the same for all of its ops.")
-    ] = "lognormal:0"
-    message: Annotated[str, typer.Option(help="Jitter of each message.")] = "lognormal:0"
-    straggler: Annotated[
-        str, typer.Option(help="A worker is slow in a sample, as PROBABILITY:SLOWDOWN.")
-    ] = "0:1"
-    op_straggler: Annotated[str, typer.Option(help="An op is slow, as PROBABILITY:SLOWDOWN.")] = (
-        "0:1"
-    )
-    samples: Annotated[int, typer.Option(help="Samples.", min=1)] = 10_000
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0
+    worker: str = "lognormal:0"
+    message: str = "lognormal:0"
+    straggler: str = "0:1"
+    op_straggler: str = "0:1"
+    samples: Count = 10_000
+    seed: Seed = 0
 
     def factors(self) -> "Jitter":
         """Read the distributions."""
-        from pipejax.analysis.distributions import Jitter
+        from pipejax.analysis.distributions import Distribution, Jitter, Straggler
 
+        spread, slow = f"NAME:SPREAD with a name of {KINDS}", "PROBABILITY:SLOWDOWN, as 0.01:2"
         return Jitter(
-            op=_distribution(self.op, "--op"),
-            worker=_distribution(self.worker, "--worker"),
-            message=_distribution(self.message, "--message"),
-            straggler=_straggler(self.straggler, "--straggler"),
-            op_straggler=_straggler(self.op_straggler, "--op-straggler"),
+            **{name: self._read(name, Distribution, str, spread) for name in VARYING},
+            **{name: self._read(name, Straggler, float, slow) for name in SLOW},
         )
+
+    def _read(
+        self, name: str, make: Callable[..., Any], first: Callable[[str], Any], form: str
+    ) -> Any:
+        """Read what is given as FIRST:NUMBER."""
+        text = getattr(self, name)
+        part, colon, value = (each.strip() for each in text.partition(":"))
+        try:
+            given = first(part), float(value if colon else "missing")
+        except ValueError:
+            raise ValueError(f"{flag(name)} must be {form}, got {text!r}") from None
+        try:
+            return make(*given)
+        except ValueError as error:
+            raise ValueError(f"{flag(name)} {text}: {error}") from None
 
 
 def jitter(
     options: TableOptions,
     pricing: Pricing | None,
     links: Links,
-    schedules: Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")],
-    workers: Annotated[int, typer.Option(help="Workers P.", min=1)],
-    microbatches: Annotated[int, typer.Option(help="Microbatches M.", min=1)],
+    schedules: Schedules,
+    workers: Workers,
+    microbatches: Count,
     sampling: SamplingOptions,
-    quantile: Annotated[float, typer.Option(help="Quantile that ranks.")] = 0.95,
-    ops: Annotated[
-        bool, typer.Option("--ops", help="Show how often ops are on the critical path.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write all samples to this store (.zarr).")
-    ] = None,
+    quantile: float = 0.95,
+    ops: bool = False,
+    out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
-    """Run schedules with random durations: quantiles of the step time, and who is robust."""
+    """Run schedules with random durations: quantiles of the step time, and who is robust.
+
+    Options:
+      microbatches: Microbatches M.
+      quantile: Quantile that ranks.
+      ops: Show how often ops are on the critical path.
+      out: Write all samples to this store (.zarr).
+    """
     from pipejax.analysis.robustness import jitter_dataset, robustness
 
     priced = required(pricing)
@@ -105,22 +125,19 @@ def jitter(
                 "workers": workers,
                 "microbatches": microbatches,
                 "link": links.model,
-                "queues": links.queues,
-                "host_links": links.host_links,
+                **pick(links, "queues host_links"),
                 "jitter": settings,
-                "samples": sampling.samples,
-                "seed": sampling.seed,
+                **pick(sampling, "samples seed"),
                 "quantile": quantile,
-                "out": None if out is None else str(out),
+                "out": out,
                 "rows": rows,
             }
         )
         return
     _print(runs, ranked, quantile, ops)
     for name, why in missing.items():
-        console().print(f"  {name}: not evaluated: {why}", soft_wrap=True, markup=False)
-    if out is not None:
-        console().print(f"samples in {out}", markup=False, soft_wrap=True)
+        print_plain(f"  {name}: not evaluated: {why}")
+    print_written("samples in", out)
 
 
 def _build(
@@ -148,50 +165,12 @@ def _run(
     """Run every table, with progress on stderr where a person sees it."""
     from pipejax.analysis.jitter import jitter as run
 
-    drawn: dict[str, Any] = {"samples": sampling.samples, "seed": sampling.seed, "link": links}
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("sampling", total=sampling.samples * len(tables))
-        drawn["on_progress"] = partial(progress.advance, task)
+    drawn = pick(sampling, "samples seed") | {"link": links}
+    with progress("sampling", sampling.samples * len(tables)) as bar:
+        drawn["on_progress"] = lambda count: bar.move(advance=count)
         return {
             name: run(table, pricing.of(table), factors, **drawn) for name, table in tables.items()
         }
-
-
-def _split(text: str, option: str, form: str) -> tuple[str, float]:
-    """Read NAME:NUMBER."""
-    name, colon, value = (part.strip() for part in text.partition(":"))
-    try:
-        if colon:
-            return name, float(value)
-    except ValueError:
-        pass  # said below
-    raise ValueError(f"{option} must be {form}, got {text!r}")
-
-
-def _distribution(text: str, option: str) -> "Distribution":
-    from pipejax.analysis.distributions import Distribution
-
-    name, spread = _split(text, option, f"NAME:SPREAD with a name of {KINDS}")
-    try:
-        return Distribution(name, spread)
-    except ValueError as error:
-        raise ValueError(f"{option} {text}: {error}") from None
-
-
-def _straggler(text: str, option: str) -> "Straggler":
-    from pipejax.analysis.distributions import Straggler
-
-    form = "PROBABILITY:SLOWDOWN, as 0.01:2"
-    first, slowdown = _split(text, option, form)
-    try:
-        probability = float(first)
-    except ValueError:
-        raise ValueError(f"{option} must be {form}, got {text!r}") from None
-    try:
-        return Straggler(probability, slowdown)
-    except ValueError as error:
-        raise ValueError(f"{option} {text}: {error}") from None
 
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
@@ -200,15 +179,12 @@ def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
 
     row = {
         "schedule": rank.schedule,
-        "deterministic": jittered.deterministic,
-        "mean": jittered.mean,
+        **pick(jittered, "deterministic mean"),
         "quantiles": {_percentile(level): jittered.quantile(level) for level in QUANTILES},
         "slowdowns": {_percentile(level): jittered.slowdown(level) for level in QUANTILES},
         "worst": float(jittered.makespans.max()),
         "worst_sample": jittered.worst,
-        "makespan_rank": rank.makespan_rank,
-        "slowdown_rank": rank.slowdown_rank,
-        "fastest_share": rank.fastest_share,
+        **pick(rank, "makespan_rank slowdown_rank fastest_share"),
     }
     if ops:
         row["ops"] = [
@@ -227,47 +203,32 @@ def _print(
 ) -> None:
     from pipejax.analysis.jitter import QUANTILES
 
-    first = next(iter(runs.values()))
-    times = Table(
-        "schedule",
-        "no jitter",
-        "mean",
-        *map(_percentile, QUANTILES),
-        "worst",
-        title=f"step time over {len(first.makespans)} samples, seed {first.seed}",
+    first, every, level = next(iter(runs.values())), runs.values(), _percentile(quantile)
+    times = [
+        ("schedule", runs),
+        ("no jitter", (seconds(rank.deterministic) for rank in ranked)),
+        ("mean", (seconds(run.mean) for run in every)),
+        *((_percentile(q), [seconds(run.quantile(q)) for run in every]) for q in QUANTILES),
+        ("worst", (seconds(float(run.makespans.max())) for run in every)),
+    ]
+    ranks = [
+        ("schedule", runs),
+        (
+            f"{level} time",
+            ("[bold green]" * (r.makespan_rank == 1) + seconds(r.makespan) for r in ranked),
+        ),
+        ("rank", (rank.makespan_rank for rank in ranked)),
+        (f"{level} slowdown", (f"{rank.slowdown:.4f}" for rank in ranked)),
+        ("rank", (rank.slowdown_rank for rank in ranked)),
+        ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
+    ]
+    title = f"step time over {len(first.makespans)} samples, seed {first.seed}"
+    print_all(
+        grid(times, title=title),
+        grid(ranks, title="who is fastest, and whom jitter slows least"),
     )
-    level = _percentile(quantile)
-    ranks = Table(
-        "schedule",
-        f"{level} time",
-        "rank",
-        f"{level} slowdown",
-        "rank",
-        "fastest in",
-        title="who is fastest, and whom jitter slows least",
-    )
-    for (name, jittered), rank in zip(runs.items(), ranked, strict=True):
-        times.add_row(
-            name,
-            seconds(rank.deterministic),
-            seconds(jittered.mean),
-            *(seconds(jittered.quantile(level)) for level in QUANTILES),
-            seconds(float(jittered.makespans.max())),
+    for name, run in runs.items() if ops else ():
+        print_all(
+            f"{name}: share of samples in which ops are on the critical path",
+            values_by_phase(op_values(run.evaluation, run.node_share), "often", percent),
         )
-        style = "[bold green]" if rank.makespan_rank == 1 else ""
-        ranks.add_row(
-            name,
-            f"{style}{seconds(rank.makespan)}",
-            str(rank.makespan_rank),
-            f"{rank.slowdown:.4f}",
-            str(rank.slowdown_rank),
-            percent(rank.fastest_share),
-        )
-    out = console()
-    out.print(times)
-    out.print(ranks)
-    if ops:
-        for name, jittered in runs.items():
-            out.print(f"{name}: share of samples in which ops are on the critical path")
-            values = op_values(jittered.evaluation, jittered.node_share)
-            out.print(values_by_phase(values, "often", percent))

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pipejax import schedules
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
 from pipejax.cli.options.groups import Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import progress
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
@@ -34,7 +34,58 @@ if TYPE_CHECKING:
     from pipejax.search.schedule.store import SolvedProblems
 
 
-Text = str | None
+class HostTimes(NamedTuple):
+    """What an activation takes to the host and back.
+
+    Attributes:
+      offload: Seconds of O, an activation to the host: lets them go there.
+      load: Seconds of L, back from it; as O.
+    """
+
+    offload: Text = None
+    load: Text = None
+
+    def chosen(self) -> "HostTimes":
+        """Refuse a load of what is never offloaded."""
+        if self.load is not None and self.offload is None:
+            raise ValueError(f"--load {self.load} needs --offload")
+        return self
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Times by name, of those that are given."""
+        given = self._asdict().items()
+        return {name: parse_seconds(text, flag(name)) for name, text in given if text is not None}
+
+
+class StoreOptions(NamedTuple):
+    """Where solved problems are kept.
+
+    Attributes:
+      store: Folder of solved problems ($PIPEJAX_CACHE or the user's if not given).
+      no_store: Neither use nor keep solved problems.
+    """
+
+    store: Annotated[Path | None, typer.Option(metavar="DIR")] = None
+    no_store: bool = False
+
+    def open(self) -> "SolvedProblems | None":
+        """Open the store; a folder that was named has to be one that can be written."""
+        from pipejax.search.schedule.store import SolvedProblems
+
+        folder = self.store
+        if self.no_store:
+            if folder is not None:
+                raise ValueError(f"--store {folder} and --no-store: choose one")
+            return None
+        check_modules("--store needs", ("filelock", "platformdirs"), "optimize")
+        if folder is not None:
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"--store {folder} is no folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise ValueError(f"--store {folder} cannot be written")
+        return SolvedProblems(folder)
 
 
 def optimize(
@@ -42,43 +93,24 @@ def optimize(
     pricing: Pricing | None,
     links: Links,
     activations: ActivationOptions,
-    memory_limit: Annotated[
-        str,
-        typer.Option(
-            help="What a worker can hold: activations, or with --model bytes of the "
-            "device, as 40GB; one number or one per worker.",
-            metavar="LIMIT",
-        ),
-    ],
-    offload: Annotated[
-        Text, typer.Option(help="Seconds of O, an activation to the host: lets them go there.")
-    ] = None,
-    load: Annotated[Text, typer.Option(help="Seconds of L, back from it; as O.")] = None,
-    objective: Annotated[
-        str, typer.Option(help="What is to be least: makespan or span.")
-    ] = "makespan",
-    time_limit: Annotated[
-        str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
-    ] = "60",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of the solver; one per processor.", min=1)
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of solved problems ($PIPEJAX_CACHE or the user's if not given).",
-            metavar="DIR",
-        ),
-    ] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Neither use nor keep solved problems.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the best table to this file (.csv or .json).")
-    ] = None,
+    memory_limit: Annotated[str, typer.Option(metavar="LIMIT")],
+    host_times: HostTimes,
+    stored: StoreOptions,
+    objective: str = "makespan",
+    time_limit: TimeLimit = "60",
+    threads: CountIfGiven = None,
+    out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
-    """Find the fastest schedule that keeps a memory limit, and how far from the best it can be."""
+    """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
+
+    Options:
+      memory_limit: What a worker can hold: activations, or with --model bytes of the device, as
+        40GB; one number or one per worker.
+      objective: What is to be least: makespan or span.
+      threads: Threads of the solver; one per processor.
+      out: Write the best table to this file (.csv or .json).
+    """
     from pipejax.analysis.evaluate import evaluate
     from pipejax.search.schedule.optimize import optimize as search_schedule
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
@@ -88,17 +120,17 @@ def optimize(
     if within == 0:
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     for option, value, known in (
-        ("link", links.model, LINKS_OF_SEARCH),
-        ("objective", objective, OBJECTIVES),
+        ("--link", links.model, LINKS_OF_SEARCH),
+        ("--objective", objective, OBJECTIVES),
     ):
         if value not in known:
-            raise ValueError(f"--{option} must be one of {', '.join(known)} here, got {value!r}")
+            raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
     check_out(out, TABLE)
     _check_solver()
-    kept = _open_store(store, no_store)
+    kept = stored.open()
     try:
-        task = _pose(choice, required(pricing), activations, limit, offload, load)
-        with _warnings_as_lines(), _progress() as show:
+        task = _pose(choice, required(pricing), activations, limit, host_times)
+        with _warnings_as_lines(), _shown() as show:
             found = search_schedule(
                 task.table,
                 task.costs,
@@ -120,17 +152,8 @@ def optimize(
     if out is not None:
         write_table(best.table, out)
     run = evaluate(best.table, task.costs, link=links)
-    outcome = Outcome(
-        task.table,
-        best,
-        run,
-        task.room.stages.held(run),
-        task.room,
-        objective,
-        stopped,
-        None if kept is None else kept.path,
-        out,
-    )
+    held, folder = task.room.stages.held(run), None if kept is None else kept.path
+    outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)
     if json:
         print_json(as_json(outcome))
     else:
@@ -151,23 +174,16 @@ def _pose(
     pricing: Pricing,
     activations: ActivationOptions,
     limit: MemoryLimit,
-    offload: Text,
-    load: Text,
+    host_times: HostTimes,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
-    host = {
-        name: parse_seconds(text, f"--{name}")
-        for name, text in (("offload", offload), ("load", load))
-        if text is not None
-    }
-    if load is not None and offload is None:
-        raise ValueError(f"--load {load} needs --offload")
+    host = host_times.seconds
 
     def price(table: ScheduleTable) -> "Costs":
         costs = pricing.of(table)
         if host and _takes_time(costs):
             raise ValueError(
-                f"--offload {offload} and the times of O or L given besides: choose one"
+                f"--offload {host_times.offload} and the times of O or L given besides: choose one"
             )
         return dataclasses.replace(costs, **host)
 
@@ -204,24 +220,6 @@ def _check_solver() -> None:
         raise ValueError(NO_SOLVER) from None
 
 
-def _open_store(folder: Path | None, no_store: bool) -> "SolvedProblems | None":
-    """Choose the store; a folder that was named has to be one that can be written."""
-    from pipejax.search.schedule.store import SolvedProblems
-
-    if no_store:
-        if folder is not None:
-            raise ValueError(f"--store {folder} and --no-store: choose one")
-        return None
-    check_modules("--store needs", ("filelock", "platformdirs"), "optimize")
-    if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--store {folder} is no folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"--store {folder} cannot be written")
-    return SolvedProblems(folder)
-
-
 def _follow(
     found: "Generator[Solution, None, None]", show: "Callable[[Solution], None]"
 ) -> "tuple[Solution, str | None]":
@@ -241,12 +239,10 @@ def _follow(
 
 
 @contextmanager
-def _progress() -> "Iterator[Callable[[Solution], None]]":
-    """Show the best so far on stderr, and each improvement, where a person sees it."""
-    err = Console(stderr=True, highlight=False)
+def _shown() -> "Iterator[Callable[[Solution], None]]":
+    """Show the best so far, and each improvement."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("looking for a first schedule", total=None)
+    with progress("looking for a first schedule", None, *columns) as bar:
         last: list[float] = []
 
         def show(best: "Solution") -> None:
@@ -254,9 +250,9 @@ def _progress() -> "Iterator[Callable[[Solution], None]]":
                 f"best {seconds(best.makespan)}, bound {seconds(best.lower_bound)}, gap "
                 f"{percent(best.gap)}, from {best.source}"
             )
-            bar.update(task, description=line)
-            if err.is_terminal and last != [best.makespan]:
-                bar.console.print(f"{best.seconds:7.1f} s  {line}", markup=False)
+            bar.move(description=line)
+            if last != [best.makespan]:
+                bar.note(f"{best.seconds:7.1f} s  {line}")
             last[:] = [best.makespan]
 
         yield show

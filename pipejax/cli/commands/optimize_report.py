@@ -1,14 +1,15 @@
 """How `pipejax optimize` reports what it found."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.markup import escape
 from rich.table import Table
 
 from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.options.memory_limit import Room
-from pipejax.cli.output.numbers import console, gigabytes, percent, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
 from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
@@ -74,33 +75,16 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     best, run, room = outcome.best, outcome.run, outcome.room
     return {
         "schedule": outcome.given.name,
-        "workers": run.workers,
-        "stages": run.stages,
-        "microbatches": run.microbatches,
+        **pick(run, "workers stages microbatches"),
         "link": run.links.model,
-        "objective": outcome.objective,
-        "status": best.status,
-        "stopped": outcome.stopped,
-        "makespan": run.makespan,
-        "max_span": run.max_span,
-        "lower_bound": best.lower_bound,
-        "gap": best.gap,
-        "rounding": best.rounding,
-        "bubble_ratio": run.bubble_ratio,
-        "span_bubble_ratio": run.span_bubble_ratio,
-        "idle_saved": outcome.idle_saved,
-        "peak_in_flight": run.peak_in_flight,
+        **pick(outcome, "objective stopped idle_saved store out"),
+        **pick(best, "status lower_bound gap rounding offloaded seconds source baseline"),
+        **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
         "memory_limit": room.limits,
         "memory_unit": room.stages.unit,
         "weight_share": outcome.held.weight_share,
         "static_bytes": room.stages.static,
-        "offloaded": best.offloaded,
-        "seconds": best.seconds,
-        "source": best.source,
-        "baseline": dict(best.baseline),
-        "store": None if outcome.store is None else str(outcome.store),
-        "out": None if outcome.out is None else str(outcome.out),
     }
 
 
@@ -111,65 +95,59 @@ def print_report(outcome: Outcome) -> None:
       outcome: what was found.
     """
     best, run = outcome.best, outcome.run
-    out = console()
-    out.print(
-        f"[bold]{escape(outcome.given.name)}[/] optimised, {run.workers} workers, "
-        f"{run.stages} stages, {run.microbatches} microbatches, "
-        f"{run.links.model} links"
-    )
-    totals = Table(show_header=False, box=None, padding=(0, 2))
-    totals.add_row(
-        "status", best.status + (f", ended by {outcome.stopped}" if outcome.stopped else "")
-    )
-    totals.add_row("makespan", f"[bold]{seconds(run.makespan)}[/]")
-    if outcome.objective == "span":
-        totals.add_row("largest span", f"[bold]{seconds(run.max_span)}[/], which was to be least")
-    totals.add_row("lower bound", f"{seconds(best.lower_bound)}, gap {percent(best.gap)}")
-    if best.rounding:
-        totals.add_row("rounding", f"{seconds(best.rounding)}  times are whole units here")
-    totals.add_row("bubble ratio", percent(run.bubble_ratio) + "  idle / all")
+    ended = f", ended by {outcome.stopped}" if outcome.stopped else ""
+    totals = [
+        ("status", best.status + ended),
+        ("makespan", f"[bold]{seconds(run.makespan)}[/]"),
+        ("lower bound", f"{seconds(best.lower_bound)}, gap {percent(best.gap)}"),
+        ("bubble ratio", percent(run.bubble_ratio) + "  idle / all"),
+        ("offloaded", f"{best.offloaded} activations"),
+        ("found by", f"{best.source}, in {seconds(best.seconds)}"),
+    ]
     if outcome.best_baseline is not None and outcome.idle_saved is not None:
         name, time = outcome.best_baseline
         less = f"{percent(outcome.idle_saved)} less than {name} ({seconds(time)})"
-        totals.add_row("idle", less)
-    totals.add_row("offloaded", f"{best.offloaded} activations")
-    totals.add_row("found by", f"{best.source}, in {seconds(best.seconds)}")
-    out.print(totals)
-    out.print(_workers(outcome))
+        totals.insert(4, ("idle", less))
+    if best.rounding:
+        totals.insert(3, ("rounding", f"{seconds(best.rounding)}  times are whole units here"))
+    if outcome.objective == "span":
+        totals.insert(2, ("largest span", f"{seconds(run.max_span)}, which was to be least"))
+    print_all(
+        heading(run, f"{run.links.model} links", outcome.given.name),
+        facts(totals),
+        _workers(outcome),
+    )
     if best.baseline:
-        out.print(_baselines(outcome))
-    if outcome.out is not None:
-        out.print(f"wrote the table to {outcome.out}", markup=False, soft_wrap=True)
+        print_all(_baselines(outcome))
+    print_written("wrote the table to", outcome.out)
 
 
 def _workers(outcome: Outcome) -> Table:
-    run, room = outcome.run, outcome.room
-    grid = Table("worker", "busy", "idle", "peak in flight", "peak memory", "limit")
-    if room.stages.static is not None:
-        grid.add_column("beside it")
-        grid.caption = "beside it: parameters, gradients and optimizer, taken off first"
-    for worker in range(run.workers):
-        row = [
-            str(worker),
-            seconds(run.busy[worker]),
-            percent(1 - run.busy[worker] / (run.makespan or 1)),
-            str(run.peak_in_flight[worker]),
-            room.stages.text(outcome.held.memory.peak[worker]),
-            room.stages.text(room.limits[worker]),
-        ]
-        if room.stages.static is not None:
-            row.append(gigabytes(room.stages.static[worker]))
-        grid.add_row(*row)
-    return grid
+    run, stages = outcome.run, outcome.room.stages
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("worker", range(run.workers)),
+        ("busy", map(seconds, run.busy)),
+        ("idle", (percent(1 - busy / (run.makespan or 1)) for busy in run.busy)),
+        ("peak in flight", run.peak_in_flight),
+        ("peak memory", map(stages.text, outcome.held.memory.peak)),
+        ("limit", map(stages.text, outcome.room.limits)),
+    ]
+    if stages.static is None:
+        return grid(columns)
+    beside = "beside it: parameters, gradients and optimizer, taken off first"
+    return grid([*columns, ("beside it", map(gigabytes, stages.static))], caption=beside)
 
 
 def _baselines(outcome: Outcome) -> Table:
-    grid = Table("other schedules", outcome.objective, "longer by")
     known = sorted(outcome.best.baseline.items(), key=lambda e: (e[1] is None, e[1] or 0.0))
-    for name, time in known:
-        if time is None:
-            grid.add_row(name, "does not fit", "-")
-        else:
-            more = time / outcome.value - 1 if outcome.value else 0.0
-            grid.add_row(name, seconds(time), percent(more))
-    return grid
+    value = outcome.value
+    return grid(
+        [
+            ("other schedules", (name for name, _ in known)),
+            (outcome.objective, ("does not fit" if t is None else seconds(t) for _, t in known)),
+            (
+                "longer by",
+                ("-" if t is None else percent(t / value - 1 if value else 0.0) for _, t in known),
+            ),
+        ]
+    )

@@ -1,28 +1,24 @@
 """`pipejax order`: which transfers wait, and a better order of SEND and RECV cells."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
-from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import grid, pick, print_all, print_written, progress
 from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import write_table
 
 if TYPE_CHECKING:
     from pipejax.analysis.head_of_line_blocking import TransferWaits
-    from pipejax.search.transfers import search as transfer_order
     from pipejax.search.transfers.search import TransferOrder
 
 
@@ -33,18 +29,21 @@ def order(
     table: ScheduleTable,
     pricing: Pricing | None,
     rendezvous: Links,
-    iterations: Annotated[int, typer.Option(help="Most batches of orders to try.", min=0)] = 1000,
-    time_limit: Annotated[
-        str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
-    ] = "60",
-    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
-    worst: Annotated[int, typer.Option(help="Waiting transfers to list.", min=0)] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the better table to this file (.csv or .json).")
-    ] = None,
+    iterations: Annotated[int, typer.Option(min=0)] = 1000,
+    time_limit: TimeLimit = "60",
+    seed: Seed = 0,
+    worst: Annotated[int, typer.Option(min=0)] = 10,
+    out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
-    """Find which transfers block others under rendezvous, and search a better order of them."""
+    """Find which transfers block others under rendezvous, and search a better order of them.
+
+    Options:
+      iterations: Most batches of orders to try.
+      seed: Seed of the search.
+      worst: Waiting transfers to list.
+      out: Write the better table to this file (.csv or .json).
+    """
     from pipejax.analysis.evaluate import evaluate
     from pipejax.analysis.head_of_line_blocking import queue_makespans, transfer_waits
     from pipejax.engine.lowering.communication_cells import insert_transfers
@@ -53,7 +52,7 @@ def order(
     limit = parse_seconds(time_limit, "--time-limit")
     check_out(out, TABLE)
     costs = required(pricing).of(table)
-    with _progress(iterations) as progress:
+    with progress("searching", iterations) as bar:
         found = search_order(
             table,
             costs,
@@ -61,48 +60,38 @@ def order(
             iterations=iterations,
             time_limit=limit,
             seed=seed,
-            on_progress=progress,
+            on_progress=lambda done, makespan: bar.move(
+                completed=done, description=f"best {seconds(makespan)}"
+            ),
         )
     if out is not None:
         write_table(found.table, out)
-    tables = {
-        "own": table,
-        "by producer": insert_transfers(table, link=rendezvous),
-        FOUND: found.table,
-    }
+    tables = {"own": table, "by producer": insert_transfers(table, link=rendezvous)}
     makespans = {
-        name: queue_makespans(each, costs, link=rendezvous) for name, each in tables.items()
+        name: queue_makespans(each, costs, link=rendezvous)
+        for name, each in {**tables, FOUND: found.table}.items()
     }
     # where the table's own order deadlocks, nothing waits: the next best thing is looked at
     shown = "by producer" if found.baselines["own"] is None else "own"
     waits = transfer_waits(evaluate(tables[shown], costs, link=rendezvous))
     if json:
-        print_json(_as_json(table, found, makespans, shown, waits, out))
-    else:
-        _print(table, found, makespans, shown, waits, worst, out)
-
-
-@contextmanager
-def _progress(iterations: int) -> "Iterator[transfer_order.OnProgress]":
-    """Show progress on stderr where a person sees it."""
-    err = Console(stderr=True)
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("searching", total=iterations)
-        yield lambda done, makespan: bar.update(
-            task, completed=done, description=f"best {seconds(makespan)}"
-        )
+        looked_at = {"makespans": makespans, "waits_of": shown, "out": out}
+        print_json(_as_json(table, found, waits) | looked_at)
+        return
+    _print(table, found)
+    print_all(
+        _makespan_grid(makespans),
+        _wait_grid(shown, waits, worst),
+        "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
+    )
+    print_written("wrote the better table to", out)
 
 
 Makespans = dict[str, dict[str, float | None]]
 
 
 def _as_json(
-    table: ScheduleTable,
-    found: "TransferOrder",
-    makespans: Makespans,
-    shown: str,
-    waits: "TransferWaits",
-    out: Path | None,
+    table: ScheduleTable, found: "TransferOrder", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
         "schedule": table.name,
@@ -110,30 +99,13 @@ def _as_json(
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "queues": found.links.queues,
-        "makespan": found.makespan,
-        "baselines": dict(found.baselines),
-        "free_bound": found.free_bound,
-        "free_gap": found.free_gap,
-        "queue_bound": found.queue_bound,
-        "gap": found.gap,
-        "evaluated": found.evaluated,
-        "stopped": found.stopped,
-        "out": None if out is None else str(out),
-        "makespans": makespans,
-        "waits_of": shown,
+        **pick(
+            found,
+            "makespan baselines free_bound free_gap queue_bound gap evaluated stopped",
+        ),
         "waits": [
-            {
-                "send": str(w.send),
-                "sender": w.sender,
-                "receiver": w.receiver,
-                "ready": w.ready,
-                "start": w.start,
-                "wait": w.wait,
-                "blocked": w.blocked,
-                "worker": w.worker,
-                "cell": str(w.cell),
-                "front": str(w.front),
-            }
+            pick(w, "sender receiver ready start wait blocked worker")
+            | {name: str(cell) for name, cell in pick(w, "send cell front").items()}
             for w in waits.transfers
             if w.wait > 0
         ],
@@ -145,72 +117,45 @@ def _as_json(
     }
 
 
-def _print(
-    table: ScheduleTable,
-    found: "TransferOrder",
-    makespans: Makespans,
-    shown: str,
-    waits: "TransferWaits",
-    worst: int,
-    out: Path | None,
-) -> None:
-    to = console()
-    to.print(
-        f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
-        f"{found.links.queues}: {seconds(found.makespan)} in the order found"
-    )
+def _print(table: ScheduleTable, found: "TransferOrder") -> None:
     producer = found.baselines["by producer"] or 0.0
-    to.print(
-        f"  {percent(1 - found.makespan / producer if producer else 0.0)} less than producer "
-        f"by producer ({seconds(producer)})"
-    )
-    to.print(
+    less = 1 - found.makespan / producer if producer else 0.0
+    print_all(
+        f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
+        f"{found.links.queues}: {seconds(found.makespan)} in the order found",
+        f"  {percent(less)} less than producer by producer ({seconds(producer)})",
         f"  {percent(found.free_gap)} above the run in which messages use no resource "
-        f"({seconds(found.free_bound)})"
+        f"({seconds(found.free_bound)})",
+        f"  {percent(found.gap)} above what no order can undercut ({seconds(found.queue_bound)})",
+        f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
     )
-    to.print(
-        f"  {percent(found.gap)} above what no order can undercut ({seconds(found.queue_bound)})"
-    )
-    to.print(f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n")
-    to.print(_makespan_grid(makespans))
-    to.print(_wait_grid(shown, waits, worst))
-    to.print("wait by worker: " + ", ".join(seconds(wait) for wait in waits.by_worker))
-    if out is not None:
-        to.print(f"wrote the better table to {out}", markup=False, soft_wrap=True)
 
 
 def _makespan_grid(makespans: Makespans) -> Table:
-    grid = Table("queues", *makespans, title="makespan by order of the transfers")
-    for name in makespans[FOUND]:
-        row = [makespans[order][name] for order in makespans]
-        label = f"one per {name}" if name in QUEUES else name
-        grid.add_row(label, *("deadlock" if value is None else seconds(value) for value in row))
-    return grid
+    queues = makespans[FOUND]
+    columns = {
+        order: ["deadlock" if each[name] is None else seconds(each[name] or 0.0) for name in queues]
+        for order, each in makespans.items()
+    }
+    labels = [f"one per {name}" if name in QUEUES else name for name in queues]
+    title = "makespan by order of the transfers"
+    return grid([("queues", labels), *columns.items()], title=title)
 
 
 def _wait_grid(shown: str, waits: "TransferWaits", worst: int) -> Table:
     late = [waited for waited in waits.transfers if waited.wait > 0]
-    grid = Table(
-        "transfer",
-        "workers",
-        "ready",
-        "waits",
-        "blocked",
-        "on worker",
-        "cell",
-        "behind",
+    listed = late[:worst]
+    return grid(
+        [
+            ("transfer", (w.send for w in listed)),
+            ("workers", (f"{w.sender} to {w.receiver}" for w in listed)),
+            ("ready", (seconds(w.ready) for w in listed)),
+            ("waits", (seconds(w.wait) for w in listed)),
+            ("blocked", (seconds(w.blocked) for w in listed)),
+            ("on worker", (w.worker for w in listed)),
+            ("cell", (w.cell for w in listed)),
+            ("behind", (w.front for w in listed)),
+        ],
         title=f"{len(late)} transfers wait, order: {shown}",
         caption="blocked: while the one in front had not started either",
     )
-    for waited in late[:worst]:
-        grid.add_row(
-            str(waited.send),
-            f"{waited.sender} to {waited.receiver}",
-            seconds(waited.ready),
-            seconds(waited.wait),
-            seconds(waited.blocked),
-            str(waited.worker),
-            str(waited.cell),
-            str(waited.front),
-        )
-    return grid

@@ -1,9 +1,8 @@
 """`pipejax schedules`: what can be built."""
 
-from rich.table import Table
-
-from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.output.numbers import console, print_json
+from pipejax.cli.options.declared import JsonFlag, flag
+from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import grid, pick, print_all
 from pipejax.schedules import REGISTRY
 
 
@@ -14,23 +13,21 @@ def schedules(json: JsonFlag = False) -> None:
 
     if json:
         listed = [
-            {
-                "name": name,
-                "summary": builder.summary,
-                "options": list(builder.options),
-                "source": builder.source,
-            }
+            {"name": name, **pick(builder, "summary options source")}
             for name, builder in REGISTRY.items()
         ]
-        print_json(
-            {"schedules": listed, "models": list(model_names()), "systems": list(system_names())}
-        )
+        print_json({"schedules": listed, "models": model_names(), "systems": system_names()})
         return
-    grid = Table("schedule", "what it is", "options", "source")
-    for name, builder in REGISTRY.items():
-        options = ", ".join(f"--{option.replace('_', '-')}" for option in builder.options)
-        grid.add_row(name, builder.summary, options, builder.source)
-    out = console()
-    out.print(grid)
-    out.print("models: " + ", ".join(model_names()))
-    out.print("systems: " + ", ".join(system_names()))
+    builders = REGISTRY.values()
+    print_all(
+        grid(
+            [
+                ("schedule", REGISTRY),
+                ("what it is", (builder.summary for builder in builders)),
+                ("options", (", ".join(map(flag, builder.options)) for builder in builders)),
+                ("source", (builder.source for builder in builders)),
+            ]
+        ),
+        "models: " + ", ".join(model_names()),
+        "systems: " + ", ".join(system_names()),
+    )

@@ -1,15 +1,15 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.output.files import DRAWING, check_out, drawing
-from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import grid, pick, print_all, print_written
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -24,15 +24,16 @@ def sensitivity(
     table: ScheduleTable,
     pricing: Pricing | None,
     links: Links,
-    factor: Annotated[
-        float, typer.Option(help="Divide and multiply each parameter by this for the tornado.")
-    ] = 2.0,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw the tornado chart to this file (.png, .pdf, .svg).")
-    ] = None,
+    factor: float = 2.0,
+    out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations."""
+    """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
+
+    Options:
+      factor: Divide and multiply each parameter by this for the tornado.
+      out: Draw the tornado chart to this file (.png, .pdf, .svg).
+    """
     from pipejax.analysis.sensitivity import sensitivity as find, swings
 
     priced = required(pricing)
@@ -53,47 +54,48 @@ def sensitivity(
         print_json(
             {
                 "schedule": table.name,
-                "step_time": found.step_time,
-                "bound_by": found.bound_by,
-                "share": dict(found.share),
-                "elasticity": dict(found.elasticity),
-                "factors": list(factors),
-                "swings": {name: list(pair) for name, pair in ends.items()},
-                "out": None if out is None else str(out),
+                **pick(found, "step_time bound_by share elasticity"),
+                "factors": factors,
+                "swings": ends,
+                "out": out,
             }
         )
         return
-    shown = console()
-    shown.print(
+    print_all(
         f"step time [bold]{seconds(found.step_time)}[/], bound by {found.bound_by} "
-        f"({percent(found.share[found.bound_by])} of the critical path)"
+        f"({percent(found.share[found.bound_by])} of the critical path)",
+        _table(found, ends, factors),
     )
-    shown.print(_table(found, ends, factors))
-    if out is not None:
-        shown.print(f"drawn to {out}", markup=False, soft_wrap=True)
+    print_written("drawn to", out)
 
 
 def _table(
     found: "Sensitivity", ends: dict[str, tuple[float, float]], factors: tuple[float, float]
 ) -> Table:
     """One row per parameter, the strongest first."""
-    grid = Table(
-        "parameter",
-        "elasticity",
-        "",
-        "share of path",
-        *(f"step time at x {factor:g}" for factor in factors),
+    strongest = max(map(abs, found.elasticity.values())) or 1.0
+    ranked = sorted(found.elasticity.items(), key=lambda item: -abs(item[1]))
+    bars = [
+        f"[{'green' if value < 0 else 'red'}]{'█' * round(BAR * abs(value) / strongest)}[/]"
+        for _, value in ranked
+    ]
+    share = found.share
+    return grid(
+        [
+            ("parameter", (name for name, _ in ranked)),
+            ("elasticity", (f"{value:+.4f}" for _, value in ranked)),
+            ("", bars),
+            ("share of path", (percent(share[n]) if n in share else "" for n, _ in ranked)),
+            *(
+                (
+                    f"step time at x {factor:g}",
+                    [seconds(ends[name][end]) if name in ends else "" for name, _ in ranked],
+                )
+                for end, factor in enumerate(factors)
+            ),
+        ],
         caption="elasticity: % of step time per % of the parameter",
     )
-    strongest = max(map(abs, found.elasticity.values())) or 1.0
-    for name, value in sorted(found.elasticity.items(), key=lambda item: -abs(item[1])):
-        bar = "█" * round(BAR * abs(value) / strongest)
-        low, high = map(seconds, ends[name]) if name in ends else ("", "")
-        share = percent(found.share[name]) if name in found.share else ""
-        grid.add_row(
-            name, f"{value:+.4f}", f"[{'green' if value < 0 else 'red'}]{bar}[/]", share, low, high
-        )
-    return grid
 
 
 def _draw(

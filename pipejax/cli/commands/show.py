@@ -13,6 +13,7 @@ from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.files import TIMELINE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
+from pipejax.cli.output.report import pick, print_written
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -44,21 +45,20 @@ def show(
     pricing: Pricing | None,
     links: Links,
     activations: ActivationOptions,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw to this file (.png, .pdf, .svg or .html).")
-    ] = None,
-    messages: Annotated[
-        bool, typer.Option("--messages", help="Show messages as thin lines.")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Show the activation memory of each worker over time.")
-    ] = False,
-    width: Annotated[
-        int | None, typer.Option(help="Columns of the terminal's timeline.", min=20)
-    ] = None,
+    out: Path | None = None,
+    messages: bool = False,
+    memory: bool = False,
+    width: Annotated[int | None, typer.Option(min=20)] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show the timeline of a schedule; without times, in the table's own slots."""
+    """Show the timeline of a schedule; without times, in the table's own slots.
+
+    Options:
+      out: Draw to this file (.png, .pdf, .svg or .html).
+      messages: Show messages as thin lines.
+      memory: Show the activation memory of each worker over time.
+      width: Columns of the terminal's timeline.
+    """
     from pipejax.analysis.evaluate import evaluate
 
     check_out(out, TIMELINE)
@@ -77,7 +77,7 @@ def show(
     if json:
         print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
     elif out is not None:
-        console().print(f"drawn to {out}", markup=False, soft_wrap=True)
+        print_written("drawn to", out)
     else:
         _print(evaluation, messages, shown, unit, width)
 
@@ -92,26 +92,16 @@ def _as_json(evaluation: "Evaluation", out: Path | None) -> dict[str, object]:
     from pipejax.analysis.timeline import arrows, bars
 
     return {
-        "schedule": evaluation.schedule,
-        "makespan": evaluation.makespan,
-        "out": None if out is None else str(out),
+        **pick(evaluation, "schedule makespan"),
+        "out": out,
         "ops": [
-            {
-                "op": bar.label,
-                "worker": bar.worker,
-                "start": bar.start,
-                "finish": bar.finish,
-                "critical": bar.is_critical,
-            }
+            {"op": bar.label, **pick(bar, "worker start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)
         ],
         "messages": [
             {
                 "op": str(arrow.op),
-                "sender": arrow.sender,
-                "receiver": arrow.receiver,
-                "start": arrow.start,
-                "finish": arrow.finish,
+                **pick(arrow, "sender receiver start finish"),
                 "critical": arrow.is_critical,
             }
             for arrow in arrows(evaluation)

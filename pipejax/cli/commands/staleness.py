@@ -1,18 +1,18 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import typer
-from rich.markup import escape
 from rich.table import Table
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing
 from pipejax.cli.output.files import DRAWING, check_out, drawing
-from pipejax.cli.output.numbers import console, gigabytes, percent, print_json
+from pipejax.cli.output.numbers import gigabytes, percent, print_json
+from pipejax.cli.output.report import grid, heading, pick, print_all, print_written
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -27,31 +27,24 @@ def staleness(
     table: ScheduleTable,
     pricing: Pricing | None,
     links: Links,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw the delays to this file (.png, .pdf, .svg).")
-    ] = None,
+    out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show weight versions and delays of an asynchronous table; in unit slots without times."""
+    """Show weight versions and delays of an asynchronous table; in unit slots without times.
+
+    Options:
+      out: Draw the delays to this file (.png, .pdf, .svg).
+    """
     from pipejax.analysis.staleness import staleness as find
     from pipejax.costs.workload import stage_bytes
 
     check_out(out, DRAWING)
     costs = None if pricing is None else pricing.of(table)
     found = find(table, costs, link=links)
-    result: dict[str, Any] = {
-        name: getattr(found, name)
-        for name in (
-            "schedule",
-            "workers",
-            "stages",
-            "microbatches",
-            "weight_versions",
-            "own_lag",
-            "max_delay",
-            "mean_delay",
-        )
-    }
+    result = pick(
+        found,
+        "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",
+    )
     if pricing is not None:
         result["link"] = links.model
     if pricing is not None and pricing.workload is not None:
@@ -59,42 +52,33 @@ def staleness(
         result["weight_bytes"] = found.versions @ version
     if out is not None:
         _draw(out, found)
-        result["out"] = str(out)
+        result["out"] = out
     if json:
         print_json(result)
         return
-    shown = console()
-    shown.print(
-        f"[bold]{escape(table.name)}[/], {found.workers} workers, {found.stages} stages, "
-        f"{found.microbatches} microbatches, "
-        + ("unit slots" if costs is None else f"{links.model} links")
+    print_all(
+        heading(found, "unit slots" if costs is None else f"{links.model} links"),
+        _workers(found, result.get("weight_bytes")),
     )
-    shown.print(_workers(found, result.get("weight_bytes")))
     if not table.updates_within:
-        shown.print("no cell updates weights: the table is synchronous, nothing is stale")
+        print_all("no cell updates weights: the table is synchronous, nothing is stale")
         return
-    shown.print(
+    print_all(
         f"delay of an update in steady state: mean [bold]{found.mean_delay:.4g}[/], "
-        f"largest [bold]{found.max_delay}[/] block updates"
+        f"largest [bold]{found.max_delay}[/] block updates",
+        _histogram(found),
     )
-    shown.print(_histogram(found))
-    if out is not None:
-        shown.print(f"drawn to {out}", markup=False, soft_wrap=True)
+    print_written("drawn to", out)
 
 
 def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:
-    grid = Table("worker", "stages", "weight versions", "own lag")
-    if held is not None:
-        grid.add_column("weights")
-    for worker, versions in enumerate(found.weight_versions):
-        row = [
-            str(worker),
-            " ".join(map(str, np.flatnonzero(found.versions[worker]))),
-            str(versions),
-            str(found.own_lag[worker]),
-        ]
-        grid.add_row(*row, *([] if held is None else [gigabytes(float(held[worker]))]))
-    return grid
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("worker", range(found.workers)),
+        ("stages", (" ".join(map(str, np.flatnonzero(own))) for own in found.versions)),
+        ("weight versions", found.weight_versions),
+        ("own lag", found.own_lag),
+    ]
+    return grid(columns if held is None else [*columns, ("weights", map(gigabytes, held))])
 
 
 def _histogram(found: "Staleness") -> Table:
@@ -102,12 +86,11 @@ def _histogram(found: "Staleness") -> Table:
     counts = found.histogram()
     width = -(-len(counts) // ROWS)
     share = np.add.reduceat(counts, np.arange(0, len(counts), width)) / counts.sum()
-    grid = Table("delay", "", "share", box=None)
-    for row, part in enumerate(share):
-        first, last = row * width, min((row + 1) * width, len(counts)) - 1
-        label = str(first) if first == last else f"{first}-{last}"
-        grid.add_row(label, f"[cyan]{'█' * round(BAR * part / share.max())}[/]", percent(part))
-    return grid
+    first = range(0, len(counts), width)
+    ends = [(start, min(start + width, len(counts)) - 1) for start in first]
+    labels = [f"{a}" if a == b else f"{a}-{b}" for a, b in ends]
+    bars = [f"[cyan]{'█' * round(BAR * part / share.max())}[/]" for part in share]
+    return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
 
 
 def _draw(out: Path, found: "Staleness") -> None:

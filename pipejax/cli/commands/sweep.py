@@ -1,14 +1,11 @@
 """`pipejax sweep`: a declared grid into a labelled dataset."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
@@ -16,23 +13,25 @@ from rich.text import Text
 
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.files import SWEEPS, check_modules
-from pipejax.cli.output.numbers import console, print_json
+from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import print_all, print_plain, progress
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Declaration of the grid.")],
-    out: Annotated[Path, typer.Option(help="Zarr store to write.")],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a store that is there.")
-    ] = False,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Dask scheduler whose workers evaluate, as tcp://host:8786.")
-    ] = None,
+    out: Path,
+    resume: bool = False,
+    scheduler: str | None = None,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate a grid of schedules, workloads and systems into a Zarr store, block by block.
 
     Killed at any moment and resumed, it ends with the same bytes as without a break.
+
+    Options:
+      out: Zarr store to write.
+      resume: Go on with a store that is there.
+      scheduler: Dask scheduler whose workers evaluate, as tcp://host:8786.
     """
     check_modules("sweeps need", SWEEPS, "sweeps")
     if scheduler is not None:
@@ -43,11 +42,12 @@ def sweep(
     done: list[int] = []  # points of an earlier run, then those after each block
     began = time.perf_counter()
     try:
-        with _bar(grid.num_points) as move:
+        columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
+        with progress("sweep", grid.num_points, *columns, transient=False) as bar:
 
             def on_progress(points: int, _: int) -> None:
                 done.append(points)
-                move(points)
+                bar.move(completed=points)
 
             run_sweep(
                 grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress
@@ -68,16 +68,6 @@ class _Rate(ProgressColumn):
         return Text("-" if speed is None else f"{speed:,.0f} points/s")
 
 
-@contextmanager
-def _bar(num_points: int) -> Iterator[Callable[[int], None]]:
-    """Show progress with rate and time left on stderr, where a person sees it."""
-    columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-    shown = Console(stderr=True)
-    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
-        task = progress.add_task("sweep", total=num_points)
-        yield lambda points: progress.update(task, completed=points)
-
-
 def _print(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -> None:
     import xarray as xr
 
@@ -90,7 +80,7 @@ def _print(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -
     new = grid.num_points - from_before
     rate = new / seconds
     result = {
-        "out": str(out),
+        "out": out,
         "points": grid.num_points,
         "dimensions": grid.sizes,
         **{name.replace(" ", "_"): int(n) for name, n in zip(STATUS, counted, strict=True)},
@@ -103,23 +93,18 @@ def _print(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -
     if json:
         print_json(result)
         return
-    shown = console()
     sizes = ", ".join(f"{name} {size}" for name, size in grid.sizes.items())
-    shown.print(
-        f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}",
-        markup=False,
-        soft_wrap=True,
-    )
-    shown.print(
-        f"evaluated {new:,} in {seconds:.1f} s: {rate:,.0f} points/s"
-        + (f"; {from_before:,} were there" if from_before else "")
-    )
-    table = Table("status", "points", show_header=False, box=None)
+    print_plain(f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}")
+    points = Table("status", "points", show_header=False, box=None)
     for name, count in zip(STATUS, counted, strict=True):
         if count:
-            table.add_row(name, f"{count:,}")
-    shown.print(table)
+            points.add_row(name, f"{count:,}")
+    earlier = f"; {from_before:,} were there" if from_before else ""
+    print_all(
+        f"evaluated {new:,} in {seconds:.1f} s: {rate:,.0f} points/s{earlier}",
+        points,
+    )
     for reason in reasons[:5]:
-        shown.print(f"  illegal: {reason}", markup=False, soft_wrap=True)
+        print_plain(f"  illegal: {reason}")
     if len(reasons) > 5:
-        shown.print(f"  and {len(reasons) - 5} further reasons, in the variable `reason`")
+        print_all(f"  and {len(reasons) - 5} further reasons, in the variable `reason`")

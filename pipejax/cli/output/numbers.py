@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ def print_json(data: dict[str, Any]) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.cli.output.report import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.evaluate import Evaluation
@@ -62,20 +63,19 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
     """
     from pipejax.engine.lowering.program import NO_WORKER
 
-    grid = Table("worker", "phase", "ops", f"least {name}", "op", f"most {name}", "op")
     groups: dict[tuple[int, str], list[OpValue]] = {}
     for value in values:
         groups.setdefault((value.worker, value.phase), []).append(value)
-    for (worker, phase), group in groups.items():
-        least = min(group, key=lambda v: v.value)
-        most = max(group, key=lambda v: v.value)
-        grid.add_row(
-            "-" if worker == NO_WORKER else str(worker),
-            phase,
-            str(len(group)),
-            format(least.value),
-            least.op,
-            format(most.value),
-            most.op,
-        )
-    return grid
+    least = [min(group, key=lambda v: v.value) for group in groups.values()]
+    most = [max(group, key=lambda v: v.value) for group in groups.values()]
+    return grid(
+        [
+            ("worker", ("-" if worker == NO_WORKER else worker for worker, _ in groups)),
+            ("phase", (phase for _, phase in groups)),
+            ("ops", map(len, groups.values())),
+            (f"least {name}", (format(v.value) for v in least)),
+            ("op", (v.op for v in least)),
+            (f"most {name}", (format(v.value) for v in most)),
+            ("op", (v.op for v in most)),
+        ]
+    )
