@@ -12,11 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
 from pipejax.cli.options.groups import Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
-from pipejax.cli.output.numbers import console, print_json
+from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import pick, print_all, print_written
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -30,37 +31,25 @@ HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 class TrainingOptions(NamedTuple):
-    """What is run: along a timeline, or Randomized PipeDream."""
+    """What is run: along a timeline, or Randomized PipeDream.
 
-    rpd: Annotated[
-        bool,
-        typer.Option(
-            "--rpd",
-            help="Randomized PipeDream instead of the timeline: --updates block "
-            "updates with the delays of the table, or up to --delta.",
-        ),
-    ] = False
-    updates: Annotated[
-        int | None, typer.Option(help="Block updates, for --rpd; a multiple of --times.", min=1)
-    ] = None
-    delta: Annotated[
-        int | None,
-        typer.Option(
-            help="Largest delay in block updates, for --rpd without a table: then "
-            "--workers is the number of stages.",
-            min=0,
-        ),
-    ] = None
-    step_sizes: Annotated[
-        str | None,
-        typer.Option(help="Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given."),
-    ] = None
-    seeds: Annotated[
-        int, typer.Option(help="Runs of each step size, with seeds from 0.", min=1)
-    ] = 3
-    times: Annotated[
-        int, typer.Option(help="Equal parts of the time at whose ends to look.", min=1)
-    ] = 100
+    Attributes:
+      rpd: Randomized PipeDream instead of the timeline: --updates block updates with the delays of
+        the table, or up to --delta.
+      updates: Block updates, for --rpd; a multiple of --times.
+      delta: Largest delay in block updates, for --rpd without a table: then --workers is the number
+        of stages.
+      step_sizes: Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given.
+      seeds: Runs of each step size, with seeds from 0.
+      times: Equal parts of the time at whose ends to look.
+    """
+
+    rpd: bool = False
+    updates: CountIfGiven = None
+    delta: Annotated[int | None, typer.Option(min=0)] = None
+    step_sizes: Text = None
+    seeds: Count = 3
+    times: Count = 100
 
 
 class Trained(NamedTuple):
@@ -74,27 +63,72 @@ class Trained(NamedTuple):
     unit: str | None
 
 
+class TrainingTask(NamedTuple):
+    """What a command is asked to train, and how."""
+
+    choice: TableChoice
+    objectives: ObjectiveOptions
+    pricing: Pricing | None
+    links: Links
+    training: TrainingOptions
+
+    @property
+    def timed(self) -> dict[str, Any]:
+        """What `--json` says where ops take times."""
+        return {} if self.pricing is None else {"link": self.links.model}
+
+    def table(self) -> "tuple[ScheduleTable, Costs | None]":
+        """Return a table that updates weights, and what its ops cost."""
+        table = self.choice.build()
+        if not table.updates_within:
+            raise ValueError(
+                f"{table.name} is synchronous, no U cell updates its weights: train takes "
+                "pipedream, pipedream-2bw, local-sgd or a table with U cells"
+            )
+        return table, None if self.pricing is None else self.pricing.of(table)
+
+    def run(
+        self,
+        sweep: "Callable[..., TrainingRun]",
+        objective: "TrainingObjective",
+        named: dict[str, Any],
+        unit: str | None,
+    ) -> Trained:
+        """Run every step size with every seed, with a sign of life where a person sees it."""
+        from pipejax.training import summarise
+
+        seeds = self.training.seeds
+        sizes = choose_step_sizes(self.training.step_sizes, objective)
+        named |= {"objective": self.objectives.name, "stages": objective.num_stages}
+        line = f"compiling, and training {len(sizes) * seeds} runs side by side"
+        with Console(stderr=True).status(line):
+            runs = sweep(objective, step_sizes=sizes, seeds=range(seeds))
+            return Trained(runs, summarise(runs), sizes, seeds, named, unit)
+
+
 def train(
     choice: TableChoice,
     objectives: ObjectiveOptions,
     pricing: Pricing | None,
     links: Links,
     training: TrainingOptions,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw the gap to this file (.png, .pdf, .svg).")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write all runs to this store (.zarr).")] = None,
+    out: Path | None = None,
+    save: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
     """Train a small objective as an asynchronous schedule does: gap against time.
 
     The schedule is pipedream, pipedream-2bw, local-sgd or a table with U cells; in slots without
     times. Every step size is run with every seed.
+
+    Options:
+      out: Draw the gap to this file (.png, .pdf, .svg).
+      save: Write all runs to this store (.zarr).
     """
     check_out(out, DRAWING)
     check_out(save, DATASET, "--save")
-    way = _randomized if training.rpd else _timeline
-    trained = way(choice, objectives, pricing, links, training)
+    task = TrainingTask(choice, objectives, pricing, links, training)
+    trained = _randomized(task) if training.rpd else _timeline(task)
     if save is not None:
         _save(save, trained)
     if out is not None:
@@ -103,42 +137,31 @@ def train(
         print_json(_as_json(trained, out, save))
         return
     _print(trained)
-    for what, path in (("drawn to", out), ("runs in", save)):
-        if path is not None:
-            console().print(f"{what} {path}", markup=False, soft_wrap=True)
+    print_written("drawn to", out)
+    print_written("runs in", save)
 
 
-def _timeline(
-    choice: TableChoice,
-    objectives: ObjectiveOptions,
-    pricing: Pricing | None,
-    links: Links,
-    training: TrainingOptions,
-) -> Trained:
+def _timeline(task: TrainingTask) -> Trained:
     from pipejax.training import sweep_replay
 
-    for name, value in {"--updates": training.updates, "--delta": training.delta}.items():
-        if value is not None:
-            raise ValueError(f"{name} needs --rpd")
-    table, costs = _asynchronous(choice, pricing)
-    objective = objectives.make(table.num_stages)
-    named = {"method": "timeline", **_table(table), **_objective(objectives, objective)}
-    named |= _timed(pricing, links)
-    run = partial(sweep_replay, objective, table, costs=costs, times=training.times, link=links)
-    return _run(run, objective, training, named, "slots" if pricing is None else "s")
+    for name in ("updates", "delta"):
+        if getattr(task.training, name) is not None:
+            raise ValueError(f"--{name} needs --rpd")
+    table, costs = task.table()
+    sweep = partial(
+        sweep_replay, table=table, costs=costs, times=task.training.times, link=task.links
+    )
+    named = {"method": "timeline", **_table(table), **task.timed}
+    objective = task.objectives.make(table.num_stages)
+    return task.run(sweep, objective, named, "slots" if task.pricing is None else "s")
 
 
-def _randomized(
-    choice: TableChoice,
-    objectives: ObjectiveOptions,
-    pricing: Pricing | None,
-    links: Links,
-    training: TrainingOptions,
-) -> Trained:
-    from pipejax.analysis.staleness import staleness
+def _randomized(task: TrainingTask) -> Trained:
+    import pipejax as pj
     from pipejax.training import sweep_randomized_pipedream
 
-    updates, delta, times = training.updates, training.delta, training.times
+    choice, updates, delta = task.choice, task.training.updates, task.training.delta
+    times = task.training.times
     if updates is None:
         raise ValueError("--rpd needs --updates")
     if updates % times:
@@ -151,62 +174,22 @@ def _randomized(
                 "--rpd needs --delta with --workers, or a table whose delays it takes: --schedule "
                 "or --table"
             )
-        table, costs = _asynchronous(choice, pricing)
-        delays = staleness(table, costs, link=links).delays
-        law, stages = {"delays": delays}, table.num_stages
-        named = {**_table(table), "delta": None, **_timed(pricing, links)}
+        table, costs = task.table()
+        law = {"delays": pj.staleness(table, costs, link=task.links).delays}
+        stages, named = table.num_stages, {**_table(table), "delta": None, **task.timed}
     else:
-        stages = _stages_of_delta(choice, pricing)
+        stages = _stages_of_delta(choice, task.pricing)
         law, named = {"delta": delta}, {"schedule": None, "delta": delta}
-    objective = objectives.make(stages)
-    named = {"method": "rpd", **named, **_objective(objectives, objective)}
-    every = updates // times
-    run = partial(sweep_randomized_pipedream, objective, updates=updates, every=every, **law)
-    return _run(run, objective, training, named, None)
-
-
-def _run(
-    sweep: "Callable[..., TrainingRun]",
-    objective: "TrainingObjective",
-    training: TrainingOptions,
-    named: dict[str, Any],
-    unit: str | None,
-) -> Trained:
-    """Run every step size with every seed, with a sign of life on stderr where a person sees it."""
-    from pipejax.training import summarise
-
-    sizes, seeds = choose_step_sizes(training.step_sizes, objective), training.seeds
-    line = f"compiling, and training {len(sizes) * seeds} runs side by side"
-    with Console(stderr=True).status(line):
-        runs = sweep(step_sizes=sizes, seeds=range(seeds))
-        return Trained(runs, summarise(runs), sizes, seeds, named, unit)
-
-
-def _asynchronous(
-    choice: TableChoice, pricing: Pricing | None
-) -> "tuple[ScheduleTable, Costs | None]":
-    """Return a table that updates weights, and what its ops cost."""
-    table = choice.build()
-    if not table.updates_within:
-        raise ValueError(
-            f"{table.name} is synchronous, no U cell updates its weights: train takes pipedream, "
-            "pipedream-2bw, local-sgd or a table with U cells"
-        )
-    return table, None if pricing is None else pricing.of(table)
+    sweep = partial(sweep_randomized_pipedream, updates=updates, every=updates // times, **law)
+    return task.run(sweep, task.objectives.make(stages), {"method": "rpd", **named}, None)
 
 
 def _stages_of_delta(choice: TableChoice, pricing: Pricing | None) -> int:
     """Return the number of stages of a run that has no table; nothing else may say one."""
-    stray = {
-        "--schedule": choice.schedule,
-        "--table": choice.table,
-        "--microbatches": choice.microbatches,
-        **choice.options.options,
-    }
+    stray = pick(choice, "schedule table microbatches") | choice.options.options
     for name, value in stray.items():
         if value is not None:
-            option = name if name.startswith("-") else f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} does not go with --delta: delays come from one of them")
+            raise ValueError(f"{flag(name)} does not go with --delta: delays come from one of them")
     if pricing is not None:
         raise ValueError("times do not go with --delta: they decide the delays of a table")
     if choice.workers is None:
@@ -218,37 +201,26 @@ def _table(table: ScheduleTable) -> dict[str, Any]:
     return {"schedule": table.name, "microbatches": table.num_microbatches}
 
 
-def _timed(pricing: Pricing | None, links: Links) -> dict[str, Any]:
-    return {} if pricing is None else {"link": links.model}
-
-
-def _objective(options: ObjectiveOptions, objective: "TrainingObjective") -> dict[str, Any]:
-    return {"objective": options.name, "stages": objective.num_stages}
-
-
 def _as_json(trained: Trained, out: Path | None, save: Path | None) -> dict[str, Any]:
     """Collect what `--json` prints; null wherever a seed diverged."""
     found, runs = trained.summary, trained.runs
     best = found.best
     return {
         **trained.named,
-        "seeds": trained.seeds,
-        "step_sizes": trained.step_sizes,
-        "final_gap": found.final_gap.tolist(),
-        "spread": found.spread.tolist(),
-        "diverged": found.diverged,
+        **pick(trained, "seeds step_sizes"),
+        **pick(found, "final_gap spread diverged"),
         "best_step_size": None if best is None else trained.step_sizes[best],
         "unit": trained.unit,
         "time": runs.time,
         "updates": runs.update,
-        "gap": None if best is None else found.gap[best].tolist(),
-        "out": None if out is None else str(out),
-        "save": None if save is None else str(save),
+        "gap": None if best is None else found.gap[best],
+        "out": out,
+        "save": save,
     }
 
 
 def _print(trained: Trained) -> None:
-    shown, found, named = console(), trained.summary, trained.named
+    found, named = trained.summary, trained.named
     schedule = named["schedule"]
     what = {
         "timeline": f"[bold]{escape(schedule or '')}[/]",
@@ -256,47 +228,42 @@ def _print(trained: Trained) -> None:
         + (f"delays of {escape(schedule)}" if schedule else f"delta {named['delta']}"),
     }[named["method"]]
     end = trained.runs.update[-1] if trained.runs.time is None else trained.runs.time[-1]
-    shown.print(
-        f"{what}, {named['stages']} stages, {named['objective']}, {_number(end)} "
-        f"{trained.unit or 'block updates'}, seeds: {trained.seeds}"
+    print_all(
+        f"{what}, {named['stages']} stages, {named['objective']}, {end:.6g} "
+        f"{trained.unit or 'block updates'}, seeds: {trained.seeds}",
+        _by_step_size(trained),
     )
-    grid = Table("step size", "final gap", "spread", "diverged", "")
-    for place, size in enumerate(trained.step_sizes):
-        count, is_best = int(found.diverged[place]), place == found.best
-        numbers = (
-            ("diverged", "-")
-            if count
-            else (f"{found.final_gap[place]:.4g}", _or_dash(found.spread[place]))
-        )
-        grid.add_row(
-            f"{size:g}",
-            *numbers,
-            f"{count} of {trained.seeds}",
-            "best" * is_best,
-            style="bold green" if is_best else "",
-        )
-    shown.print(grid)
     if found.best is None:
-        shown.print("every step size diverged: give smaller --step-sizes")
+        print_all("every step size diverged: give smaller --step-sizes")
         return
     gap = found.gap[found.best].filled(np.nan)
     over = "block updates" if trained.unit is None else "time"
-    shown.print(f"gap of the best over {over}, logarithmic: {gap[0]:.4g} to {gap[-1]:.4g}")
-    shown.print(f"[cyan]{_bars(gap)}[/]")
+    print_all(
+        f"gap of the best over {over}, logarithmic: {gap[0]:.4g} to {gap[-1]:.4g}",
+        f"[cyan]{_bars(gap)}[/]",
+    )
     sizes, best = trained.step_sizes, trained.step_sizes[found.best]
     if len(sizes) > 1 and best in (min(sizes), max(sizes)):
-        shown.print(
+        print_all(
             f"the best is the {'smallest' if best == min(sizes) else 'largest'} of the "
             "step sizes: one beyond it may be better"
         )
 
 
-def _number(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def _or_dash(value: Any) -> str:
-    return "-" if np.ma.is_masked(value) else f"{value:.2g}"
+def _by_step_size(trained: Trained) -> Table:
+    grid, found = Table("step size", "final gap", "spread", "diverged", ""), trained.summary
+    for place, size in enumerate(trained.step_sizes):
+        count, is_best = int(found.diverged[place]), place == found.best
+        spread = found.spread[place]
+        grid.add_row(
+            f"{size:g}",
+            "diverged" if count else f"{found.final_gap[place]:.4g}",
+            "-" if count or np.ma.is_masked(spread) else f"{spread:.2g}",
+            f"{count} of {trained.seeds}",
+            "best" * is_best,
+            style="bold green" if is_best else "",
+        )
+    return grid
 
 
 def _bars(gap: Float[NumpyArray, " samples"]) -> str:
@@ -314,13 +281,10 @@ def _bars(gap: Float[NumpyArray, " samples"]) -> str:
 def _save(save: Path, trained: Trained) -> None:
     from pipejax.training.dataset import training_dataset
 
-    attributes: Mapping[str, Any] = {k: v for k, v in trained.named.items() if v is not None}
+    seeds, named = range(trained.seeds), trained.named.items()
+    attributes: Mapping[str, Any] = {k: v for k, v in named if v is not None}
     data = training_dataset(
-        trained.runs,
-        trained.step_sizes,
-        range(trained.seeds),
-        unit=trained.unit,
-        attributes=attributes,
+        trained.runs, trained.step_sizes, seeds, unit=trained.unit, attributes=attributes
     )
     write_dataset(data, save)
 
