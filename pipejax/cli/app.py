@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -40,7 +41,7 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback(help=ABOUT)(_program)
     for name in names:
         command = getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
-        about = (command.__doc__ or "").partition("Options:")[0]
+        about = (inspect.getdoc(command) or "").partition("\n\nOptions:")[0]
         app.command(help=about)(with_options(command))
     return app
 

@@ -1,7 +1,8 @@
 """Training through a pipeline: objectives cut into stages, outdated block updates, bounds."""
 
 from pipejax.training.draws import Draw, draw
-from pipejax.training.language_model import LanguageModel, language_model
+from pipejax.training.language_model import LanguageModel, language_model, random_text
+from pipejax.training.linear import smoothness
 from pipejax.training.logistic import Logistic, random_logistic
 from pipejax.training.objective import TrainingObjective, batch_gradient, block_gradient
 from pipejax.training.quadratic import (
@@ -12,9 +13,6 @@ from pipejax.training.quadratic import (
 )
 from pipejax.training.replay import batch_order, replay, sweep_replay
 from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
-from pipejax.training.smoothness import smoothness
-from pipejax.training.summary import Summary, summarise
-from pipejax.training.text import random_text
 from pipejax.training.theory import (
     ConvergenceBound,
     best_step_size,
@@ -22,7 +20,7 @@ from pipejax.training.theory import (
     delay_term_law,
     pipedream_delay,
 )
-from pipejax.training.training_run import TrainingRun
+from pipejax.training.training_run import Summary, TrainingRun, summarise
 
 __all__ = [
     "ConvergenceBound",

@@ -64,6 +64,10 @@ class Linear(TrainingObjective):
         """Predict by one matrix product over all blocks."""
         return self.loss(batch.features.reshape(len(batch.targets), -1) @ blocks.ravel(), batch)
 
+    def lipschitz(self, largest: float) -> float:
+        """Bound how fast the gradient of f changes, by the largest eigenvalue of X^T X / n."""
+        return largest
+
     def value(self, blocks: Blocks) -> Float[Array, ""]:
         """Mean over all examples: the loss of all batches as one."""
         features = self.features.reshape(-1, *self.features.shape[-2:])
@@ -126,3 +130,33 @@ def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
     dimension = int(np.prod(objective.features.shape[-2:]))
     x = np.asarray(objective.features, np.float64).reshape(-1, dimension)
     return x.T @ x / len(x)
+
+
+def smoothness(objective: TrainingObjective) -> float:
+    """Lipschitz constant L of the gradient of f.
+
+    Of a quadratic it is the largest eigenvalue of the Hessian X^T X / n, exactly. Of logistic
+    regression it is the upper bound lambda_max(X^T X) / 4n + l2: the logistic function is nowhere
+    steeper than 1/4.
+
+    Args:
+      objective: a quadratic or a logistic regression, not stacked.
+
+    Returns:
+      L.
+
+    Raises:
+      ValueError: if the objective is of another kind, or stacked.
+
+    Example:
+      >>> import pipejax as pj
+      >>> objective = pj.training.spectral_quadratic(2, spectrum=[1.0, 3.0], seed=0)
+      >>> round(pj.training.smoothness(objective), 4)
+      3.0
+    """
+    if not isinstance(objective, Linear) or np.ndim(objective.minimum):
+        raise ValueError(
+            "objective must be one Quadratic or Logistic, "
+            f"got {type(objective).__name__} of minimum {objective.minimum}"
+        )
+    return objective.lipschitz(float(np.linalg.eigvalsh(gram(objective))[-1]))

@@ -53,6 +53,10 @@ class Logistic(Linear):
         margins = batch.targets * activation[:-1]
         return jnp.mean(jax.nn.softplus(-margins)) + self.l2 * activation[-1] / 2
 
+    def lipschitz(self, largest: float) -> float:
+        """The logistic function is nowhere steeper than 1/4."""
+        return largest / 4 + float(self.l2)
+
     def batch_loss(self, blocks: Blocks, batch: LinearBatch) -> Float[Array, ""]:
         """Predict by one matrix product over all blocks."""
         w = blocks.ravel()

@@ -9,7 +9,6 @@ the last delta models, K updates of step size gamma end with
 Source: arXiv 2606.03498, the convergence theorem of RPD.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import whole_number
 
 NEWTON_STEPS = 12  # the root is within a quarter below the first guess; each step squares the error
+_OF_TERMS = ("stages", "updates", "smoothness", "gradient_bound", "delta", "gap")
 Values = Float[NumpyArray, "*shape"]
 Given = float | NumpyArray
 
@@ -78,15 +78,7 @@ def convergence_bound(
       >>> [term.round(3).tolist() for term in bound[:3]]
       [[2.0, 2.0], [0.08, 0.08], [0.0, 0.36]]
     """
-    _check(
-        stages=stages,
-        updates=updates,
-        step_size=step_size,
-        smoothness=smoothness,
-        gradient_bound=gradient_bound,
-        gap=gap,
-        delta=delta,
-    )
+    _check(step_size=step_size)
     start, noise, delay = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
     gamma = np.asarray(step_size, np.float64)
     start, noise, delay = np.broadcast_arrays(start / gamma, noise * gamma, delay * gamma**2)
@@ -126,14 +118,6 @@ def best_step_size(
       >>> pj.training.best_step_size(delta=np.array([0, 60]), **given).round(4).tolist()
       [0.05, 0.0137]
     """
-    _check(
-        stages=stages,
-        updates=updates,
-        smoothness=smoothness,
-        gradient_bound=gradient_bound,
-        gap=gap,
-        delta=delta,
-    )
     a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
     without_noise = np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
     gamma = np.sqrt(a / b)
@@ -195,30 +179,20 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
       >>> round(term[1] / term[0], 1)  # 2^4 in the limit
       16.5
     """
-    _check(updates=updates, smoothness=smoothness, gap=gap, delta=0.0)
+    _check(updates=updates, smoothness=smoothness, gap=gap)
     return np.asarray(2.0 * smoothness * gap * pipedream_delay(stages) ** 2 / np.asarray(updates))
 
 
-def _terms(
-    stages: Given,
-    updates: Given,
-    smoothness: Given,
-    gradient_bound: Given,
-    delta: Given,
-    gap: Given,
-) -> tuple[Values, Values, Values]:
-    """Factors of 1 / gamma, gamma and gamma^2, all of the broadcast shape."""
-    s, k, lipschitz, g, d, f = (
-        np.asarray(value, np.float64)
-        for value in (stages, updates, smoothness, gradient_bound, delta, gap)
-    )
+def _terms(*given: Given) -> tuple[Values, Values, Values]:
+    """Factors of 1 / gamma, gamma and gamma^2 for `_OF_TERMS`, all of the broadcast shape."""
+    _check(**dict(zip(_OF_TERMS, given, strict=True)))
+    s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in given)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)
     return a, b, c
 
 
-def _check(*, delta: Given, **positive: Given) -> None:
+def _check(**given: Given) -> None:
     """Refuse what the bound does not hold for."""
-    given: Mapping[str, Given] = {**positive, "delta": delta}
     for name, value in given.items():
         numbers = np.asarray(value, np.float64)
         least = numbers >= 0 if name == "delta" else numbers > 0

@@ -279,7 +279,7 @@ def _bars(gap: Float[NumpyArray, " samples"]) -> str:
 
 
 def _save(save: Path, trained: Trained) -> None:
-    from pipejax.training.dataset import training_dataset
+    from pipejax.training.training_run import training_dataset
 
     seeds, named = range(trained.seeds), trained.named.items()
     attributes: Mapping[str, Any] = {k: v for k, v in named if v is not None}

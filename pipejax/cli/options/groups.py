@@ -258,8 +258,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
       The function that typer sees, with all options in its signature.
     """
     wanted = declared(command)
-    records = inspect.signature(command).parameters.items()
-    makers = {name: p.annotation for name, p in records if hasattr(p.annotation, "_fields")}
+    given = inspect.signature(command).parameters.items()
+    makers = {name: p.annotation for name, p in given if hasattr(p.annotation, "_fields")}
     makers |= _GROUPS
     groups = [
         name
@@ -275,6 +275,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             if name not in makers or (name == "table" and group in _TABLES)
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in makers}
+    records = [group for group in groups if group not in _GROUPS]
+    read_by_command = {**own}
+    for record in records:
+        read_by_command |= takes[record]
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
@@ -283,7 +287,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             inputs = {
                 name: chosen.get(name) if name in _INPUTS else given[name]
                 for name in takes[group]
-                if name not in own
+                if group in records or name not in read_by_command
             }
             made = makers[group](**inputs)
             made = made.chosen() if hasattr(made, "chosen") else made
@@ -291,7 +295,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})
 
-    parameters = list({**shared, **own}.values())
+    parameters = list({**shared, **read_by_command}.values())
     described: Any = run
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {p.name: p.annotation for p in parameters}
