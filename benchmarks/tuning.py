@@ -24,8 +24,7 @@ from pipejax.base.files import write_file
 from pipejax.costs.model import Model
 from pipejax.costs.system import Efficiency, Link, System
 from pipejax.search.tuning.microbatch import search_microbatches, size_objective, tune_microbatches
-from pipejax.search.tuning.problem import TuningProblem
-from pipejax.search.tuning.schedule_family import ScheduleFamily
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "chimera")
 WORKERS = (4, 8)

@@ -19,14 +19,20 @@ from pipejax.schedules.cells.memory_ledger import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import descent, step_time_objective, tune as front_door
 from pipejax.search.tuning.descent import descend
-from pipejax.search.tuning.layer_assignment import search_stages, tune_stages
+from pipejax.search.tuning.layer_assignment import (
+    LAYERS,
+    RECOMPUTED,
+    RECOMPUTED_ALIKE,
+    search_stages,
+    tune_stages,
+)
 from pipejax.search.tuning.microbatch import (
     relax_microbatches,
     search_microbatches,
     size_objective,
     tune_microbatches,
 )
-from pipejax.search.tuning.problem import TuningProblem
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import (
     TooManyError,
     compositions,
@@ -34,8 +40,6 @@ from pipejax.search.tuning.rounding import (
     swaps,
     whole_with_sum,
 )
-from pipejax.search.tuning.schedule_family import ScheduleFamily
-from pipejax.search.tuning.stage_choices import LAYERS, RECOMPUTED, RECOMPUTED_ALIKE
 from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
 
 pytestmark = pytest.mark.compiles

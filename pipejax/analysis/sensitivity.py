@@ -19,10 +19,9 @@ from pipejax.base.checks import are_positive
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
-from pipejax.costs.pricing_shape import PricingShape
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, Number, System
-from pipejax.costs.workload import StageLayers, Workload, assign_layers
+from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program

@@ -4,8 +4,11 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
+from collections.abc import Hashable
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
+import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
@@ -254,3 +257,32 @@ def memory_bytes(
     memory = stage_bytes(workload, table, assigned)
     peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
     return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks
+
+
+_tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
+
+
+class PricingShape(NamedTuple):
+    """What prices depend on besides numbers: the static argument of compiled prices.
+
+    Numbers are arguments of their own: equal workloads and tables compile once.
+
+    Attributes:
+      workload: parallelism and recomputation; its model and minibatch are placeholders.
+      table: the schedule; the same object for tables of equal content.
+    """
+
+    workload: Workload
+    table: ScheduleTable
+
+    @classmethod
+    def of(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
+        """Strip a workload of its numbers, and find the table that represents all equal ones."""
+        model = dataclasses.replace(workload.model, name="", source="")
+        model = jax.tree.map(lambda _: 0, model)
+        arrays = (*table.cells, *table.partners, table.placement)
+        content = (*((array.shape, array.tobytes()) for array in arrays), table.stage_shares)
+        return cls(
+            dataclasses.replace(workload, model=model, minibatch=1),
+            _tables.setdefault(content, table),
+        )

@@ -15,10 +15,8 @@ import numpy as np
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.costs.system import Number, System
 from pipejax.costs.workload import Workload
-from pipejax.search.tuning.problem import TuningProblem
-from pipejax.search.tuning.schedule_family import ScheduleFamily
-from pipejax.search.tuning.step_time_objective import Given, StepTimeObjective
-from pipejax.search.tuning.workload_system_pairs import Pair
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.step_time_objective import Given, Pair, StepTimeObjective
 
 MARGIN = 0.1  # sizes whose relaxed step time is so close to the best are evaluated exactly
 

@@ -1,26 +1,92 @@
-"""What is tuned: models on systems under one family of schedules."""
+"""What is tuned: models on systems under one family of schedules, many at once."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.costs.pricing_shape import PricingShape
 from pipejax.costs.system import Number, System
-from pipejax.costs.workload import StageLayers, Workload
-from pipejax.search.tuning.schedule_family import ScheduleFamily
+from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
+from pipejax.schedules.table.held_activations import HeldCounts, held_counts
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.step_time_objective import (
     Given,
+    Pair,
     PerConfiguration,
     Relax,
     StepTimeObjective,
 )
-from pipejax.search.tuning.workload_system_pairs import Pair, stack_pairs
 
 Owners = Int[NumpyArray, " batch"]  # pair of each configuration
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScheduleFamily:
+    """The tables of one schedule on so many workers, each made once, when it is asked for.
+
+    Attributes:
+      schedule: name of the schedule.
+      num_workers: P.
+      options: what the schedule takes besides, as for `schedules.build`.
+      link: link model, or `Links`.
+    """
+
+    schedule: str
+    num_workers: int
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    link: str | Links = "delay"
+
+    @functools.cached_property
+    def few_microbatches(self) -> tuple[int, ...]:
+        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
+        few = [count for count in (1, 2) if not self.refusal(count)][:1]
+        many = [times * self.num_workers for times in (1, 2, 4)]
+        if self.refusal(many[-1]):
+            raise ValueError(self.refusal(many[-1]))
+        return tuple(sorted({*few, *many}))
+
+    @functools.cached_property
+    def table(self) -> Callable[[int], ScheduleTable]:
+        """The table for M microbatches."""
+        build = functools.partial(schedules.build, self.schedule, num_workers=self.num_workers)
+        return functools.cache(lambda count: build(num_microbatches=count, **self.options))
+
+    @functools.cached_property
+    def program(self) -> Callable[[int], Program]:
+        """The program for M microbatches, with all-reduce and update."""
+        return functools.cache(lambda m: lower(self.table(m), link=self.link, step_end=True))
+
+    @functools.cached_property
+    def held(self) -> Callable[[int], HeldCounts]:
+        """What the workers hold with M microbatches; moments are filled up with zeros.
+
+        So few shapes are compiled for, however many M are evaluated.
+        """
+
+        def make(num_microbatches: int) -> HeldCounts:
+            held = held_counts(self.table(num_microbatches))
+            moments = held.parts.shape[-1]
+            fill = 2 ** math.ceil(math.log2(moments)) - moments
+            return held._replace(parts=np.pad(held.parts, [*[(0, 0)] * 3, (0, fill)]))
+
+        return functools.cache(make)
+
+    def refusal(self, num_microbatches: int) -> str:
+        """Say why the schedule does not exist for M microbatches; nothing if it does."""
+        try:
+            self.table(num_microbatches)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,3 +152,42 @@ class TuningProblem:
 
 def _as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
     return given.pair._replace(assigned=assigned), given.size
+
+
+def stack_pairs(
+    workloads: Sequence[Workload], systems: Sequence[System], table: ScheduleTable
+) -> Pair:
+    """Lay the numbers of many workloads and systems out as arrays."""
+    if len(workloads) != len(systems) or not workloads:
+        raise ValueError(
+            f"pairs need as many workloads as systems, got {len(workloads)} and {len(systems)}"
+        )
+    first = workloads[0]
+    how = [dataclasses.replace(first, model=w.model, minibatch=w.minibatch) for w in workloads]
+    if how != list(workloads):
+        raise ValueError("workloads of one batch must have the same parallelism and recompute")
+    model = _stacked([workload.model for workload in workloads], "models")
+    _, kinds, which = np.unique(model.layers, return_index=True, return_inverse=True)
+    examples = [workloads[k].model for k in kinds]  # one for each number of layers
+    assigned = [assign_layers(dataclasses.replace(first, model=each), table) for each in examples]
+    return Pair(
+        model=model,
+        system=_stacked(systems, "systems"),
+        assigned=StageLayers(*(np.stack(each)[which] for each in zip(*assigned, strict=True))),
+        minibatch=np.array([workload.minibatch for workload in workloads], float),
+    )
+
+
+def _stacked(things: Sequence[Any], what: str) -> Any:
+    """Turn a list of trees of numbers into a tree of arrays, whose name compiles nothing anew."""
+    first = things[0]
+    alike = [dataclasses.replace(thing, name="", source="") for thing in things]
+    structures: list[Any] = [jax.tree.structure(thing) for thing in alike]
+    for thing, structure in zip(things, structures, strict=True):
+        if structure != structures[0]:
+            raise ValueError(
+                f"{what} of one batch may differ in their numbers only: {thing.name} and "
+                f"{first.name} differ in more"
+            )
+    columns = np.array([jax.tree.leaves(thing) for thing in things], float).T
+    return jax.tree.unflatten(structures[0], columns)

@@ -19,21 +19,36 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
-from pipejax.costs.pricing_shape import PricingShape
+from pipejax.costs.model import Model
 from pipejax.costs.roofline import stage_work, work_costs
-from pipejax.costs.system import Number
-from pipejax.costs.workload import stage_bytes
+from pipejax.costs.system import Number, System
+from pipejax.costs.workload import PricingShape, StageLayers, stage_bytes
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.tuning.descent import Descent, descend
-from pipejax.search.tuning.workload_system_pairs import Pair
 
 OVERRUN = 10.0  # relative penalty of memory beyond the limit, per share of the limit
 PerConfiguration = Float[NumpyArray, " batch"]
 Tree = Any  # a pytree of arrays
 # sizes of batches that are compiled for: few while work is little, closer where it counts
 BUCKETS = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
+
+
+class Pair(NamedTuple):
+    """A model on a system, or a batch of them: numbers only, so that pairs are mapped over.
+
+    Attributes:
+      model: the transformer; every number with a leading pair axis.
+      system: the machine, likewise.
+      assigned: (pairs, stages) layers of each stage, and those recomputed.
+      minibatch: (pairs) sequences per step and pipeline.
+    """
+
+    model: Model
+    system: System
+    assigned: StageLayers
+    minibatch: Float[NumpyArray, " pairs"]
 
 
 class Given(NamedTuple):

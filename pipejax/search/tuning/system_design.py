@@ -17,8 +17,7 @@ from pipejax.base.checks import are_positive
 from pipejax.costs.system import Number, System
 from pipejax.search.tuning.problem import TuningProblem
 from pipejax.search.tuning.rounding import compositions
-from pipejax.search.tuning.step_time_objective import Given
-from pipejax.search.tuning.workload_system_pairs import Pair
+from pipejax.search.tuning.step_time_objective import Given, Pair
 
 
 class PartPrices(NamedTuple):
@@ -108,7 +107,7 @@ def design_systems(
 
     Example:
       >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.schedule_family import ScheduleFamily
+      >>> from pipejax.search.tuning.problem import ScheduleFamily
       >>> workload = Workload(load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
       >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("h100")])
       >>> prices = PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)

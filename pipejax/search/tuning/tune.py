@@ -13,12 +13,17 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
 from pipejax.schedules.table.links import Links
-from pipejax.search.tuning.layer_assignment import StageChoice, search_stages, tune_stages
+from pipejax.search.tuning.layer_assignment import (
+    LAYERS,
+    RECOMPUTED,
+    RECOMPUTED_ALIKE,
+    StageChoice,
+    search_stages,
+    tune_stages,
+)
 from pipejax.search.tuning.microbatch import search_microbatches, tune_microbatches
-from pipejax.search.tuning.problem import TuningProblem
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import MOST, TooManyError
-from pipejax.search.tuning.schedule_family import ScheduleFamily
-from pipejax.search.tuning.stage_choices import LAYERS, RECOMPUTED, RECOMPUTED_ALIKE
 from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
 
 WHAT = ("microbatch_size", "layers", "recompute", "system")
