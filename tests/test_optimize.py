@@ -9,11 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import stage_bounds
-from pipejax.search.schedule.cp_search import search
+from pipejax.search.schedule.cp_search import relaxed_bound, search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
-from pipejax.search.schedule.one_stage_bound import relaxed_bound
-from pipejax.search.schedule.plan import gradient_end, objective_of
-from pipejax.search.schedule.plan_and_table import peaks, to_plan, to_table
+from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
 from pipejax.search.schedule.problem import pose
 from pipejax.search.schedule.ring import cut, shortest_ring
 

@@ -13,12 +13,17 @@ from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel
-from pipejax.search.schedule.cp_search import search
+from pipejax.search.schedule.cp_search import relaxed_bound, search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
 from pipejax.search.schedule.initial_plans import greedy_plan, greedy_starts, is_pipe, pipe_plans
-from pipejax.search.schedule.one_stage_bound import relaxed_bound
-from pipejax.search.schedule.plan import Plan, gradient_end, objective_of
-from pipejax.search.schedule.plan_and_table import keeps_limits, to_plan, to_table
+from pipejax.search.schedule.plan import (
+    Plan,
+    gradient_end,
+    keeps_limits,
+    objective_of,
+    to_plan,
+    to_table,
+)
 from pipejax.search.schedule.problem import InfeasibleError, Problem
 from pipejax.search.schedule.ring import Ring, cut, shortest_ring
 from pipejax.search.schedule.similarity import rows_keep_limits

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from pipejax import schedules
+from pipejax.schedules.cells.ops import HOST, SPLIT, Phase
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.initial_plans import is_pipe
-from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.problem import NAMES, Problem
 
 # the most promising first: a short time limit may leave out the last ones
 IN_MEMORY: tuple[str, ...] = ("zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", "1f1b")
@@ -23,42 +24,25 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
     yield given.name, given
     if not is_pipe(problem):
         return
+    size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
+    options = _options(problem)
     for name in (WITH_OFFLOADS if problem.offload is not None else ()) + IN_MEMORY:
-        if name == given.name:
-            continue
-        takes = schedules.REGISTRY[name].options
-        options = {
-            option: value
-            for option, value in _options(problem).items()
-            if option in takes or option == "slots"
-        }
-        yield (
-            name,
-            schedules.build(
-                name,
-                num_workers=problem.num_workers,
-                num_microbatches=problem.num_microbatches,
-                **options,
-            ),
-        )
+        if name != given.name:
+            takes = {*schedules.REGISTRY[name].options, "slots"}
+            own = {option: value for option, value in options.items() if option in takes}
+            yield name, schedules.build(name, **size, **own)
 
 
 def _options(problem: Problem) -> Mapping[str, Any]:
     def mean(times: np.ndarray) -> float:
         return float(np.mean(times)) if np.size(times) else 0.0
 
-    slots = {
-        "F": problem.forward,
-        "B": problem.backward,
-        "I": problem.input_grad,
-        "W": problem.weight_grad,
-    }
     options: dict[str, Any] = {
-        "slots": {letter: max(mean(times), 1e-9) for letter, times in slots.items()},
+        "slots": {p.name: max(mean(problem.times[p]), 1e-9) for p in (*SPLIT, Phase.B)},
         "transfer": mean(problem.lag + problem.transmit),
         "memory_limit": float((problem.limits / problem.sizes).min()),
         "weight_share": float((problem.kept / problem.sizes).max()),
     }
-    if problem.offload is not None and problem.load is not None:
-        options |= {"offload": mean(problem.offload), "load": mean(problem.load)}
+    if problem.offload is not None:
+        options |= {NAMES[phase]: mean(problem.times[phase]) for phase in HOST}
     return options

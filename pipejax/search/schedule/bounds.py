@@ -29,12 +29,8 @@ def paths(problem: Problem) -> Paths:
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
     least = np.minimum(problem.input_grad, problem.backward)
-    after = (
-        np.where(
-            problem.backward < problem.input_grad + problem.weight_grad, 0, problem.weight_grad
-        )
-        + problem.step_end
-    )
+    is_split = problem.backward >= problem.input_grad + problem.weight_grad
+    after = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
     tail[:] = after
     for stage in range(1, stages):
@@ -108,16 +104,13 @@ def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> i
     own F by the trip to the last stage and back, and the I before it. Memory links them back: if F
     of microbatch k finds room only after i gradients, it waits for the i-th one.
     """
-    first, least = (
-        int(problem.forward[stage]),
-        int(min(problem.input_grad[stage], problem.backward[stage])),
-    )
+    first = int(problem.forward[stage])
+    least = int(min(problem.input_grad[stage], problem.backward[stage]))
     least_more = min(least, int(problem.gradient[stage]) - least)
     trip = int(way.trip[pipe, stage])
-    worker = int(problem.placement[pipe, stage])
-    order = (
-        memory_order(problem, stage, worker, count) if problem.offload is None else [(0, 0)] * count
-    )
+    order = [(0, 0)] * count
+    if problem.offload is None:
+        order = memory_order(problem, stage, int(problem.placement[pipe, stage]), count)
     start = int(way.head[pipe, stage]) if problem.objective == "makespan" else 0
     forward_end, input_end = start, [0] * count
     for k, (inputs, weights) in enumerate(order):
@@ -128,6 +121,5 @@ def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> i
         forward_end += first
         input_end[k] = max(forward_end + trip, input_end[k - 1] if k else 0) + least
     if problem.objective == "span":
-        rest = int(problem.gradient[stage]) - least
-        return input_end[-1] + rest
+        return input_end[-1] + int(problem.gradient[stage]) - least
     return input_end[-1] + int(way.tail[pipe, stage])

@@ -1,15 +1,23 @@
-"""The search: CP-SAT in a thread of its own, its plans and bounds as they come."""
+"""The search: CP-SAT in a thread of its own, its plans and bounds as they come.
+
+A bound comes from one stage alone too: the others never keep it waiting, but messages and memory
+do.
+"""
 
 import contextlib
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from ortools.sat.python import cp_model
 
+from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.plan import Plan
+from pipejax.search.schedule.problem import HOST_TIMES, OP_TIMES, STEP_END_TIMES, Problem
 
 
 class Found(NamedTuple):
@@ -86,3 +94,40 @@ def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[F
             solver.stop_search()
             with contextlib.suppress(RuntimeError):
                 thread.join(0.05)
+
+
+def alone(problem: Problem, pipe: int, stage: int) -> Problem:
+    """Keep one stage; what is before and after it becomes two stages that take no time."""
+    way = paths(problem)
+    count = int((problem.pipe_of == pipe).sum())
+
+    def only(values: np.ndarray) -> np.ndarray:
+        return np.array([0, int(values[stage]), 0])
+
+    before, between, after = (int(way_of[pipe, stage]) for way_of in way)
+    if problem.objective == "span":  # of the stage's own worker: what is around it does not count
+        before = after = 0
+    names = (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "kept")
+    given = {name: getattr(problem, name) for name in names}
+    kept: dict[str, Any] = {k: None if v is None else only(v) for k, v in given.items()}
+    lag = np.array([[[before, between]], [[after, 0]]])
+    return dataclasses.replace(
+        problem,
+        placement=np.arange(3)[None],
+        pipe_of=np.zeros(count, np.int64),
+        **kept,
+        lag=lag,
+        transmit=np.zeros_like(lag),
+        host_links=(),
+        limits=np.array([1, int(problem.limits[problem.placement[pipe, stage]]), 1]),
+    )
+
+
+def relaxed_bound(
+    problem: Problem, stage: int, horizon: int, seconds: float, num_threads: int
+) -> int:
+    """Bound the objective by what one stage alone needs."""
+    bound = 0
+    for found in search(ScheduleModel(alone(problem, 0, stage), horizon), seconds, num_threads):
+        bound = max(bound, found.bound)
+    return bound

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import SPLIT, Phase
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
@@ -17,8 +17,7 @@ from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.offload_assignment import add_offloads
-from pipejax.search.schedule.plan import NEVER, Plan, objective_of
-from pipejax.search.schedule.plan_and_table import peaks
+from pipejax.search.schedule.plan import NEVER, Plan, objective_of, peaks
 from pipejax.search.schedule.problem import Problem
 
 OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
@@ -73,32 +72,22 @@ def is_pipe(problem: Problem) -> bool:
 
 def pipe_plans(problem: Problem) -> Iterator[Start]:
     """Yield what the heuristics of the literature make of the problem's times and limits."""
-    there, back = (problem.lag + problem.transmit)[:, 0].tolist()
-    pipe = LimitedPipe.of(
-        problem.num_stages,
-        problem.num_microbatches,
-        **{
-            name: getattr(problem, name).tolist()
-            for name in ("forward", "input_grad", "weight_grad", "sizes", "limits")
-        },
-        there=there,
-        back=back,
-        weight_share=float((problem.kept / problem.sizes).max()),
-    )
+    there, back = (problem.lag + problem.transmit)[:, 0]
+    names = "forward", "input_grad", "weight_grad", "sizes", "limits"
+    given = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
+    share = float((problem.kept / problem.sizes).max())
+    count = problem.num_stages, problem.num_microbatches
+    pipe = LimitedPipe.of(*count, weight_share=share, **given)
     by_span = problem.objective == "span"
     yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
     if problem.offload is not None:
-        offload = problem.offload.tolist()
-        load = None if problem.load is None else problem.load.tolist()
+        offload, load = problem.offload, problem.load
         ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
         yield Start("ada-offload", _plan(problem, ops))
 
 
 def _plan(problem: Problem, ops: TimedOps) -> Plan:
-    at = {
-        letter: np.full((problem.num_stages, problem.num_microbatches), NEVER, np.int64)
-        for letter in "FIWOL"
-    }
+    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     for letter, starts in at.items():
         which = ops.phase == Phase[letter]
         starts[ops.stage[which], ops.microbatch[which]] = np.round(ops.start[which])
@@ -121,11 +110,10 @@ def greedy_plan(
 
 
 def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
-    times = np.stack([problem.forward, problem.input_grad, problem.weight_grad])
     return Work(
         placement=problem.placement.tolist(),
         pipe_of=problem.pipe_of.tolist(),
-        lasts=dict(zip((Phase.F, Phase.I, Phase.W), times.tolist(), strict=True)),
+        lasts={phase: problem.times[phase].tolist() for phase in SPLIT},
         lag=problem.lag.tolist(),
         transmit=problem.transmit.tolist(),
         sizes=problem.sizes.tolist(),
@@ -160,9 +148,7 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
             else:
                 too_large.append((value, len(too_large), plan))
     for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
-        if time.monotonic() > until:
-            return
-        if best is not None and value >= best:
+        if time.monotonic() > until or (best is not None and value >= best):
             return
         seconds = min(OFFLOAD_SECONDS, until - time.monotonic())
         with_offloads = add_offloads(problem, plan, seconds)

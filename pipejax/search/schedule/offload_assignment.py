@@ -10,21 +10,21 @@ import time
 import numpy as np
 from ortools.sat.python import cp_model
 
+from pipejax.schedules.cells.ops import HOST
 from pipejax.search.schedule.plan import NEVER, Plan, gradient_end, input_grad_end
-from pipejax.search.schedule.problem import PerStage, Problem
+from pipejax.search.schedule.problem import Problem
 
 
 def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
     """Find offloads that keep a plan within the limits."""
     if problem.offload is None or problem.load is None:
         raise ValueError("nothing may be offloaded: the problem has no time of an offload")
-    times = problem.offload, problem.load
     offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
     shared = {worker for group in problem.host_links for worker in group}
     own = [(worker,) for worker in range(problem.num_workers) if worker not in shared]
     until = time.monotonic() + seconds
     for group in (*problem.host_links, *own):
-        found = _on_link(problem, plan, group, times, max(0.01, until - time.monotonic()))
+        found = _on_link(problem, plan, group, max(0.01, until - time.monotonic()))
         if found is None:
             return None
         for (stage, microbatch), (leaves, comes) in found.items():
@@ -33,14 +33,10 @@ def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
 
 
 def _on_link(
-    problem: Problem,
-    plan: Plan,
-    group: tuple[int, ...],
-    host_times: tuple[PerStage, PerStage],
-    seconds: float,
+    problem: Problem, plan: Plan, group: tuple[int, ...], seconds: float
 ) -> dict[tuple[int, int], tuple[int, int]] | None:
     """Offloads of the workers of one link, by stage and microbatch: starts of O and L."""
-    model = cp_model.CpModel()
+    model, times = cp_model.CpModel(), problem.times
     input_end, weight_end = input_grad_end(problem, plan), gradient_end(problem, plan)
     link: list[cp_model.IntervalVar] = []
     choices: dict[tuple[int, int], tuple[cp_model.BoolVarT, ...]] = {}
@@ -51,27 +47,30 @@ def _on_link(
             forward, turn = int(plan.forward[stage, m]), int(plan.input_grad[stage, m])
             ends = int(input_end[stage, m]), int(weight_end[stage, m])
             there = forward + int(problem.forward[stage])
-            lasts = [int(time_of[stage]) for time_of in host_times]
-            if turn - there < sum(lasts):
-                held += _stays(model, forward, ends, size, kept, None)
+            offload, load = (int(times[phase][stage]) for phase in HOST)
+            # an activation that stays: its whole size until I, what W needs until W
+            stays = [
+                (end - forward, p) for end, p in zip(ends, (size - kept, kept), strict=True) if p
+            ]
+            if turn - there < offload + load:
+                held += [(model.new_fixed_size_interval_var(forward, n, ""), p) for n, p in stays]
                 continue
             out = model.new_bool_var("")
-            leaves = model.new_int_var(there, turn - sum(lasts), "")
-            comes = model.new_int_var(there + lasts[0], turn - lasts[1], "")
-            model.add(comes >= leaves + lasts[0])
-            link.append(model.new_optional_fixed_size_interval_var(leaves, lasts[0], out, ""))
-            link.append(model.new_optional_fixed_size_interval_var(comes, lasts[1], out, ""))
-            held += _stays(model, forward, ends, size, kept, ~out)
+            leaves = model.new_int_var(there, turn - offload - load, "")
+            comes = model.new_int_var(there + offload, turn - load, "")
+            model.add(comes >= leaves + offload)
+            optional = model.new_optional_fixed_size_interval_var
+            link += [optional(leaves, offload, out, ""), optional(comes, load, out, "")]
+            held += [(optional(forward, length, ~out, ""), parts) for length, parts in stays]
             for since, until, parts in (
-                (forward, leaves + lasts[0], size),
+                (forward, leaves + offload, size),
                 (comes, ends[0], size - kept),
                 (comes, ends[1], kept),
             ):
                 if parts:
                     length = model.new_int_var(0, ends[1] - forward, "")
-                    held.append(
-                        (model.new_optional_interval_var(since, length, until, out, ""), parts)
-                    )
+                    away = model.new_optional_interval_var(since, length, until, out, "")
+                    held.append((away, parts))
             choices[stage, m] = out, leaves, comes
         limit = int(problem.limits[worker])
         model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
@@ -89,26 +88,3 @@ def _on_link(
         for place, (out, leaves, comes) in choices.items()
         if solver.boolean_value(out)
     }
-
-
-def _stays(
-    model: cp_model.CpModel,
-    since: int,
-    ends: tuple[int, int],
-    size: int,
-    kept: int,
-    if_: "cp_model.BoolVarT | None",
-) -> list[tuple[cp_model.IntervalVar, int]]:
-    """An activation that stays: its whole size until I, what W needs until W."""
-    held = []
-    for until, parts in ((ends[0], size - kept), (ends[1], kept)):
-        if parts:
-            held.append(
-                (
-                    model.new_fixed_size_interval_var(since, until - since, "")
-                    if if_ is None
-                    else model.new_optional_fixed_size_interval_var(since, until - since, if_, ""),
-                    parts,
-                )
-            )
-    return held

@@ -66,16 +66,7 @@ def optimize(
     """
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
-    problem = pose(
-        table,
-        costs,
-        memory_limit=memory_limit,
-        sizes=sizes,
-        weight_share=weight_share,
-        offload=offload,
-        link=links,
-        objective=objective,
-    )
+    problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
     if not time_limit > 0:
         raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
     if num_threads is None:

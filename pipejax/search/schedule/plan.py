@@ -1,4 +1,4 @@
-"""A plan: when every op starts, in units of the problem."""
+"""A plan: when every op starts, in units of the problem. Plans as tables, and tables as plans."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.search.schedule.problem import Problem
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.problem import NAMES, Problem
 
 NEVER = -1  # start of an offload that does not happen
 
@@ -37,25 +46,15 @@ class Plan:
     def of(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
         """Make a plan from the starts by phase letter; by default it is split, and all stays."""
         nowhere = np.full_like(starts["F"], NEVER)
-        return cls(
-            forward=starts["F"],
-            input_grad=starts["I"],
-            weight_grad=starts["W"],
-            whole=np.zeros(nowhere.shape, bool) if whole is None else whole,
-            offload=starts.get("O", nowhere),
-            load=starts.get("L", nowhere),
-        )
+        whole = np.zeros(nowhere.shape, bool) if whole is None else whole
+        computed = starts["F"], starts["I"], starts["W"]
+        return cls(*computed, whole, starts.get("O", nowhere), starts.get("L", nowhere))
 
     @property
     def starts(self) -> Mapping[str, PerOp]:
         """Starts of all ops by phase letter; a whole backward starts where its I would."""
-        return {
-            "F": self.forward,
-            "I": self.input_grad,
-            "W": self.weight_grad,
-            "O": self.offload,
-            "L": self.load,
-        }
+        starts = self.forward, self.input_grad, self.weight_grad, self.offload, self.load
+        return dict(zip("FIWOL", starts, strict=True))
 
     def moved(self, move: Callable[[PerOp], PerOp]) -> "Plan":
         """Return the plan with other starts; what never starts still does not."""
@@ -96,12 +95,76 @@ def objective_of(problem: Problem, plan: Plan) -> int:
             for w in range(problem.num_workers)
         )
     row_end = np.array([end[problem.worker == w].max() for w in range(problem.num_workers)])
-    after = end.max(axis=1) + problem.step_end
-    held = _copies(problem)
-    return int(max(after.max(), (row_end + held @ problem.update).max()))
-
-
-def _copies(problem: Problem) -> Int[NumpyArray, "workers stages"]:
-    """Which stages a worker has a copy of."""
     workers = np.arange(problem.num_workers)
-    return (problem.placement[:, :, None] == workers).any(axis=0).T.astype(np.int64)
+    holds = (problem.placement[:, :, None] == workers).any(axis=0).T  # a copy of the stage
+    after = end.max(axis=1) + problem.step_end
+    return int(max(after.max(), (row_end + holds @ problem.update).max()))
+
+
+def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
+    """Make a table whose rows keep the limits whatever the times are."""
+    rows = rows_from_starts(
+        timed_ops(problem, plan),
+        sizes=problem.sizes.astype(float),
+        limits=problem.limits.astype(float),
+        weight_share=problem.kept / problem.sizes,
+        host_links=problem.host_links,
+    )
+    return ScheduleTable.from_rows(
+        rows, placement=problem.placement, pipe_of_microbatch=problem.pipe_of, name=name
+    )
+
+
+def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
+    """List the ops of a plan with their times."""
+    split, out = ~plan.whole, plan.offload != NEVER
+    every = np.ones_like(split)
+    parts = []
+    for phase, start, which in (
+        (Phase.F, plan.forward, every),
+        (Phase.I, plan.input_grad, split),
+        (Phase.W, plan.weight_grad, split),
+        (Phase.B, plan.input_grad, plan.whole),
+        (Phase.O, plan.offload, out),
+        (Phase.L, plan.load, out),
+    ):
+        stage, microbatch = np.nonzero(which)
+        end = start[which] + problem.times[phase][stage]
+        code = np.full_like(stage, phase)
+        parts.append((code, stage, microbatch, problem.worker[which], start[which], end))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return TimedOps(*columns[:4], *(time.astype(float) for time in columns[4:]))
+
+
+def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
+    """Run a table at the times of a problem, every op as early as it can."""
+    links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
+    program = lower(table, link=links, step_end=False)
+    lag, transmit = problem.lag.astype(float), problem.transmit.astype(float)
+    times = {NAMES[phase]: time.astype(float) for phase, time in problem.times.items()}
+    costs = Costs(latency=lag, transmit=transmit, **times)
+    start = run_on_host(program, np.asarray(cost_vector(program, costs))).start
+    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
+    for letter, starts in at.items():
+        own = table.ops.take(table.ops.phase == Phase[letter])
+        node = program.node_of_cell.ravel()[own.cell]
+        starts[own.stage, own.microbatch] = np.round(start[node])
+    whole = at["B"] != NEVER
+    turn = np.where(whole, at["B"], at["I"])
+    last = np.where(whole, at["B"] + problem.backward[:, None], at["W"])
+    return Plan.of({**at, "I": turn, "W": last}, whole)
+
+
+def keeps_limits(problem: Problem, plan: Plan) -> bool:
+    """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
+    may_offload = problem.offload is not None or not plan.offloaded
+    return may_offload and bool((peaks(problem, plan) <= problem.limits).all())
+
+
+def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
+    """Return the most parts that each worker holds at once: (workers) parts."""
+    ops = timed_ops(problem, plan)
+    recomputed = np.zeros(len(ops.phase), bool)
+    held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
+    sizes = np.stack([problem.sizes, problem.kept, problem.sizes])
+    return HeldParts.of(held).peaks(sizes, problem.num_workers)

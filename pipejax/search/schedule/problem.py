@@ -1,27 +1,36 @@
-"""The problem in whole numbers: which ops there are, what they take, what a worker can hold."""
+"""The problem in whole numbers: which ops there are, what they take, what a worker can hold.
+
+A constraint solver knows nothing but whole numbers: seconds and sizes are counted in units.
+"""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import one_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, Phase
+from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, SPLIT, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.integer_grid import choose_grid, common_parts
 
 OP_TIMES = ("forward", "input_grad", "weight_grad", "backward")
 STEP_END_TIMES = ("step_end", "update")
 TIMES = (*OP_TIMES, "lag", "transmit", *STEP_END_TIMES)
 HOST_TIMES = ("offload", "load")
+NAMES = dict(zip((*SPLIT, Phase.B, *HOST), (*OP_TIMES, *HOST_TIMES), strict=True))
 OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
+FINEST = 10**6  # units in the largest duration, at most, where all of them come out exactly
+COARSE = 20_000  # units in the largest duration, where they do not
+_EQUAL = 1e-9  # relative difference that is rounding of floats and nothing else
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
 SCHEDULED = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O, *COMMUNICATION)
@@ -112,10 +121,15 @@ class Problem:
         """Work of a backward: split, or whole where that is faster."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
+    @property
+    def times(self) -> Mapping[Phase, PerStage]:
+        """Time of each op that is scheduled: (stages) units."""
+        given = {phase: getattr(self, name) for phase, name in NAMES.items()}
+        return {phase: 0 * self.forward if t is None else t for phase, t in given.items()}
+
     def with_microbatches(self, count: int) -> "Problem":
         """Return the same problem with fewer or more microbatches, on the pipes in turn."""
-        pipe_of = np.resize(self.pipe_of, count)
-        return dataclasses.replace(self, pipe_of=pipe_of)
+        return dataclasses.replace(self, pipe_of=np.resize(self.pipe_of, count))
 
     def finer(self, parts: int) -> "Problem":
         """Return the same problem on a finer grid.
@@ -131,10 +145,7 @@ class Problem:
         """Return what decides the solution: not the unit, for a problem in other seconds is it."""
         fields = dataclasses.asdict(self)
         del fields["unit"], fields["exact"]
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in fields.items()
-        }
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @property
     def shape(self) -> str:
@@ -152,10 +163,58 @@ def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+class Grid(NamedTuple):
+    """A unit of time.
+
+    Attributes:
+      unit: its length [s].
+      exact: whether every duration is a whole multiple of it.
+    """
+
+    unit: float
+    exact: bool
+
+    def down(self, seconds: Float[NumpyArray, "..."]) -> Int[NumpyArray, "..."]:
+        """Count whole units: what is left over is dropped, so that no bound is too high."""
+        units = np.asarray(seconds, float) / self.unit
+        nearest = np.round(units)
+        is_whole = np.isclose(units, nearest, rtol=_EQUAL, atol=_EQUAL)
+        return np.where(is_whole, nearest, np.floor(units)).astype(np.int64)
+
+
+def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
+    """Choose the largest unit of which all durations are whole multiples, or a small one."""
+    largest = float(np.max(durations, initial=0.0))
+    if largest == 0:
+        return Grid(1.0, True)
+    decade = 10.0 ** math.ceil(math.log10(largest))
+    shares = [float(d) / decade for d in durations if d > 0]
+    given = [Fraction(share).limit_denominator(10**8) for share in shares]
+    if all(math.isclose(f, d, rel_tol=_EQUAL) for f, d in zip(given, shares, strict=True)):
+        scale = math.lcm(*(f.denominator for f in given))
+        multiples = [int(f * scale) for f in given]
+        common = math.gcd(*multiples)
+        if max(multiples) // common <= FINEST:
+            return Grid(decade * common / scale, True)
+    return Grid(largest / COARSE, False)
+
+
+def common_parts(values: Sequence[float], finest: int = FINEST) -> list[int]:
+    """Return whole numbers in the proportion of the values, the first ones rounded up."""
+    small = [Fraction(value).limit_denominator(10**4) for value in values]
+    if all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(small, values, strict=True)):
+        scale = math.lcm(*(f.denominator for f in small))
+        whole = [int(f * scale) for f in small]
+        common = math.gcd(*whole) or 1
+        if max(whole) // common <= finest:
+            return [n // common for n in whole]
+    scale_by = finest / values[-1]
+    return [*(math.ceil(v * scale_by * (1 - _EQUAL)) for v in values[:-1]), finest]
+
+
 def pose(
     table: ScheduleTable,
     costs: Costs,
-    *,
     memory_limit: PerEntry,
     sizes: PerEntry = 1.0,
     weight_share: PerEntry = WEIGHT_SHARE,
@@ -164,41 +223,35 @@ def pose(
     objective: str = "makespan",
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
-    costs.check_values()
-    costs.check_known((Phase.F, Phase.B, Phase.I, Phase.W, *(HOST if offload else ())))
-    costs.check_shapes(table.num_stages, table.num_pipes)
     links = Links.of(link)
-    given = ((objective, OBJECTIVES, "objective"), (links.model, LINKS_OF_SEARCH, "link"))
-    for value, known, name in given:
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    found = {Phase(code) for code in np.unique([table.phase, table.partners.phase]).tolist()}
-    for phase in sorted(found - {*SCHEDULED}):
-        if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):
-            raise ValueError(
-                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
-            )
+    one_of(objective, OBJECTIVES, "objective")
+    one_of(links.model, LINKS_OF_SEARCH, "link")
+    _check_costs(table, costs, offload)
     shares = np.broadcast_to(np.asarray(weight_share, float), table.num_stages)
     if not ((shares >= 0) & (shares <= 1)).all():
         raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
-    whole = np.array(common_parts([*size, *size * shares, *limits[:-1], limits[-1]]))
+    whole = np.array(common_parts([*size, *size * shares, *limits]))
     stages = table.num_stages
-    times = _times(table, costs, offload)
-    times_of_links = {
-        name: np.broadcast_to(
-            np.asarray(getattr(costs, name), float), (2, table.num_pipes, stages - 1)
-        )
-        for name in ("latency", "transmit")
-    }
-    lag = times_of_links["latency"] + (times_of_links["transmit"] if links.model == "delay" else 0)
-    transmit = times_of_links["transmit"] if links.model == "queued" else np.zeros_like(lag)
+
+    def seconds(name: str, *shape: int) -> Float[NumpyArray, "..."]:
+        return np.broadcast_to(np.asarray(getattr(costs, name), float), shape)
+
+    names = [*OP_TIMES, "all_reduce", "update", *(HOST_TIMES if offload else ())]
+    times = {name: seconds(name, stages) for name in names}
+    times["step_end"] = times.pop("all_reduce") + times["update"]
+    lag, message = (
+        seconds(name, 2, table.num_pipes, stages - 1) for name in ("latency", "transmit")
+    )
+    is_queued = links.model == "queued"
+    lag, transmit = (lag, message) if is_queued else (lag + message, np.zeros_like(message))
     crosses = table.placement[:, :-1] != table.placement[:, 1:]  # within a worker nothing is sent
     lag, transmit = lag * crosses, transmit * crosses
     grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
-    units = {name: grid.down(seconds) for name, seconds in times.items()}
+    units: dict[str, Any] = dict.fromkeys(HOST_TIMES)
+    units |= {name: grid.down(time) for name, time in times.items()}
     return Problem(
         placement=np.array(table.placement, np.int64),
         pipe_of=np.array(table.pipe_of_microbatch, np.int64),
@@ -211,22 +264,21 @@ def pose(
         objective=objective,
         unit=grid.unit,
         exact=grid.exact,
-        offload=units.get("offload"),
-        load=units.get("load"),
-        **{name: units[name] for name in (*OP_TIMES, *STEP_END_TIMES)},
+        **units,
     )
 
 
-def _times(
-    table: ScheduleTable, costs: Costs, offload: bool
-) -> dict[str, Float[NumpyArray, " stages"]]:
-    names = [*OP_TIMES, "all_reduce", "update", *(HOST_TIMES if offload else ())]
-    times = {
-        name: np.broadcast_to(np.asarray(getattr(costs, name), float), (table.num_stages,))
-        for name in names
-    }
-    times["step_end"] = times.pop("all_reduce") + times["update"]
-    return times
+def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
+    """The costs say all that is needed, and nothing else costs time."""
+    costs.check_values()
+    costs.check_known((*SPLIT, Phase.B, *(HOST if offload else ())))
+    costs.check_shapes(table.num_stages, table.num_pipes)
+    for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
+        phase = Phase(code)
+        if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):
+            raise ValueError(
+                f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
+            )
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
@@ -239,15 +291,11 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
             held = size[pipe == worker]
             need = float(held.max(initial=0) if offload else held.sum())
             if need > limit * (1 + 1e-9):
-                what = (
-                    "one activation"
-                    if offload or len(held) == 1
-                    else f"one activation of each of its {len(held)} stages"
-                )
-                raise InfeasibleError(
-                    f"memory_limit {limit:g} of worker {worker} is below {what}, {need:g}: "
-                    "infeasible"
-                )
+                one = "one activation"
+                if not offload and len(held) > 1:
+                    one += f" of each of its {len(held)} stages"
+                why = f"memory_limit {limit:g} of worker {worker} is below {one}, {need:g}"
+                raise InfeasibleError(f"{why}: infeasible")
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:

@@ -29,7 +29,7 @@ class _RingModel:
         self.model = cp_model.CpModel()
         self.place: dict[tuple[str, int, int], cp_model.IntVar] = {}
         self.start: dict[tuple[str, int, int], cp_model.IntVar] = {}
-        self.lasts = {"F": problem.forward, "I": problem.input_grad, "W": problem.weight_grad}
+        self.lasts = {phase.name: times for phase, times in problem.times.items()}
         for letter, stage, number in itertools.product(
             "FIW", range(problem.num_stages), range(count)
         ):

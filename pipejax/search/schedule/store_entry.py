@@ -20,8 +20,7 @@ from pipejax.base.provenance import code_hash
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.plan import Plan, objective_of
-from pipejax.search.schedule.plan_and_table import peaks, to_plan
+from pipejax.search.schedule.plan import Plan, objective_of, peaks, to_plan
 from pipejax.search.schedule.problem import OBJECTIVES, Problem
 
 FORMAT = "pipejax-optimized"
