@@ -14,7 +14,7 @@ from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
-from pipejax.sweep.blocks import get_block, num_blocks
+from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.declaration import read_system_axes
 
 pytestmark = pytest.mark.compiles

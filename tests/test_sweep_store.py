@@ -18,7 +18,7 @@ from pipejax.base.files import DRAFT
 from pipejax.base.locks import locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
-from pipejax.sweep.blocks import get_block, num_blocks
+from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.store import opened
 
 pytestmark = [pytest.mark.compiles, pytest.mark.process]

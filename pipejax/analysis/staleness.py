@@ -25,6 +25,9 @@ from pipejax.schedules.table.table import ScheduleTable
 SAME_MOMENT = 1e-9  # share of the makespan: sums of costs that differ by less are one time
 PART = 64  # microbatches whose delays are counted at once
 
+PerCell = Float[NumpyArray, "workers slots"]
+PerGradient = Int[NumpyArray, "stages microbatches"]
+
 
 @short_repr
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +153,7 @@ def staleness(
 
 def op_times(
     table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
-) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
+) -> tuple[PerCell, PerCell]:
     """Return start and finish of each cell.
 
     Returns (workers, slots) start and finish [s, or slots]; 0 where a cell is idle.
@@ -165,9 +168,9 @@ def op_times(
 def _block_updates(
     table: ScheduleTable,
     found: Versions,
-    start: Float[NumpyArray, "workers slots"],
-    finish: Float[NumpyArray, "workers slots"],
-) -> tuple[Int[NumpyArray, "stages microbatches"], Int[NumpyArray, "stages microbatches"]]:
+    start: PerCell,
+    finish: PerCell,
+) -> tuple[PerGradient, PerGradient]:
     """Number of the block update that applies each gradient, and of those that it can see.
 
     Runs are separate models: each numbers its own block updates.
@@ -194,9 +197,7 @@ def _block_updates(
     return applied, np.minimum(seen, _superseded(table, found, applied))
 
 
-def _superseded(
-    table: ScheduleTable, found: Versions, applied: Int[NumpyArray, "stages microbatches"]
-) -> Int[NumpyArray, "stages microbatches"]:
+def _superseded(table: ScheduleTable, found: Versions, applied: PerGradient) -> PerGradient:
     """Number of the block update that supersedes the version which each forward reads."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)

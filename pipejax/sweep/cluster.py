@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client, as_completed
 
 from pipejax.base.provenance import provenance
-from pipejax.sweep.blocks import get_block
+from pipejax.sweep.dataset_layout import get_block
 from pipejax.sweep.declaration import Sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
 

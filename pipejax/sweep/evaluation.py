@@ -23,13 +23,15 @@ from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.blocks import Block
+from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 from pipejax.sweep.declaration import Axis, Choice, Sweep
-from pipejax.sweep.variables import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, variables_of
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 CURVES = ("compute_efficiency", "memory_efficiency")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
+
+# axes that are fields of the workload
+WORKLOAD = ("minibatch", "tensor_parallel", "sequence_parallel", "data_parallel", "recompute")
 
 Values = dict[str, Any]  # array by variable
 
@@ -113,15 +115,8 @@ def _point(at: Values) -> _GridPoint:
                 f"microbatch size {at['microbatch_size']} does not divide a minibatch "
                 f"of {at['minibatch']}"
             )
-    workload = Workload(
-        at["model"],
-        at["minibatch"],
-        at["tensor_parallel"],
-        at["sequence_parallel"],
-        at["data_parallel"],
-        at["recompute"],
-        dict(at["schedule"].options).get("weight_share"),
-    )
+    share = dict(at["schedule"].options).get("weight_share")
+    workload = Workload(at["model"], **{name: at[name] for name in WORKLOAD}, weight_share=share)
     table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
     return _GridPoint(program, workload, table)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import xarray as xr
 
-from pipejax.sweep.blocks import get_block, num_blocks
+from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
 from pipejax.sweep.store import opened

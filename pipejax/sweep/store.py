@@ -21,9 +21,14 @@ from pipejax.base.array_types import NumpyArray
 from pipejax.base.files import DRAFT, draft_folder
 from pipejax.base.locks import LOCK, locked
 from pipejax.base.provenance import provenance
-from pipejax.sweep.blocks import Block, block_shape, num_blocks
+from pipejax.sweep.dataset_layout import (
+    Block,
+    Variable,
+    block_shape,
+    num_blocks,
+    variables_of,
+)
 from pipejax.sweep.declaration import Sweep, label
-from pipejax.sweep.variables import Variable, variables_of
 
 CHECKSUM = "block_checksum"
 SAME = ("grid", "pipejax", "jax", "numpy", "code")  # what blocks of one dataset have in common

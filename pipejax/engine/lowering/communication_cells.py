@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program, receive_of
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, Cell, Op, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, without
@@ -27,10 +27,8 @@ def send_and_receive(program: Program, transfer: Index) -> tuple[Op, Op]:
     phase, stage, microbatch = (
         int(field[transfer]) for field in (sent.phase, sent.stage, sent.microbatch)
     )
-    received, step = {Phase.SEND_F: (Phase.RECV_F, 1), Phase.SEND_B: (Phase.RECV_B, -1)}[
-        Phase(phase)
-    ]
-    return Op(Phase(phase), stage, microbatch), Op(received, stage + step, microbatch)
+    send = Op(Phase(phase), stage, microbatch)
+    return send, receive_of(send)
 
 
 def without_transfers(table: ScheduleTable) -> ScheduleTable:

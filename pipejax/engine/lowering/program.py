@@ -9,7 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.engine.lowering.cost_layout import CostLayout
-from pipejax.schedules.cells.ops import STEP_END
+from pipejax.schedules.cells.ops import STEP_END, Op, Phase
 from pipejax.schedules.table.links import Links
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
@@ -128,3 +128,10 @@ class Program:
 
 
 jax.tree_util.register_dataclass(Program)
+
+
+def receive_of(send: Op) -> Op:
+    """Return the RECV of a SEND, on the stage that the message goes to."""
+    if send.phase == Phase.SEND_F:
+        return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
+    return Op(Phase.RECV_B, send.stage - 1, send.microbatch)

@@ -6,8 +6,8 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import lay_out_edges
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
-from pipejax.schedules.cells.ops import HOST, SHARDING, Phase
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program, receive_of
+from pipejax.schedules.cells.ops import HOST, SHARDING, Op, Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -140,44 +140,24 @@ class ProgramBuilder:
 
     def _deadlock(self, cycle: list[int]) -> ScheduleError:
         """Name the cycle, op by op and transfer by transfer."""
-        nodes, links = {name: self._column(name) for name in _FIELDS}, self.links
-
-        def worker_of(node: int) -> int:
-            """Worker of an op; one on a host link stands in the row of its stage's worker."""
-            pipe, stage = nodes["pipe"][node], nodes["stage"][node]
-            on_host = nodes["phase"][node] in HOST
-            return int(self.table.placement[pipe, stage] if on_host else nodes["worker"][node])
-
-        def name(node: int) -> str:
-            phase, stage, microbatch = (
-                int(nodes[field][node]) for field in ("phase", "stage", "microbatch")
-            )
-            sender, receiver = nodes["sender"][node], nodes["receiver"][node]
-            if sender == NO_WORKER:
-                on = "host link of " * (phase in HOST)
-                return f"{stage}{Phase(phase).name}{microbatch} ({on}worker {worker_of(node)})"
-            next_stage = stage + (1 if phase == Phase.SEND_F else -1)
-            received = Phase.RECV_F if phase == Phase.SEND_F else Phase.RECV_B
-            return (
-                f"{stage}{Phase(phase).name}{microbatch}/{next_stage}{received.name}{microbatch} "
-                f"(worker {sender} to {receiver})"
-            )
-
-        scope = f" with one queue per {links.queues}" if links.model == "rendezvous" else ""
-        names = [name(node) for node in cycle]
-        first = max(int(nodes["sender"][cycle[0]]), worker_of(cycle[0]))
-        slot = self._slot_of(nodes, cycle[0])
-        return self.table.error(
-            f"deadlock under {links.model}{scope}: nothing in this cycle can start: "
-            + " -> ".join([*names, names[0]]),
-            first,
-            slot,
-        )
-
-    def _slot_of(self, nodes: dict[str, NumpyArray], node: int) -> int | None:
-        """Find the cell of a node in the table, if it has one."""
+        fields = ("phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
+        nodes = np.stack([self._column(name)[cycle] for name in fields], axis=1).tolist()
+        names: list[str] = []
+        for phase, stage, microbatch, pipe, worker, sender, receiver in nodes:
+            op = Op(Phase(phase), stage, microbatch)
+            if phase in HOST:  # it stands in the row of its stage's worker
+                names.append(f"{op} (host link of worker {self.table.placement[pipe, stage]})")
+            elif sender == NO_WORKER:
+                names.append(f"{op} (worker {worker})")
+            else:
+                names.append(f"{op}/{receive_of(op)} (worker {sender} to {receiver})")
+        scope = f" with one queue per {self.links.queues}" * (self.links.model == "rendezvous")
+        phase, stage, microbatch, pipe, worker, sender, _ = nodes[0]
         cells = self.table.cells
-        same = np.ones(cells.phase.shape, bool)
-        for field, array in zip(("phase", "stage", "microbatch"), cells, strict=False):
-            same &= array == nodes[field][node]
-        return int(np.argwhere(same)[0][1]) if same.any() else None
+        same = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
+        return self.table.error(
+            f"deadlock under {self.links.model}{scope}: nothing in this cycle can start: "
+            + " -> ".join([*names, names[0]]),
+            int(self.table.placement[pipe, stage]) if phase in HOST else max(worker, sender),
+            int(np.argwhere(same)[0][1]) if same.any() else None,
+        )

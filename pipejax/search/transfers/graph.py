@@ -72,6 +72,8 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
     preds[sent.carrier, 0] = sent.producer
     between = program.beside_cells if table.updates_within else np.empty(0, np.int64)
     at_end = np.setdiff1d(program.beside_cells, between)
+    backward = (sent.phase == Phase.SEND_B).astype(int)
+    queues = queue_keys(links.queues, sent.sender, sent.receiver, backward)
     rows, place, row, reach = _reach(table, program, preds, at_end)
     received = np.lexsort((sent.consumer, sent.receiver))
     sends = np.lexsort((sent.producer, sent.sender))
@@ -96,7 +98,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
         program=program,
         preds=preds,
         duration=vector[program.duration_index],
-        queues=_queues(program),
+        queues=np.unique(queues, return_inverse=True)[1].reshape(queues.shape),
         received=received,
         sent=sends,
         latest=latest,
@@ -141,13 +143,6 @@ def _reach(
             row[node] = row[preds[node].max()]
         reach[node] = np.maximum(reach[node], reach[preds[node]].max(axis=0))
     return rows, place, row, reach
-
-
-def _queues(program: Program) -> Int[NumpyArray, "2 transfers"]:
-    """Number the queues that each transfer occupies."""
-    sent, queues = program.messages, program.links.queues
-    key = queue_keys(queues, sent.sender, sent.receiver, (sent.phase == Phase.SEND_B).astype(int))
-    return np.unique(key, return_inverse=True)[1].reshape(key.shape)
 
 
 def positions_of(orders: Orders) -> Orders:
@@ -209,28 +204,13 @@ def queue_preds(graph: TransferGraph, orders: Orders) -> Int[NumpyArray, "orders
 
 
 def finish_of_orders(graph: TransferGraph, orders: Orders) -> Float[NumpyArray, "orders nodes"]:
-    """Run a batch of orders through the engine.
-
-    Returns (orders, nodes) finish time of every node of `graph.program` [s].
-    """
-    number, preds, duration = _tables(graph, orders)
-    return np.take_along_axis(finish_times_of_many(preds, duration), number, axis=1)
-
-
-def _tables(
-    graph: TransferGraph, orders: Orders
-) -> tuple[
-    Int[NumpyArray, "orders nodes"],
-    Int[NumpyArray, "orders nodes max_preds"],
-    Float[NumpyArray, "orders nodes"],
-]:
-    """Number the nodes topologically under each order, and lay their predecessors out.
+    """Run a batch of orders: number the nodes topologically, lay their predecessors out, add up.
 
     A transfer's key is its position; an op comes after the last transfer that its row has
     received by then, and ops with one key keep the order that they have without queues.
+
+    Returns (orders, nodes) finish time of every node of `graph.program` [s].
     """
-    # Keys: 2 p + 1 for the transfer at position p, 2 p + 2 for ops whose last arrival is at p, 0
-    # for ops without one. The sort is stable, so equal keys keep a topological order.
     program, carrier = graph.program, graph.program.messages.carrier
     (count, size), nodes = orders.shape, program.num_nodes
     positions = positions_of(orders)
@@ -247,4 +227,5 @@ def _tables(
     waits_for = graph.preds.take(node, axis=0)
     waits_for[batch, number[:, carrier], 1:3] = queue_preds(graph, orders)
     waits_for += batch[:, :, None] * nodes  # positions in all numbers, laid out flat
-    return number, number.ravel().take(waits_for), graph.duration[node]
+    finish = finish_times_of_many(number.ravel().take(waits_for), graph.duration[node])
+    return np.take_along_axis(finish, number, axis=1)
