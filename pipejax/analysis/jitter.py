@@ -221,7 +221,7 @@ def _parts(
     draw = _sampler(own, factors, workers, seed)
     for first in range(0, samples, size):
         pieces = draw(np.uint32(first), size=size)
-        values, counts = interpreted_makespans(own.forward, pieces, backward=own.backward)
+        values, counts = interpreted_makespans(own.task, pieces)
         count = min(size, samples - first)
         on_path = np.asarray(counts)[1:, :count].sum(axis=1, dtype=np.int64)
         yield first, np.asarray(values)[:count], on_path

@@ -15,26 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array
-from pipejax.engine.batched.interpreted_program import (
-    ALWAYS,
-    CHOICE,
-    GROUP,
-    BackwardProgram,
-    ForwardProgram,
-)
-from pipejax.engine.batched.single_xla_call import (
-    Number,
-    Unsigned,
-    count_up,
-    put_row,
-    take_row,
-)
+from pipejax.engine.batched.interpreted_program import ALWAYS, CHOICE, GROUP, BackwardProgram
+from pipejax.engine.batched.single_xla_call import Number, Unsigned, count_up, put_row, take_row
 
 BITS = 8
 
 
 def counts_on_path(
-    program: ForwardProgram,
+    terms: Array,
     backward: BackwardProgram,
     choices: Array,
     *,
@@ -48,7 +36,7 @@ def counts_on_path(
     exact = choices.dtype == jnp.uint8
     weights = _bit_rows(choices, backward.num_ops) if exact else choices
     path = _path(backward, weights)
-    return _counts(program, backward, weights, path, num_columns, dtype)
+    return _counts(terms, backward, weights, path, num_columns, dtype)
 
 
 def _bit_rows(choices: Array, num_ops: Number) -> Array:
@@ -105,7 +93,7 @@ def _path(backward: BackwardProgram, weights: Array) -> Array:
 
 
 def _counts(
-    program: ForwardProgram,
+    terms: Array,
     backward: BackwardProgram,
     weights: Array,
     path: Array,
@@ -135,7 +123,7 @@ def _counts(
         new = total.astype(dtype).reshape(1, -1)
 
         def term(k: Array, counts: Array) -> Array:
-            column = program.terms[row, k]
+            column = terms[row, k]
             return put_row(counts, take_row(counts, column) + new, column)
 
         return count_up(0, 2, term, counts)

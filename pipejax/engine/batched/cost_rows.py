@@ -17,11 +17,10 @@ from pipejax.base.checks import whole_number
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import check_known, cost_vector
+from pipejax.engine.pricing import cost_vector
 
 ZERO_ROW = 0
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
-Source = tuple[tuple[str, int], ...]  # leaf entries that add up to a row
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
 HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
 
@@ -30,20 +29,22 @@ HIGH = 1 << 26  # above all numbers of entries; its square is still exact in flo
 class CostRows:
     """Which row each position of the cost vector reads.
 
+    A batch is a matrix of costs: a column of zeros, and one for each entry of the fields read.
+
     Attributes:
       row_of_position: (costs) row of each position, in the order of `CostLayout`.
-      sources: (rows) leaf entries that add up to each row; none for the row of zeros.
+      terms: (rows, 2) columns that add up to each row; column 0 is zero, and so is row 0.
       fields: fields that are read, and the entries of each.
     """
 
     row_of_position: Int[NumpyArray, " costs"]
-    sources: tuple[Source, ...]
+    terms: Int[NumpyArray, "rows 2"]
     fields: tuple[tuple[str, int], ...]
 
     @property
-    def num_rows(self) -> int:
-        """Number of rows, that of zeros included."""
-        return len(self.sources)
+    def num_columns(self) -> int:
+        """Width of the matrix of costs."""
+        return 1 + sum(entries for _, entries in self.fields)
 
     def only_read(self, leaves: Leaves) -> Leaves:
         """Return the fields that are read."""
@@ -58,14 +59,10 @@ class CostRows:
 
         Returns (rows) of (N or 1) costs [s].
         """
-        dtype = next(iter(leaves.values())).dtype
-        rows = []
-        for source in self.sources:
-            parts = [
-                leaves[name].reshape(len(leaves[name]), -1)[:, entry] for name, entry in source
-            ]
-            rows.append(sum(parts[1:], parts[0]) if parts else jnp.zeros(1, dtype))
-        return rows
+        pieces = self.pieces(leaves)
+        columns = [jnp.zeros(1, pieces[0].dtype), *(c for piece in pieces for c in piece.T)]
+        parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
+        return [sum(others, first) for first, *others in parts]
 
 
 def batch_leaves(
@@ -77,7 +74,7 @@ def batch_leaves(
     size = _batch_size({name: shape for name, shape in shapes.items() if shape}, layout, batch_size)
     trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
     trailing.check_shapes(layout.num_stages, layout.num_pipes)
-    dtype = jnp.result_type(float, *(_plain(leaf) for leaf in given.values()))
+    dtype = jnp.result_type(float, *given.values())
     leaves: Leaves = {}
     for name, leaf in given.items():
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
@@ -117,10 +114,6 @@ def _batch_size(
     return size
 
 
-def _plain(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "dtype") else float(leaf)
-
-
 def cost_rows(program: Program, costs: Costs) -> CostRows:
     """Find the rows that a program reads.
 
@@ -128,24 +121,21 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     make a fused pair, or latency and transmit time. So pricing itself says which: each entry is
     priced at its own number, those that stand second in a sum in the high digits.
     """
-    check_known(program, costs)
-    entries: list[tuple[str, int]] = []
-    numbers: dict[str, NumpyArray] = {}
-    for name, leaf in vars(costs).items():
-        if leaf is not None:
-            shape = np.shape(leaf)[1:]
-            number = 1 + len(entries) + np.arange(math.prod(shape)).reshape(shape)
-            numbers[name] = number * (HIGH if name in SECOND_IN_A_SUM else 1)
-            entries += [(name, entry) for entry in range(number.size)]
+    shapes = {name: np.shape(leaf)[1:] for name, leaf in vars(costs).items() if leaf is not None}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    field = np.repeat(range(1 + len(sizes)), [1, *sizes.values()])  # of each entry; 0 is no cost
+    numbers = {
+        name: np.flatnonzero(field == k).reshape(shapes[name])
+        * (HIGH if name in SECOND_IN_A_SUM else 1)
+        for k, name in enumerate(sizes, 1)
+    }
     priced = np.asarray(cost_vector(program, unchecked_costs(numbers))).astype(np.int64)
     used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))
+    entries = np.stack([priced[used] % HIGH, priced[used] // HIGH], axis=1)
+    rows, row = np.unique(entries, axis=0, return_inverse=True)  # that of zeros is the first
     row_of_position = np.zeros(len(priced), np.int32)
-    rows: dict[Source, int] = {(): ZERO_ROW}
-    for position, number in zip(used.tolist(), priced[used].tolist(), strict=True):
-        digits = (number % HIGH, number // HIGH)
-        source = tuple(entries[digit - 1] for digit in digits if digit)
-        row_of_position[position] = rows.setdefault(source, len(rows))
-    names = sorted({name for source in rows for name, _ in source})
-    return CostRows(
-        row_of_position, tuple(rows), tuple((name, numbers[name].size) for name in names)
-    )
+    row_of_position[used] = row.ravel()
+    is_read = np.isin(range(1 + len(sizes)), field[rows])
+    column = np.cumsum(is_read[field]) - 1  # of each entry, among those of fields that are read
+    read = tuple(pair for k, pair in enumerate(sizes.items(), 1) if is_read[k])
+    return CostRows(row_of_position, column[rows], read)

@@ -18,28 +18,23 @@ import numpy as np
 
 from pipejax.base.array_types import Array
 from pipejax.engine.batched.binary_program import NEVER_SLOT
-from pipejax.engine.batched.interpreted_program import GROUP, ForwardProgram
+from pipejax.engine.batched.interpreted_program import GROUP, ForwardProgram, Task
 from pipejax.engine.batched.single_xla_call import Unsigned, count_up, put_row, take_row
 
 Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
 
 
 def values_and_choices(
-    program: ForwardProgram,
-    pieces: tuple[Array, ...],
-    first: Array,
-    temperature: Array | None,
-    *,
-    tiles: tuple[int, int],
-    keep: bool,
+    task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> tuple[Array, Array]:
     """Run a program over tiles of lanes, from the first configuration on.
 
-    Returns (tiles, lanes) makespans [s], and the choices if kept: for exact maxima (groups, tiles,
-    lanes) bytes, whose bits tell which of `GROUP` ops waited for their second operand; for smooth
-    ones (ops, tiles, lanes) weights of the second operand.
+    Returns (tiles, lanes) makespans [s], and the choices for a backward pass: for exact maxima
+    (groups, tiles, lanes) bytes, whose bits tell which of `GROUP` ops waited for their second
+    operand; for smooth ones (ops, tiles, lanes) weights of the second operand.
     """
-    exact, dtype, (_, lanes) = temperature is None, pieces[0].dtype, tiles
+    program, keep, exact = task.forward, task.backward is not None, task.temperature is None
+    dtype, (_, lanes) = pieces[0].dtype, tiles
     rows = len(program.code) // GROUP if exact else len(program.code)
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
 
@@ -47,7 +42,7 @@ def values_and_choices(
         values, choices, columns, cost, state = carry
         columns = _columns(columns, pieces, first + t * Unsigned(lanes))
         cost = _cost(cost, program, columns)
-        state, choices = _run(program, cost, state, choices, t, temperature, keep)
+        state, choices = _run(task, cost, state, choices, t)
         return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
 
     # what a tile needs is made once, and written over by the next one
@@ -92,20 +87,13 @@ def _cost(cost: Array, program: ForwardProgram, columns: Array) -> Array:
     return count_up(0, program.num_rows, step, cost)
 
 
-def _run(
-    program: ForwardProgram,
-    cost: Array,
-    state: Array,
-    choices: Array,
-    t: Array,
-    temperature: Array | None,
-    keep: bool,
-) -> tuple[Array, Array]:
+def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
     """Run a tile: (slots, lanes) values [s], and the choices with those of the tile.
 
     No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
     its write never mean the same row. An iteration runs a group of ops, as many as a byte has bits.
     """
+    program, keep, temperature = task.forward, task.backward is not None, task.temperature
     kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
     def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -133,13 +121,13 @@ def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
     """Store the choices of a group: exact ones as the bits of a byte."""
     if kept.dtype == bool:
         bits = [kept[u].astype(jnp.uint8) << u for u in range(GROUP)]
-        packed = functools.reduce(jax.lax.bitwise_or, bits)[None, None]
-        return jax.lax.dynamic_update_slice(choices, packed, (g, t, Unsigned(0)))
-    place = (g * Unsigned(GROUP), t, Unsigned(0))
-    return jax.lax.dynamic_update_slice(choices, kept[:GROUP, None], place)
+        entered, first = functools.reduce(jax.lax.bitwise_or, bits)[None], g
+    else:
+        entered, first = kept[:GROUP], g * Unsigned(GROUP)
+    return jax.lax.dynamic_update_slice(choices, entered[:, None], (first, t, Unsigned(0)))
 
 
-def _maximum(one: Array, other: Array, temperature: Array | None) -> tuple[Array, Array]:
+def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tuple[Array, Array]:
     """Maximum (1, lanes) [s] of two operands, and the weight of the second.
 
     The second wins only if it is larger. Operands come in the order of a node's predecessors, so

@@ -5,23 +5,23 @@ a handful of times.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Int, NumpyArray, UInt
+from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.engine.batched.binary_program import NEVER_SLOT, SPARE_SLOT, START_SLOT, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
+from pipejax.engine.batched.single_xla_call import Unsigned
 
 GROUP = 8  # ops of one iteration; their choices fill a byte
 BUCKETS = 8  # sizes grow by this factor from bucket to bucket
 LEAST_OPS, LEAST_EDGES, LEAST_SLOTS, LEAST_ROWS = 512, 1024, 16, 64
-ZERO_COLUMN = 0  # of the cost matrix
 ALWAYS, CHOICE, NOT_CHOICE = 0, 1, 2
 MAX_RUN = 255  # uses that one byte can count
 STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
 
-Unsigned = np.uint32  # an index without a sign needs no test for being negative
 Column = Int[NumpyArray, " some"]
 UIntArray = UInt[Array, "..."] | UInt[NumpyArray, "..."]
 
@@ -74,16 +74,25 @@ jax.tree_util.register_dataclass(ForwardProgram)
 jax.tree_util.register_dataclass(BackwardProgram)
 
 
+class Task(NamedTuple):
+    """What the loops solve for every configuration.
+
+    Attributes:
+      forward: the program as data.
+      backward: the same for the backward pass; without it only the makespans are wanted.
+      temperature: of smooth maxima [s]; exact ones if None.
+    """
+
+    forward: ForwardProgram
+    backward: BackwardProgram | None
+    temperature: Float[Array, ""] | float | None = None
+
+
 def bucket(size: int, least: int) -> int:
     """Round a size up to its bucket."""
     while least < size:
         least *= BUCKETS
     return least
-
-
-def cost_columns(rows: CostRows) -> list[tuple[str, int]]:
-    """List the entries of the fields that a program reads: columns 1, 2, ... of its matrix."""
-    return [(name, entry) for name, entries in rows.fields for entry in range(entries)]
 
 
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
@@ -94,29 +103,14 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     # padding writes max(0, -inf) to a slot that no op reads
     code[:] = (START_SLOT, NEVER_SLOT, SPARE_SLOT, ZERO_ROW, ZERO_ROW)
     code[: ops.num_ops] = np.stack(columns, axis=1)
-    terms = _terms(rows)
     return ForwardProgram(
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
-        terms=_padded(terms, bucket(len(terms), LEAST_ROWS)),
-        num_rows=np.array(rows.num_rows, Unsigned),
+        terms=_padded(rows.terms, LEAST_ROWS),
+        num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(ops.num_slots, LEAST_SLOTS),
     )
-
-
-def _terms(rows: CostRows) -> Int[NumpyArray, "rows 2"]:
-    """Columns (rows, 2) that add up to each row."""
-    number = {key: k + 1 for k, key in enumerate(cost_columns(rows))}
-    terms = np.full((rows.num_rows, 2), ZERO_COLUMN)
-    for place, source in enumerate(rows.sources):
-        terms[place, : len(source)] = [number[key] for key in source]
-    return terms
-
-
-def num_columns(rows: CostRows) -> int:
-    """Return the width of the cost matrix, in its bucket: a column of zeros, then the entries."""
-    return bucket(1 + sum(entries for _, entries in rows.fields), LEAST_ROWS)
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
@@ -148,11 +142,11 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     order = order[used[order] != ZERO_ROW]
     runs = _runs(used[order])
     return BackwardProgram(
-        edges=_padded(edges, bucket(len(edges), LEAST_EDGES)),
+        edges=_padded(edges, LEAST_EDGES),
         num_edges=np.array(len(edges), Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
-        uses=_padded(uses[order], bucket(len(order), LEAST_EDGES)),
-        runs=_padded(runs, bucket(len(runs), LEAST_ROWS)),
+        uses=_padded(uses[order], LEAST_EDGES),
+        runs=_padded(runs, LEAST_ROWS),
         num_runs=np.array(len(runs), Unsigned),
     )
 
@@ -173,9 +167,7 @@ def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
     return np.stack([row[start], start, stop], axis=1)
 
 
-def _padded(
-    table: Int[NumpyArray, "rows columns"], size: int
-) -> UInt[NumpyArray, "padded columns"]:
-    padded = np.zeros((size, table.shape[1]), Unsigned)
+def _padded(table: Int[NumpyArray, "rows columns"], least: int) -> UInt[NumpyArray, "padded _"]:
+    padded = np.zeros((bucket(len(table), least), table.shape[1]), Unsigned)
     padded[: len(table)] = table
     return padded

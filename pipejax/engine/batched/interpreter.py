@@ -5,21 +5,19 @@ A block's state stays in cache: it has one row for each live op, not for each op
 
 import functools
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
 from pipejax.engine.batched.backward_pass import BITS, counts_on_path
 from pipejax.engine.batched.forward_pass import values_and_choices
-from pipejax.engine.batched.interpreted_program import BackwardProgram, ForwardProgram
-from pipejax.engine.batched.sharding import Spread
+from pipejax.engine.batched.interpreted_program import Task
 from pipejax.engine.batched.single_xla_call import Unsigned, as_single_xla_call, wide_vectors
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
@@ -40,67 +38,39 @@ def lanes(dtype: np.dtype) -> int:
 
 
 def interpreted_makespans(
-    program: ForwardProgram,
-    pieces: Pieces,
-    *,
-    backward: BackwardProgram | None = None,
-    temperature: float | None = None,
-    over: Spread | None = None,
+    task: Task, pieces: Pieces, *, over: NamedSharding | None = None, in_trace: bool = False
 ) -> Result:
     """Makespans of a batch, and how often each cost stands on the critical path.
 
     Returns (batch) makespans [s], and (columns, batch) counts (floats for smooth maxima) or None.
+    `in_trace` makes it part of a computation that JAX traces.
     """
-    size = max(map(len, pieces))
-    smoothing = None if temperature is None else np.asarray(temperature, pieces[0].dtype)
+    if in_trace:
+        return _in_trace(task, pieces)
     if over is not None:
-        is_shared = tuple(len(piece) == 1 for piece in pieces)
-        return _compiled_over(over, is_shared)(program, backward, smoothing, pieces)
-    threads = _num_threads(program, size, pieces[0].dtype)
-    run = functools.partial(_compiled(), program, backward, smoothing)
-    if threads <= 1:
-        return run(pieces)
-    return _side_by_side(run, pieces, size, threads)
+        return _compiled(over, tuple(len(piece) == 1 for piece in pieces))(task, pieces)
+    run, threads = functools.partial(_compiled(), task), _num_threads(task, pieces)
+    return run(pieces) if threads <= 1 else _side_by_side(run, pieces, threads)
 
 
-def interpreted_in_trace(
-    program: ForwardProgram,
-    pieces: tuple[Array, ...],
-    backward: BackwardProgram | None,
-    temperature: float | None,
-) -> tuple[Array, Array | None]:
-    """Solve as `interpreted_makespans` does, as part of a computation that JAX traces."""
-    smoothing = None if temperature is None else jnp.asarray(temperature, pieces[0].dtype)
-    return _in_trace(program, backward, smoothing, pieces)
-
-
-def _side_by_side(
-    run: Callable[[Pieces], Result], pieces: Pieces, size: int, threads: int
-) -> Result:
+def _side_by_side(run: Callable[[Pieces], Result], pieces: Pieces, threads: int) -> Result:
     """Run parts of a batch in parallel threads.
 
     On a CPU, loops of one computation do not run in parallel, but two computations do.
     """
+    size = max(map(len, pieces))
     part = -(-size // threads)
-    starts = [min(low, size - part) for low in range(0, size, part)]  # parts of one size
-    whole: list[NumpyArray] = []
     exact = bool(jax.config.read("jax_enable_x64"))  # a context of this thread, not of the others
 
-    def work(low: int) -> None:
-        cut = tuple(p[low : low + part] if len(p) > 1 else p for p in pieces)
+    def work(low: int) -> Any:
+        first = min(low, size - part)  # parts are of one size, and the last has some once more
+        cut = tuple(p[first : first + part] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(exact):
-            found = [np.asarray(array) for array in run(cut) if array is not None]
-        with lock:
-            if not whole:
-                dtype = found[0].dtype
-                whole.extend(np.empty((*array.shape[:-1], size), dtype) for array in found)
-        for array, target in zip(found, whole, strict=True):
-            target[..., low : low + part] = array
+            return jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(cut))
 
-    lock = threading.Lock()
-    list(_pool().map(work, starts))
-    values, *counts = whole
-    return jnp.asarray(values), counts[0] if counts else None
+    parts = _pool().map(work, range(0, size, part))
+    values, counts = jax.tree.map(lambda *arrays: np.concatenate(arrays, axis=-1), *parts)
+    return jnp.asarray(values), counts
 
 
 @functools.cache
@@ -108,67 +78,60 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pipejax")
 
 
-def _num_threads(program: ForwardProgram, size: int, dtype: np.dtype) -> int:
+def _num_threads(task: Task, pieces: Pieces) -> int:
     """Number of threads for a batch, equal for programs and batches that share a compilation."""
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
-    parts = min(len(program.code) * size // MIN_WORK, size // lanes(dtype))
+    size = max(map(len, pieces))
+    parts = min(len(task.forward.code) * size // MIN_WORK, size // lanes(pieces[0].dtype))
     return max(1, min(os.cpu_count() or 1, parts))
 
 
-@functools.cache
-def _compiled() -> Callable[..., tuple[Array, Array | None]]:
-    """Compile, with options that are known only once there is a backend."""
-    return jax.jit(_run, compiler_options=wide_vectors())
-
-
 @functools.lru_cache(maxsize=64)
-def _compiled_over(over: Spread, is_shared: tuple[bool, ...]) -> Callable[..., Result]:
-    """Compile for several devices, each of which solves its part of the batch."""
-    everywhere, cut = PartitionSpec(), PartitionSpec(over.axis)
-    pieces = tuple(everywhere if shared else cut for shared in is_shared)
-    run = jax.shard_map(
-        _run,
-        mesh=over.mesh,
-        in_specs=(everywhere, everywhere, everywhere, pieces),
-        out_specs=(cut, PartitionSpec(None, over.axis)),
-        check_vma=False,
-    )
+def _compiled(
+    over: NamedSharding | None = None, is_shared: tuple[bool, ...] = ()
+) -> Callable[[Task, Pieces], Result]:
+    """Compile, with options that are known only once there is a backend.
+
+    On several devices, each solves its part of the batch.
+    """
+    run = _run
+    if over is not None:
+        everywhere, cut = PartitionSpec(), over.spec
+        run = jax.shard_map(
+            _run,
+            mesh=over.mesh,
+            in_specs=(everywhere, tuple(everywhere if shared else cut for shared in is_shared)),
+            out_specs=(cut, PartitionSpec(None, *cut)),
+            check_vma=False,
+        )
     return jax.jit(run, compiler_options=wide_vectors())
 
 
-def _run(
-    program: ForwardProgram,
-    backward: BackwardProgram | None,
-    temperature: Array | None,
-    pieces: tuple[Array, ...],
-    *,
-    plain: bool = False,
-) -> tuple[Array, Array | None]:
+def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
     """Solve a batch in blocks; plain loops, which are not single calls, take one wide tile."""
     plain = plain or jax.default_backend() != "cpu"
     call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
-    tiles = _block(program, size, dtype, backward, temperature, plain)
+    tiles = _block(task, size, dtype, plain)
     block = tiles[0] * tiles[1]
     if block > size:  # repeat the last configuration
         place = np.minimum(np.arange(block), size - 1)
         pieces = tuple(p[place] if len(p) == size else p for p in pieces)
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
+    backward = task.backward
     # counts below 2**16 take half the bytes
-    small = temperature is None and backward is not None and len(backward.uses) < 1 << 16
-    forward_pass = functools.partial(values_and_choices, tiles=tiles, keep=backward is not None)
-    backward_pass = functools.partial(
-        counts_on_path,
-        num_columns=1 + sum(piece.shape[1] for piece in pieces),
-        dtype=np.dtype(np.uint16) if small else dtype,
-    )
+    small = task.temperature is None and backward is not None and len(backward.uses) < 1 << 16
+    count_dtype = np.dtype(np.uint16) if small else dtype
+    forward_pass = functools.partial(values_and_choices, tiles=tiles)
+    backward_pass = functools.partial(counts_on_path, num_columns=num_columns, dtype=count_dtype)
 
     def solve(first: Array) -> tuple[Array, Array | None]:
-        values, choices = call(forward_pass)(program, pieces, first.astype(Unsigned), temperature)
+        values, choices = call(forward_pass)(task, pieces, first.astype(Unsigned))
         if backward is None:
             return values.reshape(-1), None
         choices = choices.reshape(len(choices), -1)
-        return values.reshape(-1), call(backward_pass)(program, backward, choices)
+        return values.reshape(-1), call(backward_pass)(task.forward.terms, backward, choices)
 
     found = _in_blocks(solve, size=max(size, block), block=block)
     cut: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], found)
@@ -196,26 +159,18 @@ def _in_blocks(solve: Callable[[Array], Solved], *, size: int, block: int) -> So
     return jax.lax.fori_loop(0, -(-size // block), step, whole)
 
 
-def _block(
-    program: ForwardProgram,
-    size: int,
-    dtype: np.dtype,
-    backward: BackwardProgram | None,
-    temperature: Array | None,
-    plain: bool,
-) -> tuple[int, int]:
+def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
     """Tiles of a block, and configurations of a tile.
 
     As many as fit beside the choices and paths of all ops, in blocks of one size. Plain loops take
     one wide tile: accelerators run its lanes in threads as CPUs do in vectors.
     """
-    bits = 3 if temperature is None else 2 * 8 * dtype.itemsize  # of an op and a configuration
+    bits = 3 if task.temperature is None else 2 * 8 * dtype.itemsize  # of an op, a configuration
+    room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
     width = lanes(dtype)
     if plain:
-        room = ACCELERATOR_BYTES * 8 // (bits * len(program.code))
-        return 1, max(width, min(size, size if backward is None else room) // BITS * BITS)
-    most = MAX_TILES
-    if backward is not None:
-        most = max(1, min(most, CHOICE_BYTES * 8 // (bits * len(program.code) * width)))
-    blocks = -(-size // (most * width))
+        most = size if task.backward is None else min(size, room)
+        return 1, max(width, most // BITS * BITS)
+    tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // width))
+    blocks = -(-size // (tiles * width))
     return -(-size // (blocks * width)), width

@@ -10,36 +10,30 @@ follow. The counts come from what solves the batch (`_solve`): costs that are nu
 parts and devices, tracers to the interpreter's loops, inside of the caller's trace.
 """
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
 from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.engine.batched.interpreted_program import (
-    BackwardProgram,
-    ForwardProgram,
+    LEAST_ROWS,
+    Task,
     backward_program,
-    cost_columns,
+    bucket,
     forward_program,
-    num_columns,
 )
-from pipejax.engine.batched.interpreter import (
-    Counts,
-    Pieces,
-    interpreted_in_trace,
-    interpreted_makespans,
-    lanes,
-)
-from pipejax.engine.batched.sharding import Spread, spread_of, spread_out
+from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makespans, lanes
+from pipejax.engine.batched.sharding import spread_of, spread_out
 from pipejax.engine.batched.unrolled import MAX_OPS, unrolled
 from pipejax.engine.lowering.program import Program
 
@@ -51,18 +45,17 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 Values = Float[Array, " batch"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Plan:
     """Everything that a program and the shapes of its costs determine."""
 
-    ops: BinaryOps
-    rows: CostRows
-    forward: ForwardProgram
+    def __init__(self, ops: BinaryOps, rows: CostRows) -> None:
+        self.ops, self.rows = ops, rows
+        self.values = Task(forward_program(ops, rows), None)
 
     @functools.cached_property
-    def backward(self) -> BackwardProgram:
-        """The program of the backward pass, built only for gradients."""
-        return backward_program(self.ops, self.rows)
+    def counts(self) -> Task:
+        """The task with its backward pass, built only for gradients."""
+        return self.values._replace(backward=backward_program(self.ops, self.rows))
 
     @functools.cached_property
     def unrolled(self) -> Callable[[Leaves], Values]:
@@ -74,14 +67,18 @@ class _Plan:
 _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKeyDictionary()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Problem:
+class _Problem(NamedTuple):
     """A program and how it is to be solved: everything but the costs."""
 
     plan: _Plan
     temperature: float | None
     unroll: bool | None
     max_bytes: int
+
+    def task(self, with_counts: bool) -> Task:
+        """What the interpreter solves."""
+        task = self.plan.counts if with_counts else self.plan.values
+        return task._replace(temperature=self.temperature)
 
 
 def makespans(
@@ -219,8 +216,7 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     if shapes not in plans:
         known = next(iter(plans.values()), None)
         ops = binary_ops(program) if known is None else known.ops
-        rows = cost_rows(program, costs)
-        plans[shapes] = _Plan(ops, rows, forward_program(ops, rows))
+        plans[shapes] = _Plan(ops, cost_rows(program, costs))
     return plans[shapes]
 
 
@@ -285,15 +281,13 @@ def _solve(
 
 def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a traced batch; vmap only makes the batch larger."""
-    plan = problem.plan
-    backward = plan.backward if with_counts else None
+    rows = problem.plan.rows
 
     @jax.custom_batching.custom_vmap
     def solve(leaves: Leaves) -> tuple[Values, Leaves]:
-        values, counts = interpreted_in_trace(
-            plan.forward, plan.rows.pieces(leaves), backward, problem.temperature
-        )
-        return values, {} if counts is None else _by_leaf(plan.rows, counts, leaves)
+        task = problem.task(with_counts)
+        values, counts = interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
+        return values, _by_leaf(rows, counts, leaves)
 
     @solve.def_vmap
     def solve_larger(
@@ -321,35 +315,31 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a batch of numbers in the fastest way."""
-    plan, temperature = problem.plan, problem.temperature
+    plan, task = problem.plan, problem.task(with_counts)
     size = max(map(len, leaves.values()))
     unroll = not with_counts and _unrolls(problem, size)
-    values, counts = [], []
-    results = plan.rows.num_rows if with_counts else 0
+    found: list[tuple[Values, Counts | None]] = []
+    results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
         if unroll:
-            values.append(plan.unrolled(part)[:count])
-            continue
-        value, found = interpreted_makespans(
-            plan.forward,
-            _pieces(plan.rows, part, count, over),
-            backward=plan.backward if with_counts else None,
-            temperature=temperature,
-            over=over,
-        )
-        values.append(value[:count])
-        if found is not None:
-            counts.append(_on_host(found)[:, :count])
-    value = values[0] if len(values) == 1 else jnp.concatenate(values)
-    if not with_counts:
-        return value, {}
-    whole = counts[0] if len(counts) == 1 else np.concatenate(counts, axis=1)
-    return value, _by_leaf(plan.rows, whole, leaves)
+            found.append((plan.unrolled(part)[:count], None))
+        else:
+            values, counts = interpreted_makespans(
+                task, _pieces(plan.rows, part, count, over), over=over
+            )
+            found.append((values[:count], None if counts is None else _on_host(counts)[:, :count]))
+    values, counts = found[0] if len(found) == 1 else jax.tree.map(_joined, *found)
+    return values, _by_leaf(plan.rows, counts, leaves)
+
+
+def _joined(*parts: Any) -> Any:
+    xp: Any = jnp if isinstance(parts[0], jax.Array) else np
+    return xp.concatenate(parts, axis=-1)
 
 
 def _parts(
     leaves: Leaves, size: int, max_bytes: int, results: int
-) -> Iterator[tuple[Leaves, int, Spread | None]]:
+) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Cut costs into parts of at most `max_bytes`, each with its size.
 
     A batch that is laid out over several devices stays whole.
@@ -386,7 +376,7 @@ def _on_host(counts: Counts) -> Counts:
     return np.asarray(counts)
 
 
-def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> Pieces:
+def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
     """Arrange the fields that a program reads for the interpreter.
 
     A large batch is passed as it is and compiles for each combination of shapes. A small one is
@@ -394,24 +384,26 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: Spread | None) -> P
     """
     if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    pieces = rows.pieces(leaves)
-    if over is not None or size * num_columns(rows) >= WORTH_COMPILING:
+    pieces, width = rows.pieces(leaves), bucket(rows.num_columns, LEAST_ROWS)
+    if over is not None or size * width >= WORTH_COMPILING:
         return pieces
     dtype = pieces[0].dtype
-    matrix = np.empty((max(size, lanes(dtype)), num_columns(rows) - 1), dtype)
+    matrix = np.empty((max(size, lanes(dtype)), width - 1), dtype)
     matrix[size:] = 0
     used = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
     matrix[:size, : used.shape[1]] = used
     return (matrix,)
 
 
-def _by_leaf(rows: CostRows, counts: Counts, leaves: Leaves) -> Leaves:
+def _by_leaf(rows: CostRows, counts: Counts | None, leaves: Leaves) -> Leaves:
     """Return the counts of each leaf: a batch axis first, then the shape of the leaf."""
-    first = {key: 1 + k for k, key in enumerate(cost_columns(rows))}
-    found: dict[str, Array | NumpyArray] = {}
-    for name, leaf in leaves.items():
-        shape = (counts.shape[1], *leaf.shape[1:])
-        low = first[name, 0]
-        columns = counts[low : low + int(np.prod(shape[1:]))]
-        found[name] = columns.astype(leaf.dtype, copy=False).T.reshape(shape)
+    found: Leaves = {}
+    low = 1
+    if counts is None:
+        return found
+    for name, entries in rows.fields:
+        leaf, columns = leaves[name], counts[low : low + entries].T
+        columns = columns.astype(leaf.dtype, copy=False)
+        found[name] = columns.reshape(len(columns), *leaf.shape[1:])
+        low += entries
     return found

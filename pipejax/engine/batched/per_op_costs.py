@@ -13,12 +13,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import CostRows
-from pipejax.engine.batched.interpreted_program import (
-    BackwardProgram,
-    ForwardProgram,
-    backward_program,
-    forward_program,
-)
+from pipejax.engine.batched.interpreted_program import Task, backward_program, forward_program
 from pipejax.engine.lowering.cost_layout import ZERO
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import NodeCosts
@@ -36,8 +31,7 @@ class PerOpCosts(NamedTuple):
     takes (one, or transmit time and latency apart), which the messages' link model decides.
 
     Attributes:
-      forward: the program as data; its costs are the columns of all pieces in order.
-      backward: the same for the backward pass, which counts costs on the critical path.
+      task: the program as data; its costs are the columns of all pieces in order.
       duration_index: (nodes) column of what each node takes, from 1 on; 0 is no time.
       lag_index: (nodes, max_preds) column of the delay from each predecessor, from 1 on.
       ops: (ops) node of each column of the first piece.
@@ -47,8 +41,7 @@ class PerOpCosts(NamedTuple):
       message_seconds: pieces of (width) what each message takes [s].
     """
 
-    forward: ForwardProgram
-    backward: BackwardProgram
+    task: Task
     duration_index: Int[NumpyArray, " nodes"]
     lag_index: Int[NumpyArray, "nodes max_preds"]
     ops: Nodes
@@ -84,8 +77,7 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
     binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
     return PerOpCosts(
-        forward=forward_program(binary, rows),
-        backward=backward_program(binary, rows),
+        task=Task(forward_program(binary, rows), backward_program(binary, rows)),
         duration_index=own,
         lag_index=lag,
         ops=ops,
@@ -125,9 +117,7 @@ def _edges(program: Program) -> Int[NumpyArray, "2 messages"]:
 
 def _rows(own: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:
     """One row for every column that is read."""
-    used = np.unique(np.append(own, lag))
-    used = used[used != ZERO]
+    used = np.union1d(ZERO, np.append(own, lag))
     row_of_position = np.zeros(1 + num_columns, np.int32)
-    row_of_position[used] = 1 + np.arange(len(used))
-    sources = ((), *((("own", column),) for column in (used - 1).tolist()))
-    return CostRows(row_of_position, sources, (("own", num_columns),))
+    row_of_position[used] = np.arange(len(used))
+    return CostRows(row_of_position, np.outer(used, [1, 0]), (("own", num_columns),))

@@ -5,36 +5,18 @@ JAX arrays stays where it is; laid out over the devices of several processes, it
 of them, each its own part.
 """
 
-from typing import NamedTuple
-
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.engine.batched.cost_rows import Leaves
 
 BATCH = "batch"  # name of the axis of devices, where nobody else has named it
 
 
-class Spread(NamedTuple):
-    """Devices in the order of the parts of a batch.
-
-    Attributes:
-      mesh: the devices.
-      axis: names of the axes of the mesh along which the batch is cut.
-    """
-
-    mesh: Mesh | AbstractMesh
-    axis: str | tuple[str, ...]
-
-    def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """Return the sharding of an array on these devices."""
-        return NamedSharding(self.mesh, spec)
-
-
-def spread_of(leaves: Leaves) -> Spread | None:
+def spread_of(leaves: Leaves) -> NamedSharding | None:
     """Find the devices that a batch of JAX arrays is laid out over."""
-    found: dict[Spread, str] = {}
+    found: dict[NamedSharding, str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             continue
@@ -46,24 +28,22 @@ def spread_of(leaves: Leaves) -> Spread | None:
                 f"{name} lies on several devices as {layout}: a batch is cut along its "
                 "first axis and no other"
             )
-        found[Spread(layout.mesh, first)] = name
+        found[NamedSharding(layout.mesh, PartitionSpec(first))] = name
     if len(found) > 1:
         raise ValueError(f"{' and '.join(found.values())} are laid out over devices in two ways")
     return next(iter(found), None)
 
 
-def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, Spread | None]:
-    """Send a batch on the host to all devices of this process."""
+def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
+    """Send a batch on the host to all devices of this process, parts of one size."""
     devices = jax.local_devices()
     if len(devices) == 1 or size < least * len(devices):
         return leaves, None
-    over = Spread(Mesh(np.array(devices), BATCH), BATCH)
-    more = -size % len(devices)
-    placed = {}
-    for name, leaf in leaves.items():
-        if len(leaf) > 1:
-            widths = [(0, more)] + [(0, 0)] * (leaf.ndim - 1)
-            filled = np.pad(np.asarray(leaf), widths, mode="edge") if more else leaf
-            leaf = jax.device_put(filled, over.sharding(PartitionSpec(BATCH)))
-        placed[name] = leaf
-    return placed, over
+    over = NamedSharding(Mesh(np.array(devices), BATCH), PartitionSpec(BATCH))
+    place = np.arange(size + -size % len(devices))
+    placed = {
+        name: jax.device_put(np.take(leaf, place, axis=0, mode="clip"), over)
+        for name, leaf in leaves.items()
+        if len(leaf) > 1
+    }
+    return {**leaves, **placed}, over

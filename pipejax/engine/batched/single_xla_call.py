@@ -19,7 +19,7 @@ from pipejax.base.array_types import Array, NumpyArray
 # XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time
 WIDE = {"xla_cpu_prefer_vector_width": 512}
 SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
-Unsigned = jax.numpy.uint32  # of an index
+Unsigned = jax.numpy.uint32  # an index without a sign needs no test for being negative
 NONE = dict.fromkeys(SINGLE_CALL)
 
 Number = Array | NumpyArray | int  # a row, or a bound of a loop
