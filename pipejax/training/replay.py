@@ -14,14 +14,14 @@ import numpy as np
 
 from pipejax.analysis.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import are_positive, whole_number
+from pipejax.base.checks import whole_number
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training.draws import start_key
+from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
 from pipejax.training.objective import TrainingObjective, batch_gradient
-from pipejax.training.plan import NO_SAMPLE, ReplayPlan, make_plan
-from pipejax.training.rpd import Numbers, Seeds, checked_runs
+from pipejax.training.plan import NO_SAMPLE, make_plan
 from pipejax.training.training_run import DIVERGED, TrainingRun
 
 Times = Float[NumpyArray, " samples"]
@@ -72,26 +72,8 @@ def replay(
       >>> run.time.tolist(), run.update.tolist(), bool(run.gap[-1] < 1e-2 * run.gap[0])
       ([0.0, 63.0, 126.0], [0, 116, 240], True)
     """
-    if not are_positive([step_size], 1):
-        raise ValueError(f"step_size must be a finite number above 0, got {step_size!r}")
-    if np.ndim(objective.minimum):
-        raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
-    whole_number(seed, "seed", least=0)
-    runs = sweep_replay(
-        objective,
-        table,
-        step_sizes=[step_size],
-        seeds=[seed],
-        costs=costs,
-        link=link,
-        times=times,
-        each_run=each_run,
-        batches=batches,
-    )
-    gap, diverged, blocks, largest = (
-        leaf[0, 0] for leaf in (runs.gap, runs.diverged, runs.blocks, runs.largest_squared_gradient)
-    )
-    return TrainingRun(runs.update, gap, diverged, blocks, largest, None, runs.time)
+    how = {"costs": costs, "link": link, "times": times, "each_run": each_run, "batches": batches}
+    return run_alone(sweep_replay, objective, step_size, seed, table=table, **how)
 
 
 def sweep_replay(
@@ -146,32 +128,20 @@ def sweep_replay(
     chosen, checked = checked_runs(objective, step_sizes, seeds)
     _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
-    taken = np.stack(
-        [
-            batch_order(int(seed), table.num_microbatches, objective.num_batches, batches)
-            for seed in checked
-        ]
-    )
-    events = _ReplayEvents(
-        plan.run,
-        plan.read % plan.depth,
-        plan.newest % plan.depth,
-        plan.applies,
-        plan.collected,
-        plan.averages,
-        plan.sample,
-    )
+    num_batches, microbatches = objective.num_batches, table.num_microbatches
+    taken = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
+    events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
+    events |= {name: events[name] % plan.depth for name in ("read", "newest")}
     gap, diverged, blocks, largest = _compiled(
         objective,
         chosen,
         checked,
-        taken[:, plan.microbatch].astype(np.int32),
-        jax.tree.map(_narrow, events),
+        np.stack(taken)[:, plan.microbatch].astype(np.int32),
+        _ReplayEvents(**events),
         _narrow(plan.sampled % plan.depth),
-        depth=plan.depth,
-        each_run=each_run,
+        _Settings(plan.depth, each_run),
     )
-    gap = gap[..., _places(plan)]
+    gap = gap[..., np.flatnonzero(plan.sample != NO_SAMPLE)]  # in the order of time
     return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time)
 
 
@@ -224,11 +194,6 @@ def _narrow(values: NumpyArray) -> NumpyArray:
     return values if values.dtype == bool else values.astype(np.int32)
 
 
-def _places(plan: ReplayPlan) -> Int[NumpyArray, " samples"]:
-    """Events at which the samples are taken, in the order of time."""
-    return np.flatnonzero(plan.sample != NO_SAMPLE)
-
-
 def _checked_times(times: Times | int, end: float) -> Times:
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, whole_number(times, "times") + 1)
@@ -244,7 +209,14 @@ def _checked_times(times: Times | int, end: float) -> Times:
     return chosen
 
 
-@functools.partial(jax.jit, static_argnames=("depth", "each_run"))
+class _Settings(NamedTuple):
+    """Versions kept, and whether the gap is the mean over the models of all runs."""
+
+    depth: int
+    each_run: bool
+
+
+@functools.partial(jax.jit, static_argnames="how")
 def _compiled(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
@@ -252,16 +224,10 @@ def _compiled(
     batches: Int[Array, "seeds events"],
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
-    *,
-    depth: int,
-    each_run: bool,
+    how: _Settings,
 ) -> tuple[Array, Array, Array, Array]:
-    train = functools.partial(
-        _train, events=events, sampled=sampled, depth=depth, each_run=each_run
-    )
-    over = 0 if jnp.ndim(objective.minimum) else None
-    train = jax.vmap(train, (over, None, 0, 0))
-    return jax.vmap(train, (None, 0, None, None))(objective, step_sizes, seeds, batches)
+    train = functools.partial(_train, events=events, sampled=sampled, how=how)
+    return over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
 
 
 def _train(
@@ -272,10 +238,10 @@ def _train(
     *,
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
-    depth: int,
-    each_run: bool,
+    how: _Settings,
 ) -> tuple[Array, Array, Array, Array]:
     """One run; events and samples are the same for all, so that branches stay branches."""
+    depth, each_run = how
     start = objective.init(start_key(seed))
     size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])

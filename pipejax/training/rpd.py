@@ -11,13 +11,14 @@ Source: arXiv 2606.03498, the method Randomized PipeDream (RPD).
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import are_positive, whole_number
+from pipejax.base.checks import whole_number
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
@@ -27,12 +28,10 @@ from pipejax.training.draws import (
     draw,
     start_key,
 )
+from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
 from pipejax.training.objective import TrainingObjective, block_gradient
 from pipejax.training.training_run import DIVERGED, TrainingRun
 
-LARGEST_SEED = (1 << 32) - 1
-Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
-Seeds = Sequence[int] | range | Int[NumpyArray, " seeds"]
 Table = Int[NumpyArray, "..."]
 Outcome = tuple[Array, Array, Array, Array, Array | None]  # a run without its updates
 State = tuple[Array, Array, Array, Array]  # models kept, current one, largest and sum of squares
@@ -80,23 +79,8 @@ def randomized_pipedream(
       >>> run.update.tolist(), bool(run.gap[-1] < 1e-3 * run.gap[0])
       ([0, 200, 400], True)
     """
-    if not are_positive([step_size], 1):
-        raise ValueError(f"step_size must be a finite number above 0, got {step_size!r}")
-    if np.ndim(objective.minimum):
-        raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
-    whole_number(seed, "seed", least=0)
-    runs = sweep_randomized_pipedream(
-        objective,
-        step_sizes=[step_size],
-        seeds=[seed],
-        updates=updates,
-        delta=delta,
-        delays=delays,
-        every=every,
-        norms=norms,
-    )
-    update, *outcome = runs
-    return TrainingRun(update, *jax.tree.map(lambda leaf: leaf[0, 0], outcome))
+    how = {"updates": updates, "delta": delta, "delays": delays, "every": every, "norms": norms}
+    return run_alone(sweep_randomized_pipedream, objective, step_size, seed, **how)
 
 
 def sweep_randomized_pipedream(
@@ -150,37 +134,9 @@ def sweep_randomized_pipedream(
     if whole_number(updates, "updates") % every:
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     law = _law(objective, delta, delays)
-    outcome = _compiled(
-        objective,
-        chosen,
-        checked,
-        law,
-        window=int(law.max()) + 1,
-        samples=updates // every,
-        every=every,
-        norms=norms,
-    )
+    how = _Settings(int(law.max()) + 1, updates // every, every, norms)
+    outcome = _compiled(objective, chosen, checked, law, how)
     return TrainingRun(every * np.arange(updates // every + 1), *outcome)
-
-
-def checked_runs(
-    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds
-) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check what a sweep of runs is made over."""
-    if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
-        raise ValueError(
-            f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"
-        )
-    for seed in seeds:
-        if whole_number(seed, "each of seeds", least=0) > LARGEST_SEED:
-            raise ValueError(f"each of seeds must be at most {LARGEST_SEED}, got {seed}")
-    stacked = np.shape(objective.minimum)
-    if not len(seeds) or stacked not in ((), (len(seeds),)):
-        raise ValueError(
-            "seeds must be as many as objectives are stacked, or one or more for a single one: "
-            f"got {len(seeds)} seeds, and stacked {stacked}"
-        )
-    return np.asarray(step_sizes, np.float64), np.asarray(seeds, np.uint32)
 
 
 def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None) -> Table:
@@ -200,22 +156,24 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
     return np.array([checked_delta(each) for each in delta], np.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("window", "samples", "every", "norms"))
+class _Settings(NamedTuple):
+    """Models kept, samples of the gap, updates between them, and whether norms are measured."""
+
+    window: int
+    samples: int
+    every: int
+    norms: bool
+
+
+@functools.partial(jax.jit, static_argnames="how")
 def _compiled(
     objective: TrainingObjective,
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],
     law: Int[Array, "..."],
-    *,
-    window: int,
-    samples: int,
-    every: int,
-    norms: bool,
+    how: _Settings,
 ) -> Outcome:
-    train = functools.partial(_train, window=window, samples=samples, every=every, norms=norms)
-    over = 0 if jnp.ndim(objective.minimum) else None
-    train = jax.vmap(train, (over, None, 0, None))
-    train = jax.vmap(train, (None, 0, None, None))
+    train = over_runs(functools.partial(_train, how=how), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
     return train(objective, step_sizes, seeds, law)
@@ -226,13 +184,10 @@ def _train(
     step_size: Float[Array, ""],
     seed: UInt[Array, ""],
     law: Delays,
-    *,
-    window: int,
-    samples: int,
-    every: int,
-    norms: bool,
+    how: _Settings,
 ) -> Outcome:
     """One run. Model k is kept at place k mod window until model k + window takes it."""
+    window, samples, every, norms = how
     start = objective.init(start_key(seed))
     size = step_size.astype(start.dtype)
     stages = jnp.arange(objective.num_stages)
