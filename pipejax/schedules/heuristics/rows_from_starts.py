@@ -151,16 +151,7 @@ def _with_waits(
     certain = 0  # offloads that have surely ended
     before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (
-        row.phase,
-        row.stage,
-        row.microbatch,
-        size,
-        frees,
-        level,
-        row.start + _tolerance(row),
-        row.end,
-    )
+    columns = (*row[:3], size, frees, level, row.start + _tolerance(row), row.end)
     for code, stage, microbatch, takes, gives, held, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):

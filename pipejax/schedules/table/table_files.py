@@ -23,16 +23,8 @@ from pipejax.schedules.table.table import ScheduleTable
 
 FORMAT = "pipejax-table"
 VERSION = 1
-_KEYS = {
-    "format",
-    "version",
-    "name",
-    "placement",
-    "pipe_of_microbatch",
-    "slots",
-    "stage_shares",
-    "rows",
-}
+FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "rows")
+_KEYS = {"format", "version", *FIELDS}
 
 
 def read_table(path: str | Path) -> ScheduleTable:
@@ -140,15 +132,12 @@ def _from_json(text: str) -> ScheduleTable:
         raise ScheduleError(f"this is not JSON: {error}") from None
     _check_json(data)
     try:
-        return ScheduleTable.from_rows(
-            data["rows"],
-            placement=np.array(data["placement"], dtype=np.int32),
-            pipe_of_microbatch=np.array(data["pipe_of_microbatch"], dtype=np.int32),
-            name=data["name"],
-            slots=data["slots"],
-            stage_shares=data["stage_shares"],
-            weights=_weights(data.get("weights", {})),
-        )
+        given = {name: data[name] for name in FIELDS} | {
+            "weights": _weights(data.get("weights", {}))
+        }
+        for name in ("placement", "pipe_of_microbatch"):
+            given[name] = np.array(given[name], dtype=np.int32)
+        return ScheduleTable.from_rows(**given)
     except OverflowError as error:  # a worker or pipe beyond every integer of the arrays
         raise ScheduleError(f"this is not a table: {error}") from None
 

@@ -8,6 +8,7 @@ import numpy as np
 from pipejax.analysis.evaluate import lower_and_price, spans
 from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
@@ -127,15 +128,9 @@ class AnytimeSearch:
 
     def _save(self) -> None:
         if self.store is not None and self.best is not None:
-            now = time.monotonic()
-            self.store.put(
-                self.problem,
-                self.best.table,
-                self.bound,
-                seconds=now - self.saved,
-                source=self.best.source,
-            )
-            self.saved = now
+            seconds, found = time.monotonic() - self.saved, (self.best.table, self.bound)
+            self.store.put(self.problem, *found, seconds=seconds, source=self.best.source)
+            self.saved += seconds
 
     def _first(self) -> Iterator[Solution]:
         plan = greedy_plan(self.problem, self.problem.limits)
@@ -171,9 +166,8 @@ class AnytimeSearch:
             seconds = until - time.monotonic()
             if self.is_closed or seconds <= 0:
                 return
-            self._raise_bound(
-                relaxed_bound(self.problem, stage, self._horizon, seconds, self.num_threads)
-            )
+            given = stage, self._horizon, seconds, self.num_threads
+            self._raise_bound(relaxed_bound(self.problem, *given))
         yield from ()
 
     def _period(self) -> Iterator[Solution]:
@@ -236,11 +230,7 @@ class AnytimeSearch:
             return self.value if self.problem.objective == "makespan" else 2 * end
         work = self.problem.forward + self.problem.input_grad + self.problem.weight_grad
         hops = int(self.problem.lag.max(initial=0) + self.problem.transmit.max(initial=0))
-        host = sum(
-            int(times.sum())
-            for times in (self.problem.offload, self.problem.load)
-            if times is not None
-        )
+        host = sum(int(self.problem.times[phase].sum()) for phase in HOST)
         each = int(work.sum()) + 2 * self.problem.num_stages * hops + host
         return self.problem.num_microbatches * each + int(self.problem.step_end.max())
 

@@ -86,11 +86,8 @@ class ScheduleModel:
         forward, split, weight, whole = (int(getattr(problem, name)[stage]) for name in OP_TIMES)
         early = int(self._paths.head[pipe, stage])
         turn = early + forward + int(self._paths.trip[pipe, stage])
-        starts = {
-            "F": self._time(f"{stage}F{microbatch}", early),
-            "I": self._time(f"{stage}I{microbatch}", turn),
-            "W": self._time(f"{stage}W{microbatch}", turn + min(split, whole)),
-        }
+        earliest = {"F": early, "I": turn, "W": turn + min(split, whole)}
+        starts = {p: self._time(f"{stage}{p}{microbatch}", low) for p, low in earliest.items()}
         for letter, variable in starts.items():
             self.start[letter][key] = variable
         row = self._on_worker[worker]
@@ -123,30 +120,27 @@ class ScheduleModel:
         held = self._held[self._worker(stage, microbatch)]
         since = self.start["F"][stage, microbatch]
         if problem.offload is not None and problem.load is not None:
-            since = self._add_offload(
-                stage, microbatch, int(problem.offload[stage]), int(problem.load[stage])
-            )
+            since = self._add_offload(key, int(problem.offload[stage]), int(problem.load[stage]))
         # two intervals from one start: what I frees, and what stays for W
         for end, parts in ((self._input_end[key], size - kept), (self._gradient_end[key], kept)):
             if parts:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
-    def _add_offload(self, stage: int, microbatch: int, offload: int, load: int) -> Variable:
+    def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
         """O and L, where the activation goes out; return since when it is there for I."""
-        model, key = self.model, (stage, microbatch)
-        worker = self._worker(stage, microbatch)
-        forward = self.start["F"][stage, microbatch]
+        model, stage, worker = self.model, key[0], self._worker(*key)
+        forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
-        out = self.out[key] = model.new_bool_var(f"out {stage},{microbatch}")
+        out = self.out[key] = model.new_bool_var("out {},{}".format(*key))
         leave, back, since = (self._time("") for _ in range(3))
-        self.start["O"][stage, microbatch], self.start["L"][stage, microbatch] = leave, back
+        self.start["O"][key], self.start["L"][key] = leave, back
         group = next((g for g in self.problem.host_links if worker in g), (worker,))
         link = self._on_host.setdefault(group, [])
         link.append(model.new_optional_fixed_size_interval_var(leave, offload, out, ""))
         link.append(model.new_optional_fixed_size_interval_var(back, load, out, ""))
         model.add(leave >= forward_end).only_enforce_if(out)
         model.add(back >= leave + offload).only_enforce_if(out)
-        model.add(self.start["I"][stage, microbatch] >= back + load).only_enforce_if(out)
+        model.add(self.start["I"][key] >= back + load).only_enforce_if(out)
         model.add(since == back).only_enforce_if(out)
         model.add(since == forward).only_enforce_if(~out)
         model.add(leave == forward).only_enforce_if(~out)  # one value where they do not matter
@@ -157,31 +151,19 @@ class ScheduleModel:
 
     def _add_waits(self, stage: int, microbatch: int) -> None:
         """An op waits for the one before it on the microbatch's way."""
-        key, last = (stage, microbatch), self.problem.num_stages - 1
-        forward_end = self.start["F"][stage, microbatch] + int(self.problem.forward[stage])
-        if stage < last:
-            self._send(0, stage, microbatch, forward_end, self.start["F"][stage + 1, microbatch])
+        key, start = (stage, microbatch), self.start
+        forward_end = start["F"][key] + int(self.problem.forward[stage])
+        if stage < self.problem.num_stages - 1:
+            self._send(0, key, forward_end, start["F"][stage + 1, microbatch])
         else:
-            self.model.add(self.start["I"][stage, microbatch] >= forward_end)
+            self.model.add(start["I"][key] >= forward_end)
         if stage > 0:
-            self._send(
-                1,
-                stage - 1,
-                microbatch,
-                self._input_end[key],
-                self.start["I"][stage - 1, microbatch],
-            )
+            before = stage - 1, microbatch
+            self._send(1, before, self._input_end[key], start["I"][before])
 
-    def _send(
-        self,
-        direction: int,
-        boundary: int,
-        microbatch: int,
-        ready: cp_model.LinearExprT,
-        use: Variable,
-    ) -> None:
+    def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
         """A message: a lag, or an interval on its link."""
-        pipe = self._pipe(microbatch)
+        boundary, pipe = key[0], self._pipe(key[1])
         where = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[where]), int(self.problem.transmit[where])
         if not transmit:
@@ -226,18 +208,12 @@ class ScheduleModel:
     def _add_objective(self) -> None:
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
+        passing = (np.flatnonzero(problem.pipe_of == pipe) for pipe in np.unique(problem.pipe_of))
+        ends = np.array([(own[0], own[-1]) for own in passing])  # first and last of each pipe
         for worker in range(problem.num_workers):
             here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
-            firsts = [
-                self.start["F"][s, m]
-                for s, m in here
-                if m == int(np.flatnonzero(problem.pipe_of == self._pipe(m))[0])
-            ]
-            lasts = [
-                (s, self._gradient_end[s, m])
-                for s, m in here
-                if m == int(np.flatnonzero(problem.pipe_of == self._pipe(m))[-1])
-            ]
+            firsts = [self.start["F"][s, m] for s, m in here if m in ends[:, 0]]
+            lasts = [(s, self._gradient_end[s, m]) for s, m in here if m in ends[:, 1]]
             busy = int(sum(work[s] for s, _ in here))
             if problem.objective == "span":
                 begin = self._time("")

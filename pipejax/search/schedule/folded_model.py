@@ -60,12 +60,9 @@ def depth_of(problem: Problem, plan: Plan) -> int:
     for stage in range(problem.num_stages):
         for pipe in range(len(problem.placement)):
             mine = problem.pipe_of == pipe
-            begun = np.searchsorted(
-                np.sort(plan.forward[stage, mine]), plan.forward[stage, mine], side="right"
-            )
-            gone = np.searchsorted(
-                np.sort(end[stage, mine]), plan.forward[stage, mine], side="right"
-            )
+            start = plan.forward[stage, mine]
+            begun = np.searchsorted(np.sort(start), start, side="right")
+            gone = np.searchsorted(np.sort(end[stage, mine]), start, side="right")
             most = max(most, int((begun - gone).max(initial=0)))
     return most * len(problem.placement)
 
@@ -106,7 +103,7 @@ class FoldedModel(ScheduleModel):
         sharing = {w: group for group in problem.host_links for w in group}
         stages = range(problem.num_stages)
         for one in range(before + 1 - self.folded.length, before + 1):
-            for other in range(behind, min(behind + self.folded.length, self._count)):
+            for other in range(behind, min(behind + self.folded.length, problem.num_microbatches)):
                 for stage in stages:
                     here = self._worker(stage, one)
                     near = sharing.get(here, (here,))
@@ -114,10 +111,6 @@ class FoldedModel(ScheduleModel):
                         if self._worker(next_stage, other) in near:
                             start = self.start["F"][next_stage, other]
                             self.model.add(start >= self._gradient_end[stage, one])
-
-    @property
-    def _count(self) -> int:
-        return self.problem.num_microbatches
 
 
 def extended(problem: Problem, folded: Fold, plan: Plan) -> Plan:

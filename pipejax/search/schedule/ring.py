@@ -30,10 +30,9 @@ class _RingModel:
         self.place: dict[tuple[str, int, int], cp_model.IntVar] = {}
         self.start: dict[tuple[str, int, int], cp_model.IntVar] = {}
         self.lasts = {phase.name: times for phase, times in problem.times.items()}
-        for letter, stage, number in itertools.product(
-            "FIW", range(problem.num_stages), range(count)
-        ):
-            self._add(letter, stage, number)
+        stages = range(problem.num_stages)
+        for key in itertools.product("FIW", stages, range(count)):
+            self._add(*key)
         self.model.add(self.start["F", 0, 0] == 0)
         for number in range(count):
             self._add_waits(number)
@@ -56,26 +55,22 @@ class _RingModel:
         pipe = int(problem.pipe_of[number])
         hop = (problem.lag + problem.transmit)[:, pipe]
         last = problem.num_stages - 1
+        mine = [m for m in range(self.count) if int(problem.pipe_of[m]) == pipe]
+        following = mine[(mine.index(number) + 1) % len(mine)]
+        turn = self.length if following <= number else 0
         for stage in range(problem.num_stages):
+            after = stage + 1
+            before_gradient = [(("I", stage), ("F", stage), 0)]
             if stage < last:
-                model.add(
-                    self.start["F", stage + 1, number]
-                    >= self._end("F", stage, number) + int(hop[0, stage])
-                )
-                model.add(
-                    self.start["I", stage, number]
-                    >= self._end("I", stage + 1, number) + int(hop[1, stage])
-                )
-            else:
-                model.add(self.start["I", stage, number] >= self._end("F", stage, number))
-            model.add(self.start["W", stage, number] >= self._end("I", stage, number))
-            mine = [m for m in range(self.count) if int(problem.pipe_of[m]) == pipe]
-            following = mine[(mine.index(number) + 1) % len(mine)]
-            turn = self.length if following <= number else 0
+                before_gradient = [
+                    (("F", after), ("F", stage), int(hop[0, stage])),
+                    (("I", stage), ("I", after), int(hop[1, stage])),
+                ]
+            for op, other, lag in (*before_gradient, (("W", stage), ("I", stage), 0)):
+                model.add(self.start[*op, number] >= self._end(*other, number) + lag)
             for letter in "FIW":
-                model.add(
-                    self.start[letter, stage, following] + turn >= self._end(letter, stage, number)
-                )
+                start = self.start[letter, stage, following] + turn
+                model.add(start >= self._end(letter, stage, number))
 
     def _add_worker(self, worker: int) -> None:
         """No two ops at one place of the ring; what is held keeps the limit."""

@@ -192,13 +192,8 @@ def _problem(content: Any) -> Problem:
         raise ValueError("placement is no table of workers")
     pipes, stages = given["placement"].shape
     workers, microbatches = given["limits"].size, given["pipe_of"].size
-    shapes = {
-        "placement": (pipes, stages),
-        "lag": (2, pipes, stages - 1),
-        "limits": (workers,),
-        "transmit": (2, pipes, stages - 1),
-        "pipe_of": (microbatches,),
-    }
+    shapes = {"placement": (pipes, stages), "limits": (workers,), "pipe_of": (microbatches,)}
+    shapes |= dict.fromkeys(("lag", "transmit"), (2, pipes, stages - 1))
     for name, values in given.items():
         if values is not None and values.shape != shapes.get(name, (stages,)):
             raise ValueError(f"problem: {name} has the wrong shape")
