@@ -30,28 +30,14 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # the power in which the time that a resource takes depends on its parameter
 POWER: Mapping[str, int] = {
-    "compute.peak": -1,
-    "compute.latency": 1,
-    "memory.bandwidth": -1,
-    "memory.latency": 1,
-    "node.bandwidth": -1,
-    "node.latency": 1,
-    "network.bandwidth": -1,
-    "network.latency": 1,
+    name: 1 if name.endswith("latency") else -1
+    for name in FIELDS
+    if not name.endswith(("efficiency", "capacity"))
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
-MODEL_PARAMETERS = (
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn_hidden",
-    "vocabulary",
-    "sequence",
-    "element_bytes",
-    "optimizer_bytes",
-)
+# the numbers of a model; the rest is static
+MODEL_PARAMETERS = tuple(part.name for part in dataclasses.fields(Model) if not part.metadata)
 PARAMETERS = (
     *RESOURCES,
     *EFFICIENCIES,
@@ -130,10 +116,7 @@ def sensitivity(
 
         time, slopes = jax.value_and_grad(step_time)(jnp.zeros(len(PARAMETERS)))
     time = float(time)
-    elasticity = {
-        name: float(slope)
-        for name, slope in zip(PARAMETERS, np.asarray(slopes) / time, strict=True)
-    }
+    elasticity = dict(zip(PARAMETERS, (np.asarray(slopes) / time).tolist(), strict=True))
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Sensitivity(time, elasticity, share)
 
@@ -157,17 +140,11 @@ def swings(
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
     program = lower(table, link=link)
     with jax.enable_x64(True):
-        logs = np.zeros((len(names), 2, len(PARAMETERS)))
-        for k, name in enumerate(names):
-            logs[k, :, PARAMETERS.index(name)] = np.log(factors)
-        costs = _prices(
-            logs.reshape(-1, len(PARAMETERS)),
-            _point(table, workload, system),
-            shape=PricingShape.of(workload, table),
-        )
-        times = np.asarray(makespans(program, costs))
-    pairs = times.reshape(len(names), 2).tolist()
-    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
+        one_each = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
+        logs = np.kron(one_each, np.log(factors)[:, None])  # two rows for each name
+        point, shape = _point(table, workload, system), PricingShape.of(workload, table)
+        times = np.asarray(makespans(program, _prices(logs, point, shape=shape))).tolist()
+    return dict(zip(names, zip(times[::2], times[1::2], strict=True), strict=True))
 
 
 def resource_shares(
@@ -222,20 +199,24 @@ def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
 
 def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape) -> Costs:
     """Costs by the logarithms of all factors."""
-    of_system = (*RESOURCES, *EFFICIENCIES)
     factor = dict(zip(PARAMETERS, jnp.exp(logs), strict=True))
-    of_model = {name: factor[f"model.{name}"] for name in MODEL_PARAMETERS}
+    model = {
+        name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
+    }
     work = stage_work(
-        dataclasses.replace(shape.workload, model=_scaled_model(point.model, of_model)),
+        dataclasses.replace(shape.workload, model=dataclasses.replace(point.model, **model)),
         shape.table,
         gpus_per_node=point.system.gpus_per_node,
-        assigned=StageLayers(*(part * of_model["layers"] for part in point.assigned)),
+        assigned=StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
         microbatch_size=point.microbatch_size * factor["microbatch_size"],
     )
-    machine = functools.reduce(
-        lambda one, name: _multiply(one, FIELDS[name], factor[name]), of_system, point.system
-    )
-    costs = work_costs(work, machine)
+    of_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
+
+    def scaled(path: Any, leaf: Number) -> Number:
+        # the leaves of an efficiency are the entries of its curve: they have no name of their own
+        return leaf * of_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
+
+    costs = work_costs(work, jax.tree_util.tree_map_with_path(scaled, point.system))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 
@@ -244,21 +225,5 @@ def _prices(logs: Float[Array, "batch parameters"], point: _Point, *, shape: Pri
     return jax.vmap(lambda one: _price(one, point, shape))(logs)
 
 
-def _scaled_model(model: Model, factors: Mapping[str, Number]) -> Model:
-    changed = {name: getattr(model, name) * factor for name, factor in factors.items()}
-    return dataclasses.replace(model, **changed)
-
-
 def _get(tree: Any, path: tuple[str, ...]) -> Any:
     return functools.reduce(getattr, path, tree)
-
-
-def _multiply(tree: Any, path: tuple[str, ...], factor: Number) -> Any:
-    """Multiply one field of a system, given by its path of names."""
-    name, *rest = path
-    value = getattr(tree, name)
-    if rest:
-        new = _multiply(value, tuple(rest), factor)
-    else:
-        new = jax.tree.map(lambda leaf: leaf * factor, value)
-    return dataclasses.replace(tree, **{name: new})

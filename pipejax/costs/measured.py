@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import is_number
+from pipejax.base.checks import is_number, one_of
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import Phase
@@ -47,11 +47,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     data = load_json(Path(path))
     known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back")
     check_keys(data, dict.fromkeys(known, ""), str(path))
-    if data.get("unit") not in tuple(UNIT_SECONDS):
-        raise ValueError(
-            f'{path}: "unit" must be one of {", ".join(UNIT_SECONDS)}, got {data.get("unit")!r}'
-        )
-    scale = UNIT_SECONDS[data["unit"]]
+    scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
     fields = {**PHASE_FIELDS, "pair": "pair"}

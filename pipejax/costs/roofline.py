@@ -87,8 +87,7 @@ def stage_work(
     size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
     split = workload.tensor_parallel
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    flop = layer_flop(model, size, workload.recompute_in_layer)
-    in_head = head_flop(model, size)
+    flop, in_head = layer_flop(model, size, workload.recompute_in_layer), head_flop(model, size)
     boundary = boundary_bytes(model, size, workload.split)
     kept = layer_activation_bytes(model, size, workload.split)
     _, head_kept = edge_activation_bytes(model, size, workload.split)
@@ -105,9 +104,7 @@ def stage_work(
     return StageWork(
         layers=layers,
         recomputed=recomputed,
-        has_head=(np.arange(table.num_stages) == table.num_stages - 1)
-        * (model.vocabulary > 0)
-        * 1.0,
+        has_head=np.eye(table.num_stages)[-1] * (model.vocabulary > 0),
         flop=PhaseFlop(*(each / split for each in flop)),
         volume=PhaseFlop(moved, moved + 2 * boundary, moved),
         head_flop=PhaseFlop(*(each / split for each in in_head)),

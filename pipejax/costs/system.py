@@ -6,7 +6,6 @@ plain numbers in SI units, so any of its fields can be swept or differentiated.
 
 import dataclasses
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pipejax.base.checks import efficiency, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
 
+DATA = Path(__file__).parent / "data"
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
 
 
@@ -233,8 +233,7 @@ def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficien
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    found = Path(str(files("pipejax") / "costs" / "data" / folder)).glob("*.json")
-    return tuple(sorted(path.stem for path in found))
+    return tuple(sorted(path.stem for path in (DATA / folder).glob("*.json")))
 
 
 def data_file(folder: str, name: str | Path, kind: str) -> Path:
@@ -246,4 +245,4 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
             f"unknown {kind} {str(name)!r}: known are {', '.join(_names(folder))}, or the path "
             "of a .json file"
         )
-    return Path(str(files("pipejax") / "costs" / "data" / folder / f"{name}.json"))
+    return DATA / folder / f"{name}.json"

@@ -62,13 +62,8 @@ class SystemDesigns(NamedTuple):
 
 def price_of(system: System, prices: PartPrices) -> float:
     """What a system costs, memory included."""
-    has = (
-        system.peak_flops,
-        system.memory_bandwidth,
-        system.node.bandwidth,
-        system.network.bandwidth,
-        system.memory_capacity,
-    )
+    links = system.node.bandwidth, system.network.bandwidth
+    has = (system.peak_flops, system.memory_bandwidth, *links, system.memory_capacity)
     return float(np.dot(np.array(has) / UNITS, prices))
 
 

@@ -1,6 +1,7 @@
 """The front door of tuning: what to set, by the way that is the faster unless one is asked for."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pipejax.base.checks import one_of
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
@@ -130,11 +132,9 @@ def tune(
       >>> found.microbatch_size, found.microbatches, found.method
       (1, 32, 'exhaustive')
     """
-    for name, value, known in (("what", what, WHAT), ("method", method, (None, *METHODS))):
-        if value not in known:
-            raise ValueError(
-                f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}"
-            )
+    one_of(what, WHAT, "what")
+    if method is not None:
+        one_of(method, METHODS, "method")
     for name, stray in (
         ("microbatch_size", microbatch_size is not None and what == "microbatch_size"),
         ("prices", prices is not None and what != "system"),
@@ -297,11 +297,6 @@ def _stages(task: _Task, way: str, choice: StageChoice) -> _Found:
     return _Found(task.microbatches, step, need, found.evaluated, setting, relaxed)
 
 
-def _layers(task: _Task, way: str) -> _Found:
-    """The layers of each stage."""
-    return _stages(task, way, LAYERS)
-
-
 def _recompute(task: _Task, way: str) -> _Found:
     """The recomputed layers of each stage: where there are too many ways, as many on each."""
     try:
@@ -353,7 +348,7 @@ def _baseline(task: _Task, what: str) -> dict[str, float | None]:
 
 _WAYS: Mapping[str, Callable[[_Task, str], _Found]] = {
     "microbatch_size": _size,
-    "layers": _layers,
+    "layers": functools.partial(_stages, choice=LAYERS),
     "recompute": _recompute,
     "system": _system,
 }
