@@ -9,6 +9,7 @@ mean weight of a cycle of T, its eigenvalue, is the time that every further peri
 import functools
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,12 +78,11 @@ def extrapolated_makespans(
             f"microbatches, so allowed are {program.num_microbatches}, "
             f"{program.num_microbatches + steady.microbatches}, and so on"
         )
-    leaves, size = batch_leaves(costs, program.layout, batch_size)
     pieces = [(period.before, period.piece) for period in steady.periods]
     times = [more * steady.microbatches // period.microbatches for period in steady.periods]
-    num_bits = -(-max(times).bit_length() // BITS) * BITS
-    ends = _grown(program, leaves, pieces, steady.rest, np.array(times), num_bits=num_bits)
-    return jnp.broadcast_to(ends, (size,))
+    bits = np.arange(-(-max(times).bit_length() // BITS) * BITS)
+    given = (pieces, steady.rest, np.array(times), bits)
+    return _of_batch(_last_end, program, costs, batch_size, *given)
 
 
 def cycle_time(
@@ -114,10 +114,9 @@ def cycle_time(
     """
     costs.check_values()
     steady = _steady_state(program)
-    leaves, size = batch_leaves(costs, program.layout, batch_size)
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
-    return jnp.broadcast_to(_cycle_times(program, leaves, pieces, microbatches), (size,))
+    return _of_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
 
 
 def _steady_state(program: Program) -> SteadyState:
@@ -126,46 +125,45 @@ def _steady_state(program: Program) -> SteadyState:
     return _known[program]
 
 
-@functools.partial(jax.jit, static_argnames="num_bits")
-def _grown(
+def _of_batch(
+    one: Callable[..., Float[Array, ""]],
     program: Program,
-    leaves: Leaves,
-    pieces: list[tuple[Piece, Piece]],
-    rest: Piece,
-    times: Array,
-    *,
-    num_bits: int,
+    costs: Costs,
+    batch_size: int | None,
+    *given: Any,
 ) -> Float[Array, " batch"]:
-    def one(costs: Costs) -> Float[Array, ""]:
-        node_costs = price(program, costs)
-        ends = jnp.zeros(2, node_costs.duration.dtype)  # the source, and no sink so far
-        for k, (before, piece) in enumerate(pieces):
-            ends = _times(_matrix(before, node_costs), ends)
-            ends = _power(_matrix(piece, node_costs), times[k], num_bits, ends)
-        return _times(_matrix(rest, node_costs), ends)[ENDS_PLACE]
-
-    return _batched(one, leaves)
+    """Map a function of node costs, and of what else is given, over a batch of costs."""
+    leaves, size = batch_leaves(costs, program.layout, batch_size)
+    return jnp.broadcast_to(_mapped(one, program, leaves, *given), (size,))
 
 
-@jax.jit
-def _cycle_times(
-    program: Program, leaves: Leaves, pieces: list[Piece], microbatches: Array
+@functools.partial(jax.jit, static_argnames="one")
+def _mapped(
+    one: Callable[..., Float[Array, ""]], program: Program, leaves: Leaves, *given: Any
 ) -> Float[Array, " batch"]:
-    def one(costs: Costs) -> Float[Array, ""]:
-        node_costs = price(program, costs)
-        means = [_cycle_mean(_matrix(piece, node_costs)) for piece in pieces]
-        return jnp.sum(jnp.stack(means) / microbatches)
-
-    return _batched(one, leaves)
-
-
-def _batched(one: Callable[[Costs], Float[Array, ""]], leaves: Leaves) -> Float[Array, " batch"]:
-    """Map over the batch (batch) [s]; leaves shared by all configurations are not mapped."""
+    """Map over the batch; a leaf that all share stays as it is."""
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     each = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
-    if not each:
-        return one(unchecked_costs(shared))[None]
-    return jax.vmap(lambda leaf: one(unchecked_costs({**shared, **leaf})))(each)
+
+    def solve(own: Leaves) -> Float[Array, ""]:
+        return one(price(program, unchecked_costs({**shared, **own})), *given)
+
+    return jax.vmap(solve)(each) if each else solve({})[None]
+
+
+def _last_end(
+    costs: NodeCosts, pieces: list[tuple[Piece, Piece]], rest: Piece, times: Array, bits: Array
+) -> Float[Array, ""]:
+    ends = jnp.zeros(2, costs.duration.dtype)  # the source, and no sink so far
+    for k, (before, piece) in enumerate(pieces):
+        ends = _times(_matrix(before, costs), ends)
+        ends = _power(_matrix(piece, costs), times[k], bits, ends)
+    return _times(_matrix(rest, costs), ends)[ENDS_PLACE]
+
+
+def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
+    means = [_cycle_mean(_matrix(piece, costs)) for piece in pieces]
+    return jnp.sum(jnp.stack(means) / microbatches)
 
 
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
@@ -197,7 +195,7 @@ def _times(left: Matrix, right: Array) -> Array:
     return (left[:, :, None] + right[None, :, :]).max(axis=1)
 
 
-def _power(matrix: Matrix, exponent: Array, num_bits: int, vector: Vector) -> Vector:
+def _power(matrix: Matrix, exponent: Array, bits: Array, vector: Vector) -> Vector:
     """Max-plus product of a power of a matrix and a vector, by repeated squaring."""
 
     def step(carry: tuple[Matrix, Vector], bit: Array) -> tuple[tuple[Matrix, Vector], None]:
@@ -206,7 +204,7 @@ def _power(matrix: Matrix, exponent: Array, num_bits: int, vector: Vector) -> Ve
         vector = jnp.where(is_set, _times(square, vector), vector)
         return (_times(square, square), vector), None
 
-    (_, vector), _ = jax.lax.scan(step, (matrix, vector), jnp.arange(num_bits))
+    (_, vector), _ = jax.lax.scan(step, (matrix, vector), bits)
     return vector
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -48,8 +49,7 @@ class Piece:
 jax.tree_util.register_dataclass(Piece)
 
 
-@dataclasses.dataclass(frozen=True)
-class Period:
+class Period(NamedTuple):
     """A period and the piece that leads to it.
 
     Attributes:
@@ -63,8 +63,7 @@ class Period:
     microbatches: int
 
 
-@dataclasses.dataclass(frozen=True)
-class SteadyState:
+class SteadyState(NamedTuple):
     """A program with places where periods can be put in.
 
     Attributes:
@@ -108,8 +107,7 @@ def steady_state(program: Program) -> SteadyState:
     return SteadyState(tuple(periods), rest, microbatches)
 
 
-@dataclasses.dataclass(frozen=True)
-class _FoundPeriod:
+class _FoundPeriod(NamedTuple):
     """Columns cut to cut + length repeat from cut + length on, with later microbatches.
 
     Where microbatches alternate between pipes, each shifts by more than its own number of them.
@@ -247,7 +245,7 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
         # what comes again by chance is short
         is_steady = 2 * found.repeats * count >= num_microbatches
         if is_steady and len(set(held.values())) == 1 and not covered & kinds_held:
-            chosen.append(dataclasses.replace(found, microbatches=count))
+            chosen.append(found._replace(microbatches=count))
             covered |= kinds_held
         if covered == kinds:
             return chosen
