@@ -472,6 +472,16 @@ def test_gradient_of_all_finish_times_is_the_same():
 
 
 @pytest.mark.compiles
+def test_where_paths_tie_the_gradient_of_a_finish_time_counts_one():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    program, costs = pj.lower(table, step_end=False), pj.Costs(forward=np.ones(4), backward=1.0)
+    end = int(pj.finish_times(program, costs).argmax())
+    counts = jax.grad(lambda c: pj.finish_times(program, c)[end])(costs)
+    path = jax.grad(lambda c: pj.makespan(program, c))(costs)
+    assert counts.forward.tolist() == path.forward.tolist()
+
+
+@pytest.mark.compiles
 def test_first_predecessor_wins_ties():
     # two equal paths into the last node: the gradient is 1 for the first, 0 for the second
     program = pj.lower(pj.schedules.build("gpipe", num_workers=1, num_microbatches=1))
