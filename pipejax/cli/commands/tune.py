@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, Workers
 from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.schedule import TableOptions
-from pipejax.cli.output.numbers import console, gigabytes, percent, print_json, seconds
+from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
+from pipejax.cli.output.report import grid, print_all
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import Links
 
@@ -36,37 +37,30 @@ def tune(
     options: TableOptions,
     pricing: Pricing | None,
     links: Links,
-    workers: Annotated[int, typer.Option(help="Workers P.", min=1)] = 8,
-    schedule: Annotated[str, typer.Option(help="Schedule, see `pipejax schedules`.")] = "1f1b",
-    what: Annotated[
-        str,
-        typer.Option(
-            help="What to tune: microbatch (its size), layers (of each stage), recompute "
-            "(layers of each stage) or system (how to spend --budget)."
-        ),
-    ] = "microbatch",
-    method: Annotated[
-        str | None,
-        typer.Option(help="gradient, exhaustive or both; the faster of the two if not given."),
-    ] = None,
-    microbatch_size: Annotated[
-        int | None,
-        typer.Option(help="For the others than microbatch; the tuned one if not given.", min=1),
-    ] = None,
+    workers: Workers = 8,
+    schedule: str = "1f1b",
+    what: str = "microbatch",
+    method: Text = None,
+    microbatch_size: CountIfGiven = None,
     prices: Annotated[
-        str | None,
+        Text,
         typer.Option(help=f"For system, as {EXAMPLE}: per TFLOP/s, three times per GB/s, per GB."),
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(help="For system: for one accelerator; the price of --system if not given."),
-    ] = None,
-    no_memory_limit: Annotated[
-        bool, typer.Option("--no-memory-limit", help="Let workers need more than they have.")
-    ] = False,
+    budget: Text = None,
+    no_memory_limit: bool = False,
     json: JsonFlag = False,
 ) -> None:
-    """Find what makes the step shortest, by gradient or by evaluating all that is legal."""
+    """Find what makes the step shortest, by gradient or by evaluating all that is legal.
+
+    Options:
+      schedule: Schedule, see `pipejax schedules`.
+      what: What to tune: microbatch (its size), layers (of each stage), recompute (layers of each
+        stage) or system (how to spend --budget).
+      method: gradient, exhaustive or both; the faster of the two if not given.
+      microbatch_size: For the others than microbatch; the tuned one if not given.
+      budget: For system: for one accelerator; the price of --system if not given.
+      no_memory_limit: Let workers need more than they have.
+    """
     if pricing is None or pricing.workload is None or pricing.system is None:
         raise ValueError("tune needs --model NAME --system NAME --minibatch N")
     if schedule not in REGISTRY:
@@ -93,21 +87,20 @@ def tune(
     if json:
         print_json({name: value for name, value in result.items() if value is not None})
         return
-    out = console()
-    out.print(
+    print_all(
         f"[bold]{schedule}[/], {workers} workers, minibatch {minibatch}, {found.microbatches} "
         f"microbatches of {found.microbatch_size}: [bold]{seconds(found.step_time)}[/]"
     )
     if found.what == "microbatch_size":
-        _print_sizes(out, result, capacity)
+        _print_sizes(result, capacity)
     elif found.what == "system":
-        _print_design(out, result)
+        _print_design(result)
     else:
-        _print_stages(out, result)
+        _print_stages(result)
     for name, step in found.baseline.items():
         if name != "price":
-            out.print(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
-    _print_ways(out, found)
+            print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
+    _print_ways(found)
 
 
 def _tuned(*given: Any, **how: Any) -> "TuningResult":
@@ -144,13 +137,13 @@ def _parse_prices(text: str) -> tuple[float, ...]:
     return tuple(found[name] for name in PARTS)
 
 
-def _print_sizes(out: Console, result: Mapping[str, Any], capacity: float) -> None:
+def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
     is_all = result["exhaustive"] is not None
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
-    grid = Table("b", "M", "step time", f"memory (of {gigabytes(capacity)})", "fits", title=title)
+    table = Table("b", "M", "step time", f"memory (of {gigabytes(capacity)})", "fits", title=title)
     for size in (result["exhaustive"] or result["relaxed"])["sizes"]:
         is_chosen = size["microbatch_size"] == result["microbatch_size"]
-        grid.add_row(
+        table.add_row(
             str(size["microbatch_size"]),
             str(size["microbatches"]),
             seconds(size["step_time"]),
@@ -158,32 +151,35 @@ def _print_sizes(out: Console, result: Mapping[str, Any], capacity: float) -> No
             ("yes" if size["fits"] else "no") + ("  tuned" if is_chosen else ""),
             style="bold green" if is_chosen else "",
         )
-    out.print(grid)
+    print_all(table)
 
 
-def _print_stages(out: Console, result: Mapping[str, Any]) -> None:
-    columns = {name: [*map(str, result[name])] for name in ("layers", "recomputed")}
-    for name in tuple(columns) if result["relaxed"] else ():
-        columns[f"{name}, relaxed"] = [f"{each:.2f}" for each in result["relaxed"][name]]
-    grid = Table("stage", *columns)
-    for stage, row in enumerate(zip(*columns.values(), strict=True)):
-        grid.add_row(str(stage), *row)
-    out.print(grid)
+def _print_stages(result: Mapping[str, Any]) -> None:
+    names, relaxed = ("layers", "recomputed"), result["relaxed"]
+    columns = [(name, result[name]) for name in names]
+    for name in names if relaxed else ():
+        columns.append((f"{name}, relaxed", [f"{each:.2f}" for each in relaxed[name]]))
+    print_all(grid([("stage", range(len(result["layers"]))), *columns]))
 
 
-def _print_design(out: Console, result: Mapping[str, Any]) -> None:
-    price = result["baseline"]["price"]
+def _print_design(result: Mapping[str, Any]) -> None:
+    price, shares = result["baseline"]["price"], result["shares"]
+    buys = [
+        f"{result['quantities'][part] / factor:.4g} {unit}"
+        for part, (factor, unit) in zip(shares, PARTS.values(), strict=True)
+    ]
+    columns = [
+        ("part", [part.replace("_", " ") for part in shares]),
+        ("share of the budget", map(percent, shares.values())),
+        ("buys", buys),
+    ]
     title = f"budget {result['budget']:g}, price of the system as it is {price:g}"
-    grid = Table("part", "share of the budget", "buys", title=title)
-    for (part, share), (factor, unit) in zip(result["shares"].items(), PARTS.values(), strict=True):
-        amount = result["quantities"][part] / factor
-        grid.add_row(part.replace("_", " "), percent(share), f"{amount:.4g} {unit}")
-    out.print(grid)
+    print_all(grid(columns, title=title))
 
 
-def _print_ways(out: Console, found: "TuningResult") -> None:
+def _print_ways(found: "TuningResult") -> None:
     """Say which way was taken and why, and what each found and took."""
-    out.print(f"method: {found.method} ({found.reason})")
+    print_all(f"method: {found.method} ({found.reason})")
     ways = {"by gradient": found.relaxed, "exhaustive search": found.exhaustive}
     for name, own in ways.items():
         if own is None:
@@ -192,7 +188,7 @@ def _print_ways(out: Console, found: "TuningResult") -> None:
             f"{seconds(own['tuned_step_time'])} in {own['seconds']:.1f} s with "
             f"{own['evaluated']} evaluations"
         )
-        out.print(f"{name}: {told}")
+        print_all(f"{name}: {told}")
     if found.relaxed is not None:
         own = found.relaxed
-        out.print(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
+        print_all(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
