@@ -29,21 +29,14 @@ class Curves(NamedTuple):
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
     """Draw the activation memory of each worker on given axes, its peak marked with the number."""
     memory = curves.memory
-    workers, largest = len(memory.peak), memory.peak.max() or 1
+    largest = memory.peak.max() or 1
     for worker, (peak, at) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
         time, held = memory.curve(worker)
         base = worker + 0.5
         level = base - _ROOM * np.append(held, 0.0) / largest
-        axes.fill_between(
-            np.append(time, until),
-            base,
-            level,
-            step="post",
-            color=style.SKY,
-            alpha=0.6,
-            linewidth=0,
-        )
-        axes.step(np.append(time, until), level, where="post", color=style.BLUE, linewidth=0.8)
+        ends = np.append(time, until)
+        axes.fill_between(ends, base, level, step="post", color=style.SKY, alpha=0.6, linewidth=0)
+        axes.step(ends, level, where="post", color=style.BLUE, linewidth=0.8)
         top = base - _ROOM * peak / largest
         is_late = at > 0.9 * until
         axes.plot([at], [top], "o", color=style.BLACK, markersize=2.5, zorder=4)
@@ -57,8 +50,5 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
             fontsize=6.5,
             zorder=4,
         )
-    axes.set_yticks(range(workers), [f"worker {worker}" for worker in range(workers)])
-    axes.set_ylim(workers - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    style.name_rows(axes, [f"worker {worker}" for worker in range(len(memory.peak))])
     axes.set_title(f"{curves.name}, peak {curves.text(memory.peak.max())}", loc="left")

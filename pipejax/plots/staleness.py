@@ -17,6 +17,5 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
         (largest, f"largest {largest}", style.VERMILION),
     ):
         axes.axvline(at, color=colour, label=label)
-    axes.set_xlabel("delay [block updates]")
-    axes.set_ylabel("share of (update, stage) [%]")
+    axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
     axes.legend()

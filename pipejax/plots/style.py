@@ -3,10 +3,11 @@
 Colours are Okabe and Ito's palette, which stays distinct for colour-blind readers and in grey.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
 PAGE = 7.2  # width of a paper's page [inch]
@@ -48,6 +49,19 @@ _SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "figure.constrained_layout.use": True,
 }
+
+
+def colour(phase: str) -> str:
+    """Return the colour of a phase."""
+    return PHASE_COLOUR.get(phase, GREY)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a chart, the first on top, without marks beside them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def use() -> None:

@@ -4,7 +4,7 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -108,18 +108,15 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
 
 def draw_bars(axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float) -> None:
     """Draw ops on given axes, one row per worker."""
-    rows = workers + any(bar.worker == NO_WORKER for bar in drawn)
     lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
     for bar in drawn:
         row = workers if bar.worker == NO_WORKER else bar.worker
         _draw_bar(axes, bar, row, lanes[bar.on_host_link])
     _number(axes, drawn, until, lanes)
     labels = [f"worker {w}" for w in range(workers)]
-    axes.set_yticks(range(rows), labels + ["all-reduce"] * (rows - workers))
-    axes.set_ylim(rows - 0.5, -0.5)
+    has_collectives = any(bar.worker == NO_WORKER for bar in drawn)
+    style.name_rows(axes, labels + ["all-reduce"] * has_collectives)
     axes.set_xlim(0, until or 1)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
 
 
 def _is_long(evaluation: Evaluation) -> bool:
@@ -133,30 +130,28 @@ def _shown(evaluation: Evaluation) -> list[Bar]:
 
 def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
     """One op, or a fused pair as two halves; a frame marks the critical path."""
-    top, part = row + lane.top, lane.height / len(bar.ops)
-    for k, op in enumerate(bar.ops):
-        axes.add_patch(
-            Rectangle(
-                (bar.start, top + k * part),
-                bar.finish - bar.start,
-                part,
-                facecolor=style.PHASE_COLOUR.get(op.phase.name, style.GREY),
-                edgecolor="white",
-                linewidth=0.4,
-            )
+    top, part, length = row + lane.top, lane.height / len(bar.ops), bar.finish - bar.start
+    parts = [
+        Rectangle(
+            (bar.start, top + k * part),
+            length,
+            part,
+            facecolor=style.colour(op.phase.name),
+            edgecolor="white",
+            linewidth=0.4,
         )
+        for k, op in enumerate(bar.ops)
+    ]
     if bar.is_critical:
-        axes.add_patch(
-            Rectangle(
-                (bar.start, top),
-                bar.finish - bar.start,
-                lane.height,
-                facecolor="none",
-                edgecolor="black",
-                linewidth=0.9,
-                zorder=3,
-            )
-        )
+        frame: dict[str, Any] = {
+            "facecolor": "none",
+            "edgecolor": "black",
+            "linewidth": 0.9,
+            "zorder": 3,
+        }
+        parts.append(Rectangle((bar.start, top), length, lane.height, **frame))
+    for each in parts:
+        axes.add_patch(each)
 
 
 def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
@@ -208,7 +203,7 @@ def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
     """List what the colours and frames of ops mean."""
     used = np.unique([op.phase for bar in drawn for op in bar.ops])
     phases = [
-        Patch(facecolor=style.PHASE_COLOUR.get(name, style.GREY), label=_NAMES.get(name, name))
+        Patch(facecolor=style.colour(name), label=_NAMES.get(name, name))
         for name in (Phase(int(code)).name for code in used)
     ]
     return [*phases, Patch(facecolor="none", edgecolor="black", label="critical path")]

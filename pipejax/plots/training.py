@@ -31,6 +31,5 @@ def draw_gaps(
         axes.plot(times, gap, color=colour, linewidth=width, label=f"{size:g}")
     if best is not None:
         axes.set_yscale("log")
-    axes.set_xlabel(time_label)
-    axes.set_ylabel("gap")
+    axes.set(xlabel=time_label, ylabel="gap")
     axes.legend(title="step size")
