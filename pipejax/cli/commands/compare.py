@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag, Schedules, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all, print_plain, progress
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.table.links import Links
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison import Comparison
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def compare(
     options: TableOptions,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     schedules: Schedules,
     workers: Workers,
     microbatches: str,
@@ -82,22 +82,19 @@ def _counts(text: str) -> list[int]:
 
 
 def _row(
-    name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: Links
+    name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: pj.Links
 ) -> dict[str, Any]:
     """Evaluate one point; one that does not exist says why instead."""
-    from pipejax.analysis.comparison import compare as compare_levels
-    from pipejax.costs.workload import memory_bytes
-
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
-        point: Comparison = compare_levels(table, pricing.of(table), link=links)
+        point: Comparison = pj.compare(table, pricing.of(table), link=links)
     except ValueError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
     row = point._asdict()
     if pricing.workload is not None:
         row["step_time"] = point.makespan
-        row["memory_bytes"] = memory_bytes(pricing.workload, table)
+        row["memory_bytes"] = pj.memory_bytes(pricing.workload, table)
     return row
 
 

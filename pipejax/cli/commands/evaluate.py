@@ -1,32 +1,26 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
-
-if TYPE_CHECKING:
-    from pipejax.analysis.evaluate import Evaluation
-    from pipejax.costs.costs import Costs
-
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
 
 
 def evaluate(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     activations: ActivationOptions,
     slack: bool = False,
     json: JsonFlag = False,
@@ -36,11 +30,9 @@ def evaluate(
     Options:
       slack: Show how much longer ops could take at no cost.
     """
-    from pipejax.analysis.evaluate import evaluate as run
-
     priced = required(pricing)
     costs = priced.of(table)
-    evaluation = run(table, costs, link=links)
+    evaluation = pj.evaluate(table, costs, link=links)
     held = activations.of(table, priced.workload).held(evaluation)
     result = summary(evaluation, priced, held)
     spare = _slack(evaluation, costs) if slack else []
@@ -69,7 +61,7 @@ def evaluate(
         print_all(values_by_phase(spare, "slack", seconds))
 
 
-def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
+def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:
     """Collect what `--json` prints.
 
     Args:
@@ -99,7 +91,7 @@ def summary(evaluation: "Evaluation", pricing: Pricing, held: HeldMemory) -> dic
     return result | {"activation_memory": held.as_json()}
 
 
-def _slack(evaluation: "Evaluation", costs: "Costs") -> list[OpValue]:
+def _slack(evaluation: "pj.Evaluation", costs: "pj.Costs") -> list[OpValue]:
     """Slack of every op in seconds; on the critical path 0, up to rounding."""
     from pipejax.analysis.evaluate import lower_and_price
     from pipejax.base import longest_path
@@ -109,13 +101,13 @@ def _slack(evaluation: "Evaluation", costs: "Costs") -> list[OpValue]:
     return op_values(evaluation, longest_path.slack(run.preds, run.duration, run.lag))
 
 
-def _link(evaluation: "Evaluation") -> str:
+def _link(evaluation: "pj.Evaluation") -> str:
     links = evaluation.links
     return links.model + f" (one queue per {links.queues})" * (links.model == "rendezvous")
 
 
 def _workers(
-    evaluation: "Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
+    evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
     memory, sizes = held
     peaks = zip(memory.peak, memory.peak_at, strict=True)
@@ -140,5 +132,5 @@ def _workers(
     return grid(columns)
 
 
-def _stages_of(evaluation: "Evaluation", worker: int) -> str:
+def _stages_of(evaluation: "pj.Evaluation", worker: int) -> str:
     return " ".join(map(str, np.argwhere(evaluation.table.placement == worker)[:, 1]))

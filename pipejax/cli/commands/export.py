@@ -3,34 +3,29 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_plain
-from pipejax.schedules.cells.ops import HOST, Phase
-from pipejax.schedules.table.links import Links
+from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.slot_simulation import spread
-from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table import without
 from pipejax.schedules.table.table_files import to_csv, to_json
 
-if TYPE_CHECKING:
-    from pipejax.costs.costs import Costs
+
+def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
+
+    return pj.chrome_trace(pj.evaluate(table, costs, link=links))
 
 
-def _trace(table: ScheduleTable, costs: "Costs", links: Links) -> str:
-    from pipejax.analysis.evaluate import evaluate
-    from pipejax.analysis.timeline import chrome_trace
-
-    return chrome_trace(evaluate(table, costs, link=links))
-
-
-def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
+def _for_pytorch(table: pj.ScheduleTable) -> pj.ScheduleTable:
     """Leave out what PyTorch's runtime does not know: it offloads nothing, and updates later."""
     count = {phase: int((table.phase == phase).sum()) for phase in UNKNOWN}
     found = ", ".join(f"{count[phase]} {phase.name}" for phase in UNKNOWN if count[phase])
@@ -43,8 +38,8 @@ def _for_pytorch(table: ScheduleTable) -> ScheduleTable:
     return spread(without(table, UNKNOWN))
 
 
-UNKNOWN = (Phase.U, *HOST, Phase.WAIT_O)  # phases that PyTorch's tables do not have
-FORMATS: "Mapping[str, Callable[[ScheduleTable, Costs, Links], str]]" = {
+UNKNOWN = (pj.Phase.U, *HOST, pj.Phase.WAIT_O)  # phases that PyTorch's tables do not have
+FORMATS: "Mapping[str, Callable[[pj.ScheduleTable, pj.Costs, pj.Links], str]]" = {
     "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
     "json": lambda table, costs, links: to_json(table),
     "chrome-trace": _trace,
@@ -52,9 +47,9 @@ FORMATS: "Mapping[str, Callable[[ScheduleTable, Costs, Links], str]]" = {
 
 
 def export(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
     out: Path,
     json: JsonFlag = False,

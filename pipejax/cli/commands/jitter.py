@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
 from pipejax.cli.commands.compare import check_options, schedule_names
@@ -16,11 +17,8 @@ from pipejax.cli.output.files import DATASET, check_out, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written, progress
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
-    from pipejax.analysis.distributions import Jitter
     from pipejax.analysis.jitter import Jittered
     from pipejax.analysis.robustness import Robustness
 
@@ -53,14 +51,12 @@ class SamplingOptions(NamedTuple):
     samples: Count = 10_000
     seed: Seed = 0
 
-    def factors(self) -> "Jitter":
+    def factors(self) -> "pj.Jitter":
         """Read the distributions."""
-        from pipejax.analysis.distributions import Distribution, Jitter, Straggler
-
         spread, slow = f"NAME:SPREAD with a name of {KINDS}", "PROBABILITY:SLOWDOWN, as 0.01:2"
-        return Jitter(
-            **{name: self._read(name, Distribution, str, spread) for name in VARYING},
-            **{name: self._read(name, Straggler, float, slow) for name in SLOW},
+        return pj.Jitter(
+            **{name: self._read(name, pj.Distribution, str, spread) for name in VARYING},
+            **{name: self._read(name, pj.Straggler, float, slow) for name in SLOW},
         )
 
     def _read(
@@ -82,7 +78,7 @@ class SamplingOptions(NamedTuple):
 def jitter(
     options: TableOptions,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     schedules: Schedules,
     workers: Workers,
     microbatches: Count,
@@ -100,7 +96,7 @@ def jitter(
       ops: Show how often ops are on the critical path.
       out: Write all samples to this store (.zarr).
     """
-    from pipejax.analysis.robustness import jitter_dataset, robustness
+    from pipejax.analysis.robustness import jitter_dataset
 
     priced = required(pricing)
     factors = sampling.factors()
@@ -113,7 +109,7 @@ def jitter(
         raise ValueError(f"--schedules names a schedule twice: {schedules}")
     tables, missing = _build(names, workers, microbatches, options, priced)
     runs = _run(tables, priced, links, factors, sampling)
-    ranked = robustness(list(runs.values()), quantile=quantile)
+    ranked = pj.robustness(list(runs.values()), quantile=quantile)
     if out is not None:
         write_dataset(jitter_dataset(runs), out)
     if json:
@@ -142,7 +138,7 @@ def jitter(
 
 def _build(
     names: list[str], workers: int, microbatches: int, options: TableOptions, pricing: Pricing
-) -> tuple[dict[str, ScheduleTable], dict[str, str]]:
+) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
     """Build every schedule; one that does not exist for these numbers says why instead."""
     tables, missing = {}, {}
     for name in names:
@@ -156,20 +152,19 @@ def _build(
 
 
 def _run(
-    tables: dict[str, ScheduleTable],
+    tables: dict[str, pj.ScheduleTable],
     pricing: Pricing,
-    links: Links,
-    factors: "Jitter",
+    links: pj.Links,
+    factors: "pj.Jitter",
     sampling: SamplingOptions,
 ) -> "dict[str, Jittered]":
     """Run every table, with progress on stderr where a person sees it."""
-    from pipejax.analysis.jitter import jitter as run
-
     drawn = pick(sampling, "samples seed") | {"link": links}
     with progress("sampling", sampling.samples * len(tables)) as bar:
         drawn["on_progress"] = lambda count: bar.move(advance=count)
         return {
-            name: run(table, pricing.of(table), factors, **drawn) for name, table in tables.items()
+            name: pj.jitter(table, pricing.of(table), factors, **drawn)
+            for name, table in tables.items()
         }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pipejax import schedules
+import pipejax as pj
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
@@ -24,12 +24,8 @@ from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import progress
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import write_table
 
 if TYPE_CHECKING:
-    from pipejax.costs.costs import Costs
     from pipejax.search.schedule.solution import Solution
     from pipejax.search.schedule.store import SolvedProblems
 
@@ -91,7 +87,7 @@ class StoreOptions(NamedTuple):
 def optimize(
     choice: TableChoice,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     activations: ActivationOptions,
     memory_limit: Annotated[str, typer.Option(metavar="LIMIT")],
     host_times: HostTimes,
@@ -111,9 +107,7 @@ def optimize(
       threads: Threads of the solver; one per processor.
       out: Write the best table to this file (.csv or .json).
     """
-    from pipejax.analysis.evaluate import evaluate
-    from pipejax.search.schedule.optimize import optimize as search_schedule
-    from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES, InfeasibleError
+    from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
     limit = MemoryLimit.read(memory_limit)
     within = parse_seconds(time_limit, "--time-limit")
@@ -131,7 +125,7 @@ def optimize(
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)
         with _warnings_as_lines(), _shown() as show:
-            found = search_schedule(
+            found = pj.optimize(
                 task.table,
                 task.costs,
                 memory_limit=task.room.limits.tolist(),
@@ -145,13 +139,13 @@ def optimize(
                 store=kept,
             )
             best, stopped = _follow(found, show)
-    except InfeasibleError as error:
+    except pj.InfeasibleError as error:
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
-        raise InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
+        raise pj.InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
     if out is not None:
-        write_table(best.table, out)
-    run = evaluate(best.table, task.costs, link=links)
+        pj.write_table(best.table, out)
+    run = pj.evaluate(best.table, task.costs, link=links)
     held, folder = task.room.stages.held(run), None if kept is None else kept.path
     outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)
     if json:
@@ -163,8 +157,8 @@ def optimize(
 class _PosedTask(NamedTuple):
     """What is to be optimised."""
 
-    table: ScheduleTable
-    costs: "Costs"
+    table: pj.ScheduleTable
+    costs: "pj.Costs"
     room: Room
     may_offload: bool
 
@@ -179,7 +173,7 @@ def _pose(
     """Build the table, which may itself be planned for the limit, and its costs."""
     host = host_times.seconds
 
-    def price(table: ScheduleTable) -> "Costs":
+    def price(table: pj.ScheduleTable) -> "pj.Costs":
         costs = pricing.of(table)
         if host and _takes_time(costs):
             raise ValueError(
@@ -187,9 +181,9 @@ def _pose(
             )
         return dataclasses.replace(costs, **host)
 
-    builder = schedules.REGISTRY.get(choice.schedule or "")
+    builder = pj.schedules.REGISTRY.get(choice.schedule or "")
     if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
-        like = schedules.build(
+        like = pj.schedules.build(
             "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1
         )
         room = limit.room(like, activations, pricing.workload)
@@ -204,7 +198,7 @@ def _pose(
     return _PosedTask(table, costs, room, bool(host) or _takes_time(costs))
 
 
-def _takes_time(costs: "Costs") -> bool:
+def _takes_time(costs: "pj.Costs") -> bool:
     """Whether the costs say what an offload or a load takes."""
     return any(
         np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.options.memory_limit import Room
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
-    from pipejax.analysis.evaluate import Evaluation
     from pipejax.search.schedule.solution import Solution
 
 
@@ -32,9 +31,9 @@ class Outcome(NamedTuple):
       out: file that the schedule was written to, or None.
     """
 
-    given: ScheduleTable
+    given: pj.ScheduleTable
     best: "Solution"
-    run: "Evaluation"
+    run: "pj.Evaluation"
     held: HeldMemory
     room: Room
     objective: str

@@ -7,15 +7,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, pick, print_all, print_written, progress
-from pipejax.schedules.table.links import QUEUES, Links
-from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import write_table
+from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:
     from pipejax.analysis.head_of_line_blocking import TransferWaits
@@ -26,9 +25,9 @@ FOUND = "found"
 
 
 def order(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    rendezvous: Links,
+    rendezvous: pj.Links,
     iterations: Annotated[int, typer.Option(min=0)] = 1000,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
@@ -44,16 +43,13 @@ def order(
       worst: Waiting transfers to list.
       out: Write the better table to this file (.csv or .json).
     """
-    from pipejax.analysis.evaluate import evaluate
-    from pipejax.analysis.head_of_line_blocking import queue_makespans, transfer_waits
-    from pipejax.engine.lowering.communication_cells import insert_transfers
-    from pipejax.search.transfers.search import order as search_order
+    from pipejax.analysis.head_of_line_blocking import queue_makespans
 
     limit = parse_seconds(time_limit, "--time-limit")
     check_out(out, TABLE)
     costs = required(pricing).of(table)
     with progress("searching", iterations) as bar:
-        found = search_order(
+        found = pj.order(
             table,
             costs,
             link=rendezvous,
@@ -65,15 +61,15 @@ def order(
             ),
         )
     if out is not None:
-        write_table(found.table, out)
-    tables = {"own": table, "by producer": insert_transfers(table, link=rendezvous)}
+        pj.write_table(found.table, out)
+    tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
     makespans = {
         name: queue_makespans(each, costs, link=rendezvous)
         for name, each in {**tables, FOUND: found.table}.items()
     }
     # where the table's own order deadlocks, nothing waits: the next best thing is looked at
     shown = "by producer" if found.baselines["own"] is None else "own"
-    waits = transfer_waits(evaluate(tables[shown], costs, link=rendezvous))
+    waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
     if json:
         looked_at = {"makespans": makespans, "waits_of": shown, "out": out}
         print_json(_as_json(table, found, waits) | looked_at)
@@ -91,7 +87,7 @@ Makespans = dict[str, dict[str, float | None]]
 
 
 def _as_json(
-    table: ScheduleTable, found: "TransferOrder", waits: "TransferWaits"
+    table: pj.ScheduleTable, found: "TransferOrder", waits: "TransferWaits"
 ) -> dict[str, Any]:
     return {
         "schedule": table.name,
@@ -117,7 +113,7 @@ def _as_json(
     }
 
 
-def _print(table: ScheduleTable, found: "TransferOrder") -> None:
+def _print(table: pj.ScheduleTable, found: "TransferOrder") -> None:
     producer = found.baselines["by producer"] or 0.0
     less = 1 - found.makespan / producer if producer else 0.0
     print_all(

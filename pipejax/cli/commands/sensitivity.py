@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, pick, print_all, print_written
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.sensitivity import Sensitivity
@@ -21,9 +20,9 @@ BAR = 20  # columns of the longest bar
 
 
 def sensitivity(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     factor: float = 2.0,
     out: Path | None = None,
     json: JsonFlag = False,
@@ -34,7 +33,7 @@ def sensitivity(
       factor: Divide and multiply each parameter by this for the tornado.
       out: Draw the tornado chart to this file (.png, .pdf, .svg).
     """
-    from pipejax.analysis.sensitivity import sensitivity as find, swings
+    from pipejax.analysis.sensitivity import swings
 
     priced = required(pricing)
     if priced.workload is None or priced.system is None:
@@ -46,7 +45,7 @@ def sensitivity(
         raise ValueError(f"--factor must be above 1, got {factor:g}")
     check_out(out, DRAWING)
     factors = 1 / factor, factor
-    found = find(table, priced.workload, priced.system, link=links)
+    found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
     if out is not None:
         _draw(out, table.name, found, ends, factors)

@@ -8,31 +8,28 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
+import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.files import TIMELINE, check_out
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.report import pick, print_written
-from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
-    from pipejax.analysis.evaluate import Evaluation
     from pipejax.analysis.timeline import Arrow, Bar
 
 
 TERMINAL = {
-    Phase.F: "black on bright_blue",
-    Phase.B: "black on bright_green",
-    Phase.I: "black on bright_cyan",
-    Phase.W: "black on bright_yellow",
-    Phase.R: "black on bright_magenta",
-    Phase.U: "black on bright_red",
-    Phase.O: "white on blue",
-    Phase.L: "white on magenta",
+    pj.Phase.F: "black on bright_blue",
+    pj.Phase.B: "black on bright_green",
+    pj.Phase.I: "black on bright_cyan",
+    pj.Phase.W: "black on bright_yellow",
+    pj.Phase.R: "black on bright_magenta",
+    pj.Phase.U: "black on bright_red",
+    pj.Phase.O: "white on blue",
+    pj.Phase.L: "white on magenta",
 }
 OTHER = "black on white"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -41,9 +38,9 @@ PAIR = "black on bright_magenta"
 
 
 def show(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     activations: ActivationOptions,
     out: Path | None = None,
     messages: bool = False,
@@ -59,11 +56,9 @@ def show(
       memory: Show the activation memory of each worker over time.
       width: Columns of the terminal's timeline.
     """
-    from pipejax.analysis.evaluate import evaluate
-
     check_out(out, TIMELINE)
     costs = or_slots(pricing, table)
-    evaluation = evaluate(table, costs, link=links)
+    evaluation = pj.evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
     sizes = activations.of(table, None if pricing is None else pricing.workload)
     shown = sizes.held(evaluation) if memory else None
@@ -88,7 +83,7 @@ def _memory_json(held: HeldMemory) -> dict[str, object]:
     return {"activation_memory": held.as_json() | {"curves": steps}}
 
 
-def _as_json(evaluation: "Evaluation", out: Path | None) -> dict[str, object]:
+def _as_json(evaluation: "pj.Evaluation", out: Path | None) -> dict[str, object]:
     from pipejax.analysis.timeline import arrows, bars
 
     return {
@@ -110,7 +105,11 @@ def _as_json(evaluation: "Evaluation", out: Path | None) -> dict[str, object]:
 
 
 def _print(
-    evaluation: "Evaluation", messages: bool, held: HeldMemory | None, unit: str, width: int | None
+    evaluation: "pj.Evaluation",
+    messages: bool,
+    held: HeldMemory | None,
+    unit: str,
+    width: int | None,
 ) -> None:
     from pipejax.analysis.timeline import arrows, bars
 
@@ -127,7 +126,9 @@ def _print(
     drawn, sent = bars(evaluation), arrows(evaluation)
     for worker in range(evaluation.workers):
         row = [bar for bar in drawn if bar.worker == worker]
-        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase != Phase.WAIT_O]
+        compute = [
+            bar for bar in row if not bar.on_host_link and bar.ops[0].phase != pj.Phase.WAIT_O
+        ]
         lines = {f"worker {worker}": _row(compute, columns, scale)}
         if evaluation.table.offloads:
             on_host = [bar for bar in row if bar.on_host_link]

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing
 from pipejax.cli.output.files import DRAWING, check_out, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json
 from pipejax.cli.output.report import grid, heading, pick, print_all, print_written
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.staleness import Staleness
@@ -24,9 +23,9 @@ BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in t
 
 
 def staleness(
-    table: ScheduleTable,
+    table: pj.ScheduleTable,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     out: Path | None = None,
     json: JsonFlag = False,
 ) -> None:
@@ -35,12 +34,11 @@ def staleness(
     Options:
       out: Draw the delays to this file (.png, .pdf, .svg).
     """
-    from pipejax.analysis.staleness import staleness as find
     from pipejax.costs.workload import stage_bytes
 
     check_out(out, DRAWING)
     costs = None if pricing is None else pricing.of(table)
-    found = find(table, costs, link=links)
+    found = pj.staleness(table, costs, link=links)
     result = pick(
         found,
         "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
 from pipejax.cli.options.groups import Pricing, TableChoice
@@ -18,13 +19,6 @@ from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written
-from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable
-
-if TYPE_CHECKING:
-    from pipejax.costs.costs import Costs
-    from pipejax.training import Summary, TrainingObjective, TrainingRun
-
 
 COLUMNS = 60  # of the bars in the terminal, at most
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -55,8 +49,8 @@ class TrainingOptions(NamedTuple):
 class Trained(NamedTuple):
     """The runs of a command, and what they are runs of."""
 
-    runs: "TrainingRun"
-    summary: "Summary"
+    runs: "pj.training.TrainingRun"
+    summary: "pj.training.Summary"
     step_sizes: list[float]
     seeds: int
     named: dict[str, Any]
@@ -69,7 +63,7 @@ class TrainingTask(NamedTuple):
     choice: TableChoice
     objectives: ObjectiveOptions
     pricing: Pricing | None
-    links: Links
+    links: pj.Links
     training: TrainingOptions
 
     @property
@@ -77,7 +71,7 @@ class TrainingTask(NamedTuple):
         """What `--json` says where ops take times."""
         return {} if self.pricing is None else {"link": self.links.model}
 
-    def table(self) -> "tuple[ScheduleTable, Costs | None]":
+    def table(self) -> "tuple[pj.ScheduleTable, pj.Costs | None]":
         """Return a table that updates weights, and what its ops cost."""
         table = self.choice.build()
         if not table.updates_within:
@@ -89,28 +83,26 @@ class TrainingTask(NamedTuple):
 
     def run(
         self,
-        sweep: "Callable[..., TrainingRun]",
-        objective: "TrainingObjective",
+        sweep: "Callable[..., pj.training.TrainingRun]",
+        objective: "pj.training.TrainingObjective",
         named: dict[str, Any],
         unit: str | None,
     ) -> Trained:
         """Run every step size with every seed, with a sign of life where a person sees it."""
-        from pipejax.training import summarise
-
         seeds = self.training.seeds
         sizes = choose_step_sizes(self.training.step_sizes, objective)
         named |= {"objective": self.objectives.name, "stages": objective.num_stages}
         line = f"compiling, and training {len(sizes) * seeds} runs side by side"
         with Console(stderr=True).status(line):
             runs = sweep(objective, step_sizes=sizes, seeds=range(seeds))
-            return Trained(runs, summarise(runs), sizes, seeds, named, unit)
+            return Trained(runs, pj.training.summarise(runs), sizes, seeds, named, unit)
 
 
 def train(
     choice: TableChoice,
     objectives: ObjectiveOptions,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     training: TrainingOptions,
     out: Path | None = None,
     save: Path | None = None,
@@ -142,14 +134,17 @@ def train(
 
 
 def _timeline(task: TrainingTask) -> Trained:
-    from pipejax.training import sweep_replay
 
     for name in ("updates", "delta"):
         if getattr(task.training, name) is not None:
             raise ValueError(f"--{name} needs --rpd")
     table, costs = task.table()
     sweep = partial(
-        sweep_replay, table=table, costs=costs, times=task.training.times, link=task.links
+        pj.training.sweep_replay,
+        table=table,
+        costs=costs,
+        times=task.training.times,
+        link=task.links,
     )
     named = {"method": "timeline", **_table(table), **task.timed}
     objective = task.objectives.make(table.num_stages)
@@ -158,7 +153,6 @@ def _timeline(task: TrainingTask) -> Trained:
 
 def _randomized(task: TrainingTask) -> Trained:
     import pipejax as pj
-    from pipejax.training import sweep_randomized_pipedream
 
     choice, updates, delta = task.choice, task.training.updates, task.training.delta
     times = task.training.times
@@ -180,7 +174,9 @@ def _randomized(task: TrainingTask) -> Trained:
     else:
         stages = _stages_of_delta(choice, task.pricing)
         law, named = {"delta": delta}, {"schedule": None, "delta": delta}
-    sweep = partial(sweep_randomized_pipedream, updates=updates, every=updates // times, **law)
+    sweep = partial(
+        pj.training.sweep_randomized_pipedream, updates=updates, every=updates // times, **law
+    )
     return task.run(sweep, task.objectives.make(stages), {"method": "rpd", **named}, None)
 
 
@@ -197,7 +193,7 @@ def _stages_of_delta(choice: TableChoice, pricing: Pricing | None) -> int:
     return choice.workers
 
 
-def _table(table: ScheduleTable) -> dict[str, Any]:
+def _table(table: pj.ScheduleTable) -> dict[str, Any]:
     return {"schedule": table.name, "microbatches": table.num_microbatches}
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, Workers
 from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
@@ -16,7 +17,6 @@ from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.table.links import Links
 
 if TYPE_CHECKING:
     from pipejax.search.tuning.tune import TuningResult
@@ -36,7 +36,7 @@ _ARGUMENT = re.compile(r"^(what|method|microbatch_size|prices|budget)\b|\bwhat(?
 def tune(
     options: TableOptions,
     pricing: Pricing | None,
-    links: Links,
+    links: pj.Links,
     workers: Workers = 8,
     schedule: str = "1f1b",
     what: str = "microbatch",
@@ -107,20 +107,20 @@ def _tuned(*given: Any, **how: Any) -> "TuningResult":
     """Tune; where no microbatch size fits, say so and tune without the memory limit."""
     try:  # what needs optax is imported only where it is needed
         from pipejax.search.tuning.microbatch import NothingFitsError
-        from pipejax.search.tuning.tune import tune
+
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
     shown = Console(stderr=True)
     with shown.status("tuning: compiling and evaluating"):
         try:
-            return tune(*given, **how)
+            return pj.tune(*given, **how)
         except NothingFitsError as error:
             if how["what"] != "microbatch_size":
                 raise
             shown.print(
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
             )
-            return tune(*given, **how | {"memory_limit": False})
+            return pj.tune(*given, **how | {"memory_limit": False})
         except ValueError as error:
             text = _ARGUMENT.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))
             raise ValueError(text) from None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import share
 from pipejax.cli.options.declared import Text, WeightShare
@@ -12,12 +13,9 @@ from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
-from pipejax.schedules.table.table import ScheduleTable
 
 if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
-    from pipejax.analysis.evaluate import Evaluation
-    from pipejax.costs.workload import Workload
 
 
 class StageSizes(NamedTuple):
@@ -42,12 +40,10 @@ class StageSizes(NamedTuple):
         """How a level is printed."""
         return gigabytes if self.unit == "bytes" else "{:.4g}".format
 
-    def held(self, evaluation: "Evaluation") -> "HeldMemory":
+    def held(self, evaluation: "pj.Evaluation") -> "HeldMemory":
         """Follow the memory of a run."""
-        from pipejax.analysis.activation_memory import activation_memory
-
         sizes = {name: getattr(self, name) for name in ("sizes", "weight_share", "checkpoints")}
-        return HeldMemory(activation_memory(evaluation, **sizes), self)
+        return HeldMemory(pj.activation_memory(evaluation, **sizes), self)
 
 
 class HeldMemory(NamedTuple):
@@ -74,7 +70,7 @@ class ActivationOptions(NamedTuple):
     weight_share: float | None
     sizes: list[float] | None
 
-    def of(self, table: ScheduleTable, workload: "Workload | None") -> StageSizes:
+    def of(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
         """Size the activations of a table: in bytes where a model says how many.
 
         Raises:

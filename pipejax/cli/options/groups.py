@@ -3,10 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.activations import choose_activations
 from pipejax.cli.options.declared import (
@@ -20,23 +21,15 @@ from pipejax.cli.options.declared import (
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
-from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
-from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import read_table
-
-if TYPE_CHECKING:
-    from pipejax.costs.costs import Costs
-    from pipejax.costs.system import System
-    from pipejax.costs.workload import Workload
+from pipejax.schedules.table.links import LINKS, QUEUES, parse_groups
 
 
 class Pricing(NamedTuple):
     """How tables are priced; `of` gives the costs of one."""
 
-    of: "Callable[[ScheduleTable], Costs]"
-    workload: "Workload | None" = None
-    system: "System | None" = None
+    of: "Callable[[pj.ScheduleTable], pj.Costs]"
+    workload: "pj.Workload | None" = None
+    system: "pj.System | None" = None
 
 
 class TableChoice(NamedTuple):
@@ -63,7 +56,7 @@ class TableChoice(NamedTuple):
         """Whether an option names a table."""
         return self.schedule is not None or self.table is not None
 
-    def build(self) -> ScheduleTable:
+    def build(self) -> pj.ScheduleTable:
         """Build or read the table.
 
         Raises:
@@ -81,7 +74,7 @@ class TableChoice(NamedTuple):
                 raise ValueError(
                     f"{flag(extra[0])} belongs to --schedule: a table file states it itself"
                 )
-            return read_table(self.table)
+            return pj.read_table(self.table)
         missing = [name for name, value in sizes.items() if value is None]
         if self.workers is None or self.microbatches is None or self.schedule is None:
             raise ValueError(f"--schedule needs {flag(missing[0])}")
@@ -144,9 +137,6 @@ class PricingSettings(NamedTuple):
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
-        from pipejax.costs.costs import Costs
-        from pipejax.costs.measured import read_costs
-
         message = self._message()
         given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
         ways = [name for name in _TIMES if name in given]
@@ -165,16 +155,16 @@ class PricingSettings(NamedTuple):
             return _price_model(self.model, **named)
         text: str = given[way]
         if way == "costs":
-            return Pricing(lambda table: read_costs(text, table))
+            return Pricing(lambda table: pj.read_costs(text, table))
         times = parse_times(text, flag(way))
         try:
-            of_stage = Costs(**times, **message)
-            of_stage.check_known((Phase.F, Phase.B))  # what is wrong is said before any table
+            of_stage = pj.Costs(**times, **message)
+            of_stage.check_known((pj.Phase.F, pj.Phase.B))  # what is wrong is said before any table
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
         if way == "stage_times":
             return Pricing(lambda table: of_stage)
-        return Pricing(lambda table: Costs.per_worker(table, **times, **message))
+        return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message))
 
     def _message(self) -> dict[str, float]:
         """Read the times of a message [s]."""
@@ -191,17 +181,14 @@ class PricingSettings(NamedTuple):
 def _price_model(
     model: str, system: Text = None, minibatch: int | None = None, **given: Any
 ) -> Pricing:
-    from pipejax.costs.model import RECOMPUTE, load_model
-    from pipejax.costs.roofline import stage_costs
-    from pipejax.costs.system import load_system
-    from pipejax.costs.workload import Workload
+    from pipejax.costs.model import RECOMPUTE
 
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
     one_of(given.get("recompute", "none"), RECOMPUTE, "--recompute")
-    workload = Workload(load_model(model), minibatch, **given)
-    machine = load_system(system)
-    return Pricing(lambda table: stage_costs(workload, machine, table), workload, machine)
+    workload = pj.Workload(pj.load_model(model), minibatch, **given)
+    machine = pj.load_system(system)
+    return Pricing(lambda table: pj.stage_costs(workload, machine, table), workload, machine)
 
 
 Queues = Annotated[
@@ -216,15 +203,15 @@ def choose_links(
     link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
     queues: Queues = "worker",
     host_links: HostLinks = None,
-) -> Links:
+) -> pj.Links:
     """Read the link model and what is shared."""
     one_of(link, LINKS, "--link")
     one_of(queues, QUEUES, "--queues")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
-    return Links(link, queues, groups)
+    return pj.Links(link, queues, groups)
 
 
-def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -> Links:
+def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -> pj.Links:
     """Read what is shared, for commands that know no other link model."""
     return choose_links("rendezvous", queues, host_links)
 
@@ -316,7 +303,7 @@ def required(pricing: Pricing | None) -> Pricing:
     return pricing
 
 
-def or_slots(pricing: Pricing | None, table: ScheduleTable) -> "Costs":
+def or_slots(pricing: Pricing | None, table: pj.ScheduleTable) -> "pj.Costs":
     """Return the costs, or the table's own slots where no option gives times."""
     from pipejax.costs.measured import slot_costs
 

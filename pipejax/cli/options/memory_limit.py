@@ -1,17 +1,13 @@
 """`--memory-limit`: activations, or bytes of a device with a model in it."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.units import read_bytes
 from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
 from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.schedules.table.table import ScheduleTable
-
-if TYPE_CHECKING:
-    from pipejax.costs.workload import Workload
-
 
 OPTION = "--memory-limit"
 
@@ -62,7 +58,10 @@ class MemoryLimit(NamedTuple):
         return cls(values, bool(in_bytes))
 
     def room(
-        self, table: ScheduleTable, activations: ActivationOptions, workload: "Workload | None"
+        self,
+        table: pj.ScheduleTable,
+        activations: ActivationOptions,
+        workload: "pj.Workload | None",
     ) -> Room:
         """Return what it leaves for activations.
 
@@ -71,8 +70,6 @@ class MemoryLimit(NamedTuple):
             number, or bytes are given without a model or sizes with one.
           InfeasibleError: if the rest of the model fills a device.
         """
-        from pipejax.search.schedule.problem import InfeasibleError
-
         limits = for_each(self.values, table.num_workers, OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{OPTION} in bytes needs --model, which says what they hold")
@@ -81,7 +78,7 @@ class MemoryLimit(NamedTuple):
             return Room(limits, stages)
         for worker, (limit, own) in enumerate(zip(limits, stages.static, strict=True)):
             if own >= limit:
-                raise InfeasibleError(
+                raise pj.InfeasibleError(
                     f"parameters, gradients and optimizer of worker {worker} alone take "
                     f"{gigabytes(own)}: infeasible"
                 )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -11,10 +11,6 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.declared import Count, CountIfGiven, flag
 from pipejax.cli.options.numbers import parse_float
-
-if TYPE_CHECKING:
-    from pipejax.training import TrainingObjective
-
 
 MAKERS = {  # names of functions in `pipejax.training`
     "quadratic": "random_quadratic",
@@ -33,7 +29,7 @@ class ObjectiveOptions(NamedTuple):
     name: str
     settings: dict[str, Any]
 
-    def make(self, stages: int) -> "TrainingObjective":
+    def make(self, stages: int) -> "pj.training.TrainingObjective":
         """Make the objective, with seed 0.
 
         Raises:
@@ -47,7 +43,7 @@ class ObjectiveOptions(NamedTuple):
         settings = dict(self.settings)
         if self.name != "language":
             settings.setdefault("dimension", COORDINATES * stages)
-        make: Callable[..., TrainingObjective] = getattr(pj.training, MAKERS[self.name])
+        make: Callable[..., pj.training.TrainingObjective] = getattr(pj.training, MAKERS[self.name])
         return make(stages, seed=0, **settings)
 
 
@@ -105,7 +101,7 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def choose_step_sizes(text: str | None, objective: "TrainingObjective") -> list[float]:
+def choose_step_sizes(text: str | None, objective: "pj.training.TrainingObjective") -> list[float]:
     """Read step sizes, or take powers of two downwards: 8 of them from 2 / L, 4 for language.
 
     Args:
@@ -127,12 +123,10 @@ def choose_step_sizes(text: str | None, objective: "TrainingObjective") -> list[
       ...
       ValueError: --step-sizes must be finite numbers above 0, as 0.25,0.125, got '0'
     """
-    from pipejax.training import Logistic, Quadratic, smoothness
-
     if text is None:
-        if not isinstance(objective, Quadratic | Logistic):
+        if not isinstance(objective, pj.training.Quadratic | pj.training.Logistic):
             return SIZES_OF_LANGUAGE
-        first = 2.0 ** math.floor(math.log2(2 / smoothness(objective)))
+        first = 2.0 ** math.floor(math.log2(2 / pj.training.smoothness(objective)))
         return [first / 2**halvings for halvings in range(SIZES)]
     parts = [part.strip() for part in text.split(",")]
     sizes = [parse_float(part) for part in parts]

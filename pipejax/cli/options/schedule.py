@@ -1,18 +1,13 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax import schedules
+import pipejax as pj
 from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
 from pipejax.cli.options.numbers import parse_list, parse_seconds
-from pipejax.schedules.table.table import ScheduleTable
-
-if TYPE_CHECKING:
-    from pipejax.costs.costs import Costs
-
 
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
@@ -27,8 +22,8 @@ class TableOptions(NamedTuple):
         schedule: str,
         workers: int,
         microbatches: int,
-        costs_of: "Callable[[ScheduleTable], Costs] | None" = None,
-    ) -> ScheduleTable:
+        costs_of: "Callable[[pj.ScheduleTable], pj.Costs] | None" = None,
+    ) -> pj.ScheduleTable:
         """Build a table; options that the schedule does not have are an error.
 
         A schedule that is planned for times is planned for those of the run, if they are known
@@ -38,27 +33,27 @@ class TableOptions(NamedTuple):
           ValueError: if the schedule does not exist for these numbers.
         """
         size = {"num_workers": workers, "num_microbatches": microbatches}
-        builder = schedules.REGISTRY.get(schedule)
+        builder = pj.schedules.REGISTRY.get(schedule)
         given = self.of_table(schedule)
         if builder is not None and builder.planned and costs_of and "slots" not in given:
-            like = schedules.build("1f1b", **size)  # one stage per worker, as all of these
+            like = pj.schedules.build("1f1b", **size)  # one stage per worker, as all of these
             times = times_of(costs_of(like))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
-        return schedules.build(schedule, **size, **given)
+        return pj.schedules.build(schedule, **size, **given)
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
-        builder = schedules.REGISTRY.get(schedule)
+        builder = pj.schedules.REGISTRY.get(schedule)
         takes = () if builder is None else builder.options
         return {k: v for k, v in self.options.items() if k in takes or k not in OF_RUNS}
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
-        takes = {*schedules.REGISTRY[schedule].options, "slots"}
+        takes = {*pj.schedules.REGISTRY[schedule].options, "slots"}
         return TableOptions({k: v for k, v in self.options.items() if k in takes})
 
 
-def times_of(costs: "Costs") -> dict[str, Any]:
+def times_of(costs: "pj.Costs") -> dict[str, Any]:
     """Return what a schedule is planned for, in means over stages and boundaries.
 
     Args:

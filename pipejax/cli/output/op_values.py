@@ -1,15 +1,13 @@
 """A number for every op, listed or summed up by worker and phase."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 
+import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.output.report import grid
-
-if TYPE_CHECKING:
-    from pipejax.analysis.evaluate import Evaluation
 
 
 class OpValue(NamedTuple):
@@ -28,7 +26,7 @@ class OpValue(NamedTuple):
     value: float
 
 
-def op_values(evaluation: "Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
+def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
     """List every op with its node's number.
 
     Args:
