@@ -19,6 +19,10 @@ WRONG = {
     "weight gradient alone": ([["0F0", "0W0"]], r"missing op 0I0 on worker 0"),
     "input gradient alone": ([["0F0", "0I0"]], r"missing op 0W0 on worker 0"),
     "both backwards": ([["0F0", "0B0", "0I0", "0W0"]], r"op 0B0 .* does the backward twice"),
+    "both backwards, in a pair": (
+        [["0F0", "(0F1;0B0)OVERLAP_F_B", "0I0", "0W0", "0B1"]],
+        r"op 0B0 .* does the backward twice",
+    ),
     "twice": ([[*TWO[0], "0F1"], TWO[1]], r"op 0F1 stands twice on worker 0: in slots 1 and 4"),
     "twice, two workers": (
         [TWO[0], [*TWO[1], "0F1"]],
