@@ -31,7 +31,7 @@ def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tup
 
 
 def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
-    """Keep the workers busy, and no more blocks in memory than that takes."""
+    """Keep the workers busy, with no more blocks in memory than necessary."""
     code = provenance()["code"]
     waiting = iter(numbers)
 

@@ -42,7 +42,7 @@ class Variable(NamedTuple):
     flags: tuple[str, ...] = ()
 
     def places(self, sweep: Sweep) -> list[int]:
-        """Places of the axes that are its dimensions: those given as a list."""
+        """Positions of the axes that are its dimensions: those given as a list."""
         used = sweep.axes if self.per_system else sweep.shape_axes
         return [place for place, axis in enumerate(used) if axis.is_listed]
 

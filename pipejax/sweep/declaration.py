@@ -255,7 +255,7 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """What identifies a value: for models and systems all their numbers."""
+    """The identity of a value: for models and systems, all their numbers."""
     return dataclasses.asdict(value) if isinstance(value, Model | System) else label(value)
 
 

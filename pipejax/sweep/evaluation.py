@@ -79,7 +79,7 @@ class _GridPoint(NamedTuple):
 
 
 def _at_point(sweep: Sweep, at: Values, batch: SystemBatch) -> Values:
-    """Evaluate one schedule and workload on all systems; where it is not legal, say why."""
+    """Evaluate one schedule and workload on all systems; say why where it is illegal."""
     num_systems = len(batch.gpus_per_node)
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
@@ -159,7 +159,7 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
 
 
 def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
-    """How often each cost of an op is spent, over all workers, divided by their number."""
+    """Counts of each op cost (stages) by phase, averaged over the workers."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     ops = 1 + len(TIMED) * layout.num_stages
@@ -174,7 +174,7 @@ def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
 
 @jax.jit
 def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Array, " batch"]:
-    """Compute time of a worker on average [s]."""
+    """Mean compute time of a worker (batch) [s]."""
     leaves = {name: getattr(costs, name) for name in weights}
     return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
 

@@ -1,4 +1,4 @@
-"""Run a sweep: every block that is not whole yet is evaluated, here or elsewhere, and written."""
+"""Run a sweep: every incomplete block is evaluated, here or on a cluster, and written."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Zarr store of a sweep: written block by block, and never half a block taken for a whole.
+"""The Zarr store of a sweep, written block by block; a block half written never counts as whole.
 
 A block's values are written first, its checksum last. A block counts as whole if its checksum is
 there and what is read back agrees with it; all others are evaluated and written again. Nothing in
@@ -39,7 +39,7 @@ PARTIAL = "*.partial"  # what Zarr was writing when the process was killed
 
 
 class BlockStore:
-    """A store that is being written; only `opened` makes one, for it holds the folder."""
+    """A store that is being written; only `opened` makes one, since it holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         """Open a store whose labels and metadata are there."""
@@ -81,7 +81,7 @@ class BlockStore:
 
 
 def _checksum(parts: list[NumpyArray]) -> int:
-    """CRC of values, text included; 0 stands for a block that is not there."""
+    """CRC of values, text included; 0 means that there is no block."""
     total = 0
     for part in parts:
         is_text = part.dtype.kind not in "fi"
@@ -92,7 +92,7 @@ def _checksum(parts: list[NumpyArray]) -> int:
 
 @contextlib.contextmanager
 def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[BlockStore]:
-    """Make a store, or go on with one, and hold it."""
+    """Make a store, or resume one, and hold its lock."""
     _check(sweep, path, resume=resume)  # before the lock: nothing is put into others' folders
     with locked(path, wait=False):
         _check(sweep, path, resume=resume)  # another process may have been here before the lock
@@ -123,12 +123,12 @@ def _check(sweep: Sweep, path: Path, *, resume: bool) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is what a process leaves that was killed before the store was made."""
+    """Whether a file is left by a process that was killed before it made the store."""
     return path.name == LOCK or DRAFT in path.name
 
 
 def _attributes_of(path: Path) -> dict[str, Any]:
-    """Attributes of a store, wherever they are intact; none of what is no store."""
+    """Attributes of a store, from wherever they are intact; empty where there is no store."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             found = json.loads((path / name).read_bytes())
@@ -139,7 +139,7 @@ def _attributes_of(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Put axes, units and metadata where they are missing or damaged, each file in one step.
+    """Restore missing or damaged axes, units and metadata, each file atomically.
 
     The attributes come first: with them the folder is known as a store, and what else is missing
     comes with the next run.

@@ -1,4 +1,4 @@
-"""One optimisation: quick schedules first, then better and better ones, and a bound."""
+"""Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -42,7 +42,7 @@ _SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is 
 
 
 class AnytimeSearch:
-    """One optimisation: what is known so far, and the steps that find more."""
+    """State of one optimisation, and the steps that improve it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AnytimeSearch:
         num_threads: int,
         store: SolvedProblems | None,
     ) -> None:
-        """Begin: the time runs."""
+        """Start the clock."""
         self.problem, self.costs, self.links, self.num_threads = problem, costs, links, num_threads
         self.store = store
         self.begun = self.told = self.saved = time.monotonic()
@@ -67,16 +67,16 @@ class AnytimeSearch:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Time left [s]."""
         return self.until - time.monotonic()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the plan is as good as the bound."""
+        """Whether the plan meets the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def solutions(self, table: ScheduleTable) -> Generator[Solution, None, None]:
-        """Run all steps until the plan is as good as the bound, or time is up."""
+        """Run all steps until the plan meets the bound, or time is up."""
         try:
             for step in (
                 self._stored,
@@ -106,7 +106,7 @@ class AnytimeSearch:
         )
 
     def _stored(self) -> Iterator[Solution]:
-        """What is known of the problem, or of others like it."""
+        """Use the store: solutions of the problem itself, or of similar ones."""
         if self.store is None:
             return
         own = self.store.get(self.problem)
@@ -156,7 +156,7 @@ class AnytimeSearch:
             yield from self._offer(*start)
 
     def _relaxed(self) -> Iterator[Solution]:
-        """Bounds from one stage alone, the one with the best simple bound first."""
+        """Bound by single stages, beginning with the one of the best simple bound."""
         is_far = self.plan is not None and self.bound < FAR * self.value
         if not is_pipe(self.problem) or (self.problem.offload is not None and not is_far):
             return
@@ -171,7 +171,7 @@ class AnytimeSearch:
         yield from ()
 
     def _period(self) -> Iterator[Solution]:
-        """A ring of few microbatches, then warm-up, period and cool-down together."""
+        """Optimise a ring of few microbatches, then warm-up, period and cool-down together."""
         if 3 * self.problem.worker.size < LARGE or self.plan is None:
             return
         until = time.monotonic() + self.left * _SHARES["period"]
@@ -217,14 +217,14 @@ class AnytimeSearch:
 
     @property
     def _parts(self) -> int:
-        """How much finer the grid of a search is."""
+        """Factor by which the grid of a search is finer."""
         largest = int((self.problem.forward + self.problem.gradient).max())
         starts = 3 * self.problem.worker.size * self._horizon
         return 1 if starts < MANY_STARTS or not largest else -(-FINE // largest)
 
     @property
     def _horizon(self) -> int:
-        """Units in which the problem can be done; a short span may need more of them."""
+        """Horizon in units; a short span may take a longer one."""
         if self.plan is not None:
             end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
             return self.value if self.problem.objective == "makespan" else 2 * end
@@ -235,7 +235,7 @@ class AnytimeSearch:
         return self.problem.num_microbatches * each + int(self.problem.step_end.max())
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
-        """Take a plan if it is better; it may be one of the problem on another grid."""
+        """Take a plan if it is better; it may come from the problem on another grid."""
         problem = problem or self.problem
         value = objective_of(problem, plan) * problem.unit
         if self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9):
@@ -243,7 +243,7 @@ class AnytimeSearch:
         yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
 
     def _take(self, source: str, table: ScheduleTable) -> Iterator[Solution]:
-        """Take a table that keeps the limits."""
+        """Take a table that keeps the limits, if it is better."""
         plan = to_plan(self.problem, table)  # as early as its rows allow
         value = objective_of(self.problem, plan)
         if self.plan is None or value < self.value:
@@ -253,14 +253,14 @@ class AnytimeSearch:
             yield from self._tell(table, makespan, source)
 
     def _tell(self, table: ScheduleTable, makespan: float, source: str) -> Iterator[Solution]:
-        """Yield what is best now; it is in the store before anybody hears of it."""
+        """Yield the best solution, after storing it."""
         self.best = self._solution(table, makespan, source)
         self._save()
         self.told = time.monotonic()
         yield self.best
 
     def _raise_bound(self, bound: int) -> None:
-        """Take a bound if it is better; one above a plan that exists is an error of ours."""
+        """Take a bound if it is better; one above an existing plan is an internal error."""
         if self.plan is not None and bound > self.value:
             raise AssertionError(f"bound {bound} is above a plan of {self.value}: please report it")
         self.bound = max(self.bound, bound)
@@ -283,7 +283,7 @@ class AnytimeSearch:
         )
 
     def _rounding(self, makespan: float) -> float:
-        """Units that a path can lose: one per op and message on it."""
+        """Largest rounding error of a path in units: one per op and message on it."""
         if self.problem.exact:
             return 1e-9 * makespan
         per_worker = 3 * max(np.bincount(self.problem.worker.ravel()))

@@ -1,4 +1,4 @@
-"""Schedules of the literature for the same pipe, to compare with and to begin from."""
+"""Schedules of the literature for the same pipe, as baselines and starts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,9 +17,9 @@ WITH_OFFLOADS: tuple[str, ...] = ("ada-offload", "pipe-offload")
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those that heuristics make of it.
+    """Yield the given schedule and, for a plain pipe, those of heuristics.
 
-    Builders know one time for all stages: they get the mean.
+    Builders take one time for all stages: the mean.
     """
     yield given.name, given
     if not is_pipe(problem):

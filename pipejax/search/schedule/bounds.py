@@ -1,4 +1,4 @@
-"""Bounds that no schedule can beat, from paths and sums alone."""
+"""Lower bounds of all schedules, from paths and sums alone."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """What lies before, between and after the ops of one microbatch, at least.
+    """Least times before, between and after the ops of one microbatch [units].
 
     Attributes:
       head: (pipes, stages) from the start of the run to the start of F.
@@ -25,7 +25,7 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Add up ops and messages along a microbatch's way."""
+    """Add up ops and messages along the path of a microbatch."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
     least = np.minimum(problem.input_grad, problem.backward)
@@ -45,7 +45,7 @@ def paths(problem: Problem) -> Paths:
 
 
 def lower_bound(problem: Problem) -> int:
-    """Return the best of the bounds by work and by memory, for the problem's objective."""
+    """Return the best of the bounds by work and by memory [units], for the problem's objective."""
     way = paths(problem)
     counts = np.bincount(problem.pipe_of, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
@@ -68,13 +68,13 @@ def lower_bound(problem: Problem) -> int:
 
 
 def stage_bounds(problem: Problem) -> PerStage:
-    """Bound the objective by each stage's own work and memory: (stages) units."""
+    """Bound the objective by each stage's own work and memory: (stages) [units]."""
     way, count = paths(problem), problem.num_microbatches
     return np.array([_chain(problem, way, 0, s, count) for s in range(problem.num_stages)])
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """For each microbatch of a stage, which gradients must be there before its F can start.
+    """Return how many (input, weight) gradients must be done before F of each microbatch.
 
     With i input and w weight gradients done, w <= i, the stage still holds at least what its
     other microbatches take. F of microbatch k finds room where
@@ -97,7 +97,7 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
 
 
 def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> int:
-    """Longest path through the ops of one stage, with the waits that its memory asks for.
+    """Longest path [units] through the ops of one stage, with the waits that its memory forces.
 
     Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
     Then F and I of the stage are two chains: each F follows the one before it, each I follows its

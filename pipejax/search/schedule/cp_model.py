@@ -1,4 +1,4 @@
-"""The constraint model: starts of all ops, the order on every worker and link, what goes out.
+"""The constraint model: starts of all ops, order on every worker and link, offloads.
 
 Microbatches of a pipe are alike, so on every stage each kind of op runs in their order. Memory is
 a cumulative resource of each worker: an activation takes its size from the start of F to the end
@@ -35,7 +35,7 @@ class ScheduleModel:
       objective: what is to be least.
       start: start of each op, by phase letter, stage and microbatch.
       whole: whether a backward is whole, where that can be worth it.
-      out: whether an activation is offloaded, where it may be.
+      out: whether an activation is offloaded, where that is allowed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ScheduleModel:
         return self.model.new_int_var(low, self.horizon, name)
 
     def _add_ops(self, stage: int, microbatch: int) -> None:
-        """F, I and W, or B in place of the two."""
+        """Add F, I and W, or B in place of I and W."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
         forward, split, weight, whole = (int(getattr(problem, name)[stage]) for name in OP_TIMES)
@@ -114,7 +114,7 @@ class ScheduleModel:
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
-        """What the activation takes of its worker's memory, and when."""
+        """Add the memory that an activation takes on its worker, and when."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
         held = self._held[self._worker(stage, microbatch)]
@@ -178,14 +178,14 @@ class ScheduleModel:
         self.model.add(use >= leaves + transmit + lag)
 
     def _add_resources(self) -> None:
-        """One op at a time on workers and links; no more memory than there is."""
+        """Add capacities: one op at a time on workers and links, and the memory limits."""
         for intervals in (*self._on_worker, *self._on_host.values(), *self._on_link.values()):
             self.model.add_no_overlap(intervals)
         for held, limit in zip(self._held, self.problem.limits.tolist(), strict=True):
             self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
 
     def _add_order(self) -> None:
-        """Microbatches of a pipe are alike: each kind of op runs in their order."""
+        """Order each kind of op by microbatch, since microbatches of a pipe are alike."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             passing = np.flatnonzero(problem.pipe_of == pipe).tolist()
@@ -234,7 +234,7 @@ class ScheduleModel:
                 model.add(total >= self._input_end[stage, microbatch] + tail)
 
     def hint(self, plan: Plan) -> None:
-        """Let the search begin at a plan."""
+        """Hint the solver at a plan."""
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
             for place, variable in variables.items():

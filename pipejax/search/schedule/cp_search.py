@@ -26,7 +26,7 @@ class Found(NamedTuple):
     Attributes:
       plan: a better plan, or None where only the bound is new.
       bound: units that no plan of the model can go below.
-      closed: whether the search is over because nothing better exists.
+      closed: whether the search has ended with a proof that nothing better exists.
     """
 
     plan: Plan | None
@@ -44,12 +44,12 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
 
 def whole_bound(bound: float) -> int:
-    """Round a bound on whole units up: what lies below the next unit cannot be reached."""
+    """Round a bound up to whole units, since plans have whole lengths."""
     return -int(-(bound - 1e-6) // 1)
 
 
 def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
-    """Return a solver with the settings of this package.
+    """Return a solver with our settings.
 
     Probing and the search for symmetries cost more than they bring here: the order of
     microbatches is fixed already (docs/optimize.md).

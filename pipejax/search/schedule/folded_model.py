@@ -17,7 +17,7 @@ from pipejax.search.schedule.problem import Problem
 
 
 class Fold(NamedTuple):
-    """How many microbatches stand for all.
+    """How many microbatches represent all of them.
 
     Attributes:
       warm: microbatches before the tied ones.
@@ -53,7 +53,7 @@ def fold(problem: Problem, length: int, depth: int) -> Fold | None:
 
 
 def depth_of(problem: Problem, plan: Plan) -> int:
-    """Count the microbatches that are on a worker at once, at most."""
+    """Count the microbatches that are on a worker at once, at most, over all pipes."""
     # at the start of every F: forwards begun by then less gradients ended by then
     end = gradient_end(problem, plan)
     most = 0
@@ -95,7 +95,7 @@ class FoldedModel(ScheduleModel):
         self.model.minimize(self.objective + folded.repeats * self.period)
 
     def _separate(self, before: int, behind: int) -> None:
-        """What the last group before has to do on a worker ends before the next group comes."""
+        """Let the last group before the cut leave a worker before the next group arrives."""
         # Between the two the n periods are put in. What is put in repeats tied groups, so it meets
         # on a worker what those met, some periods earlier. Only what lies before all tied groups
         # and what lies behind them could meet anew or change sides: this keeps them apart.
@@ -114,7 +114,7 @@ class FoldedModel(ScheduleModel):
 
 
 def extended(problem: Problem, folded: Fold, plan: Plan) -> Plan:
-    """Put the periods back in."""
+    """Reinsert the periods that were left out."""
     cut = folded.warm + folded.tied
     period = int(plan.forward[0, cut] - plan.forward[0, cut - folded.length])
     place = np.arange(problem.num_microbatches)

@@ -1,4 +1,4 @@
-"""Plans to begin with: schedules that others thought of, and greedy ones in many variants."""
+"""Initial plans: schedules of the literature, and greedy ones in many variants."""
 
 import itertools
 import time
@@ -25,7 +25,7 @@ ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planne
 
 
 class Variant(NamedTuple):
-    """Rules of a greedy plan that no reasoning settles: they are tried.
+    """Rules of a greedy plan, of which all combinations are tried.
 
     Attributes:
       patient: whether a weight gradient waits where it would delay an op whose time is known.
@@ -123,7 +123,7 @@ def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
 
 
 def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
-    """Yield better and better greedy plans.
+    """Yield successively better greedy plans.
 
     Where activations may be offloaded, compute is also planned for more memory than there is,
     and the shortest plan that offloads can make fit is kept.

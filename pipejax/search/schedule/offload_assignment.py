@@ -1,7 +1,7 @@
-"""Offloads for a plan whose compute is fixed: which activations go out, and when.
+"""Offloads for a plan with fixed compute: which activations go to the host, and when.
 
-Given the starts of all ops, the workers of one host link are a small problem of their own. Where
-it has a solution, a plan made for more memory runs, as fast, in less.
+Given the starts of all ops, the workers of one host link are a small separate problem. Where it has
+a solution, a plan made for more memory runs equally fast in less.
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ class Plan:
 
     @classmethod
     def of(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
-        """Make a plan from the starts by phase letter; by default it is split, and all stays."""
+        """Make a plan from the starts by phase letter; by default all is split and stays."""
         nowhere = np.full_like(starts["F"], NEVER)
         whole = np.zeros(nowhere.shape, bool) if whole is None else whole
         computed = starts["F"], starts["I"], starts["W"]
@@ -57,7 +57,7 @@ class Plan:
         return dict(zip("FIWOL", starts, strict=True))
 
     def moved(self, move: Callable[[PerOp], PerOp]) -> "Plan":
-        """Return the plan with other starts; what never starts still does not."""
+        """Return the plan with other starts; `NEVER` stays as it is."""
         moved = {p: np.where(at == NEVER, NEVER, move(at)) for p, at in self.starts.items()}
         return Plan.of(moved, self.whole)
 
@@ -68,7 +68,7 @@ class Plan:
 
 
 def gradient_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the whole gradient of each op is there: the end of W, or of B.
+    """Return when the whole gradient is ready: the end of W, or of B.
 
     Returns (stages, microbatches) units.
     """
@@ -77,7 +77,7 @@ def gradient_end(problem: Problem, plan: Plan) -> PerOp:
 
 
 def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the input gradient of each op is there: the end of I, or of B.
+    """Return when the input gradient is ready: the end of I, or of B.
 
     Returns (stages, microbatches) units.
     """
@@ -86,7 +86,7 @@ def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
 
 
 def objective_of(problem: Problem, plan: Plan) -> int:
-    """Return what the problem asks to be least: the makespan, or the longest span of a worker."""
+    """Return the objective [units]: the makespan, or the longest span of a worker."""
     end = gradient_end(problem, plan)
     if problem.objective == "span":
         worker = problem.worker

@@ -46,7 +46,7 @@ class InfeasibleError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be scheduled. Times are whole units, rounded down; sizes whole parts.
+    """A scheduling problem. Times are in whole units, rounded down; sizes in whole parts.
 
     Attributes:
       placement: (pipes, stages) worker of each stage.
@@ -108,7 +108,7 @@ class Problem:
 
     @property
     def worker(self) -> Int[NumpyArray, "stages microbatches"]:
-        """Worker of each stage for each microbatch."""
+        """Worker (stages, microbatches) of each op."""
         return self.placement[self.pipe_of].T
 
     @property
@@ -118,7 +118,7 @@ class Problem:
 
     @property
     def gradient(self) -> PerStage:
-        """Work of a backward: split, or whole where that is faster."""
+        """Work (stages) of a backward: split, or whole where that is faster."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     @property
@@ -142,20 +142,20 @@ class Problem:
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
     def content(self) -> dict[str, Any]:
-        """Return what decides the solution: not the unit, for a problem in other seconds is it."""
+        """Return what determines the solution: all but the unit, which only scales it."""
         fields = dataclasses.asdict(self)
         del fields["unit"], fields["exact"]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @property
     def shape(self) -> str:
-        """Short text that problems share whose plans have the same ops in the same places."""
+        """Short text, equal for problems whose plans have the same ops on the same workers."""
         content = self.content()
         return _hash([content[name] for name in ("placement", "pipe_of", "objective")])[:8]
 
     @property
     def key(self) -> str:
-        """Short text that problems with the same content share; it begins with the shape."""
+        """Short text, equal for problems with the same content; it begins with the shape."""
         return f"{self.shape}-{_hash(self.content())[:24]}"
 
 
@@ -282,7 +282,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
-    """One microbatch alone has to fit; what it holds on a worker stays together unless it can go.
+    """Check that one microbatch alone fits, with all its stages on a worker if none can go out.
 
     The gradients of a microbatch begin at its last stage, when all its forwards are done.
     """

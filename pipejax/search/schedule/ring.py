@@ -1,4 +1,4 @@
-"""The period alone: ops of q microbatches on a ring of length T, for ever.
+"""The period alone: ops of q microbatches on a ring of length T, repeated for ever.
 
 Every op has a place on the ring and a number of turns. On a worker the places do not overlap; an
 activation that lives for n turns and a part is held n times and on that part. For a given T all
@@ -50,7 +50,7 @@ class _RingModel:
         return self.start[letter, stage, number] + int(self.lasts[letter][stage])
 
     def _add_waits(self, number: int) -> None:
-        """Along the way of a microbatch, and behind the one before it on every stage."""
+        """Let ops wait along the path of a microbatch, and for the one before on every stage."""
         problem, model = self.problem, self.model
         pipe = int(problem.pipe_of[number])
         hop = (problem.lag + problem.transmit)[:, pipe]
@@ -73,7 +73,7 @@ class _RingModel:
                 model.add(start >= self._end(letter, stage, number))
 
     def _add_worker(self, worker: int) -> None:
-        """No two ops at one place of the ring; what is held keeps the limit."""
+        """Forbid two ops at one place of the ring, and more memory than the limit."""
         problem, model, length = self.problem, self.model, self.length
         row, held, demands = [], [], []
         always: list[cp_model.LinearExprT] = []
@@ -125,7 +125,7 @@ class Ring(NamedTuple):
 
 
 def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
-    """Round all times up to few large units: a plan of these is a plan of the problem."""
+    """Round all times up to a coarse grid, whose plans are plans of the problem too."""
     unit = max(1, int((problem.forward + problem.gradient).max()) // parts)
     names = ("forward", "input_grad", "weight_grad", "backward", "lag", "transmit")
     times = {name: -(-getattr(problem, name) // unit) for name in names}
@@ -135,7 +135,7 @@ def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
 def shortest_ring(
     problem: Problem, count: int, longest: int, seconds: float, num_threads: int
 ) -> Ring | None:
-    """Look for the shortest period of so many microbatches that keeps the limits for ever."""
+    """Search the shortest period of `count` microbatches that keeps the limits."""
     coarse, unit = coarser(problem, PARTS)
     work = coarse.forward + coarse.input_grad + coarse.weight_grad
     placed = coarse.worker[:, :count]
@@ -157,7 +157,7 @@ def shortest_ring(
 
 
 def cut(problem: Problem, ring: Ring) -> Plan:
-    """Cut a ring off at both ends: as many microbatches as the problem has."""
+    """Unroll a ring to as many microbatches as the problem has."""
     count = 1 + max(number for _, _, number in ring.starts)
     shape = problem.num_stages, problem.num_microbatches
     at = {letter: np.zeros(shape, np.int64) for letter in "FIW"}

@@ -1,6 +1,6 @@
-"""What one problem says of another of the same shape.
+"""What one problem implies for another of the same shape.
 
-A plan of one is an order of ops, and runs at the other's times too. If all times are s times as
+A plan of one is an order of ops, which also runs at the other's times. If all times are s times as
 long, so is every schedule, so of what is compared are proportions: where no time of a problem is
 above s times that of another, and every set of activations that fits there fits here, no schedule
 here need take longer than s times the one there.
@@ -40,7 +40,7 @@ def fits_in(problem: Problem, other: Problem) -> bool:
 
 
 def rows_keep_limits(plan_of: Problem, problem: Problem) -> bool:
-    """Return whether rows made for one problem keep the limits of another, whatever the times."""
+    """Return whether rows made for one problem keep the limits of another for any times."""
     hosts = plan_of.offload is None or (
         problem.offload is not None and plan_of.host_links == problem.host_links
     )
@@ -48,7 +48,7 @@ def rows_keep_limits(plan_of: Problem, problem: Problem) -> bool:
 
 
 def bound_from(easier: Problem, bound: int, problem: Problem) -> int:
-    """Take over a bound of a problem that is nowhere harder, up to a factor of all times."""
+    """Transfer a bound from a problem that is nowhere harder, up to a factor of all times."""
     may_offload = easier.offload is not None or problem.offload is None
     if not (may_offload and fits_in(problem, easier) and _shares_less(easier, problem)):
         return 0
@@ -66,7 +66,7 @@ def _shares_less(easier: Problem, problem: Problem) -> bool:
 
 
 def reach(problem: Problem, plan_of: Problem, objective: int) -> Fraction | None:
-    """Return within what a plan of another problem ends here, where that is certain."""
+    """Return a guaranteed upper bound for a plan of another problem here, or None."""
     longer = stretch(plan_of, problem)
     return longer * objective if longer is not None and rows_keep_limits(plan_of, problem) else None
 

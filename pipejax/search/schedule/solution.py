@@ -1,4 +1,4 @@
-"""What the optimiser answers."""
+"""Solutions of the optimiser."""
 
 import dataclasses
 from collections.abc import Mapping

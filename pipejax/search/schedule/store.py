@@ -31,11 +31,11 @@ MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of t
 
 
 class StoreWarning(UserWarning):
-    """A file of the store that is not used, or could not be written."""
+    """A file of the store was skipped, or could not be written."""
 
 
 class Neighbours(NamedTuple):
-    """What solved problems say of another one.
+    """What solved problems imply for another one.
 
     Attributes:
       starts: entries of other problems whose plans are worth a try, best guess first.
@@ -47,7 +47,7 @@ class Neighbours(NamedTuple):
 
 
 class SolvedProblems:
-    """A folder of solved problems; it is made when something is written."""
+    """A folder of solved problems, created by the first write."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         """Choose the folder: `default_folder()` if None."""
@@ -55,14 +55,14 @@ class SolvedProblems:
         self._told: set[Path] = set()
 
     def get(self, problem: Problem) -> Entry | None:
-        """Return what is known of a problem, checked; None with a warning if it is not right."""
+        """Return the checked entry of a problem; None, with a warning, if it is invalid."""
         path = self._file(problem)
         return self._checked(self._record(path), path)
 
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Keep what was found, where it is better than what is there.
+        """Store a solution where it is better than the stored one.
 
         What cannot be written is a `StoreWarning`: the answer does not depend on it.
 
@@ -89,7 +89,7 @@ class SolvedProblems:
             self._warn(self.path, error)
 
     def nearest(self, problem: Problem) -> Neighbours:
-        """Return what solved problems of the same shape say of a problem.
+        """Return starts and a bound from solved problems of the same shape.
 
         First come plans that are sure to keep the limits, those that end soonest: a plan for
         less memory or longer times is among them. Then those of the most similar problems.
@@ -124,7 +124,7 @@ class SolvedProblems:
         return None if record is None else self._tried(path, record.entry)
 
     def _tried(self, path: Path, read: Callable[[], Found]) -> Found | None:
-        """Read a file or run its schedule; what is not right is told and not used."""
+        """Read a file or run its schedule; an invalid one is skipped with a warning."""
         try:
             return read()
         except FileNotFoundError:
@@ -134,7 +134,7 @@ class SolvedProblems:
             return None
 
     def _warn(self, path: Path, error: Exception) -> None:
-        """Tell what is wrong with a file or the folder, once."""
+        """Warn about a file or the folder, once."""
         why = error.strerror if isinstance(error, OSError) else str(error)
         line = (why or str(error)).splitlines()[0]
         if path not in self._told:
@@ -162,7 +162,7 @@ def _better(new: Entry, old: Entry) -> Entry:
 
 
 def _time(path: Path) -> float:
-    """When a file was written; one that is gone by now is the oldest."""
+    """Modification time of a file [s]; a deleted one counts as the oldest."""
     try:
         return path.stat().st_mtime
     except OSError:

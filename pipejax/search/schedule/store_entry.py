@@ -1,4 +1,4 @@
-"""A solved problem as text: everything of it that can be checked is checked on reading.
+"""A solved problem as text; whatever can be checked is checked on reading.
 
 A plan is checked by running it. A bound cannot be: it is kept with the versions of the code that
 proved it, and a checksum tells a file that was damaged.
@@ -52,13 +52,13 @@ class Entry:
 
     @property
     def proven_bound(self) -> int:
-        """The bound, if this code proved it: what other versions did wrong is not taken over."""
+        """The bound, if this version of the code proved it; 0 otherwise."""
         return self.bound if dict(self.prover) == prover() else 0
 
 
 @functools.cache
 def prover() -> dict[str, str]:
-    """Return what a bound depends on besides its problem."""
+    """Return the versions of the code that a bound depends on."""
     try:
         solver = version("ortools")
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
 """Every order of the transfers of a table, as predecessor tables for the engine.
 
-Without queues, a program under rendezvous says only what an op and a transfer need. An order of
-the transfers adds the transfer in front in the sender's and in the receiver's queue. An order in
-which each transfer stands after those that its producer needs gives a graph without cycles: its
+Without queues, a program under rendezvous has only the dependencies of ops and transfers. An order
+of the transfers adds the transfer in front in the sender's and in the receiver's queue. An order in
+which each transfer stands after those that its producer waits for gives a graph without cycles: its
 nodes can be numbered by the order alone, so a batch of orders is a batch of predecessor tables,
 made without a loop over candidates and run as one.
 """
@@ -158,10 +158,10 @@ def positions_of(orders: Orders) -> Orders:
 def legal_range(
     graph: TransferGraph, position: Int[NumpyArray, " transfers"]
 ) -> tuple[Int[NumpyArray, " transfers"], Int[NumpyArray, " transfers"]]:
-    """Between which positions each transfer may move while the others keep theirs.
+    """Find the positions between which each transfer may move while the others keep theirs.
 
-    Returns (transfers) the last position of a transfer that it needs, and the first of one that
-    needs it: it may stand at any position strictly between.
+    Returns (transfers) the last position of a transfer that it depends on, and the first of one
+    that depends on it: it may stand at any position strictly between.
     """
     messages, size = graph.program.messages, graph.num_transfers
     low = _latest_arrival(graph, position[None])[0][graph.latest[messages.producer]].max(axis=1)
@@ -172,7 +172,7 @@ def legal_range(
 
 
 def _latest_arrival(graph: TransferGraph, positions: Orders) -> Int[NumpyArray, "orders prefixes"]:
-    """Last position among the first so many of a row's received transfers, -1 for none."""
+    """Last position (orders, prefixes) among a row's first received transfers, -1 for none."""
     # with an offset per row that exceeds all positions, one running maximum serves all rows
     offset = graph.program.messages.receiver[graph.received] * positions.shape[1]
     latest = np.maximum.accumulate(positions[:, graph.received] + offset, axis=1) - offset

@@ -1,4 +1,4 @@
-"""When transfers are needed: a bound that the queues set, and greedy orders by times."""
+"""Heads and tails of transfers: a bound by the queues, and greedy orders."""
 
 import heapq
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pipejax.search.transfers.graph import TransferGraph
 
 
 class HeadsTails(NamedTuple):
-    """What the schedule leaves a transfer, if messages used no resource.
+    """Heads and tails of the transfers, if messages used no resource.
 
     Attributes:
       head: (transfers) earliest time at which its producer can have ended [s].
@@ -36,9 +36,9 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
     """Bound the makespan from below by the busiest queue.
 
-    Each queue for itself: its transfers one at a time, none before its head, and after each at
-    least its tail. The best that one queue can do where a transfer may be interrupted is found
-    exactly, by always serving the longest tail (Jackson's rule); orders cannot do better.
+    Each queue is a one-machine problem: its transfers one at a time, none before its head, and
+    after each at least its tail. Where transfers may be interrupted its optimum is found exactly by
+    always serving the longest tail (Jackson's rule), and no order can do better.
 
     References:
       Carlier: The one-machine sequencing problem (1982).
@@ -56,7 +56,7 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
 
 
 def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
-    """Serve the longest tail first; (head, tail, length) come sorted by head."""
+    """Bound of one queue [s], longest tail first; (head, tail, length) are sorted by head."""
     waiting: list[tuple[float, float]] = []  # minus the tail, what is left of the length
     now = end = 0.0
     for k, (head, tail, length) in enumerate(arriving):
@@ -77,7 +77,7 @@ def _one_queue(arriving: list[tuple[float, float, float]]) -> float:
 def priority_order(
     graph: TransferGraph, times: HeadsTails, urgency: float
 ) -> Int[NumpyArray, " transfers"]:
-    """Order the transfers by running the schedule: next comes what can start first, or matters.
+    """Order the transfers by running the schedule, by earliest start and tail.
 
     Of the transfers whose producers have ended, the one with the smallest earliest start minus
     urgency times tail is next; at a tie, the one with the longest tail.
@@ -97,7 +97,7 @@ def priority_order(
     ready: dict[int, float] = {}  # transfers whose producers have ended, and when
 
     def run(able: list[int]) -> None:
-        """Run ops that wait for nothing any more, and what follows from them."""
+        """Run ops whose inputs are all ready, and those that this unblocks."""
         while able:
             node = able.pop()
             begin = max(finish[before] for before in preds[node])

@@ -1,8 +1,8 @@
 """The order of communication as a design axis: search for a better order of SEND and RECV cells.
 
 Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
-by need come first, then local search with a memory (tabu): of a batch of moves, which the engine
-runs as one, the best is taken even where it is worse, and its transfer rests for a while.
+come first, then tabu search: of a batch of moves, which the engine runs as one, the best is taken
+even where it is worse, and its transfer then rests for a while.
 
 A schedule gets shorter only if its critical path is broken, and the order of transfers can break
 it only where transfers follow each other on it. So moves reorder two transfers of such a block;
@@ -192,7 +192,7 @@ def _check(costs: Costs, links: Links, iterations: int, time_limit: float | None
 
 
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
-    """The order of the table's cells, or the one that stands for them; None for a deadlock."""
+    """The order of the table's own cells, or the default one; None for a deadlock."""
     try:
         return order_of(lower(table, link=links, step_end=False))
     except ScheduleError:
@@ -200,7 +200,7 @@ def _own_order(table: ScheduleTable, links: Links) -> Order | None:
 
 
 class _Search:
-    """Local search: where it stands, the best that it has seen, and which transfers rest."""
+    """State of the local search: current and best order, and which transfers rest."""
 
     def __init__(self, graph: TransferGraph, bound: float, seed: int) -> None:
         self.graph = graph
@@ -262,7 +262,7 @@ class _Search:
             self.best, self._stale = self.current, 0
 
     def _shake(self) -> None:
-        """Go on from the best order with some transfers moved at random."""
+        """Continue from the best order, with some transfers moved at random."""
         order = by_start(self.graph, *self.best)
         for _ in range(SHAKES):
             (order,) = moved(order, nearby(self.graph, order, 1, self._rng))

@@ -1,7 +1,7 @@
-"""Descent along a gradient: many starts at once, each of which keeps the best point it has seen.
+"""Gradient descent from many starts at once, each of which keeps its best point.
 
 A step time has kinks and, where an efficiency is a step curve, jumps. So the step size shrinks to
-nothing, and what counts is the best point on the way and not the last one.
+0, and what counts is the best point on the way, not the last one.
 """
 
 import functools
@@ -28,7 +28,7 @@ ValueAndGrad = Callable[[Points], tuple[Values, Points]]
 
 
 class Descent(NamedTuple):
-    """Where each start ended.
+    """Best point of each start.
 
     Attributes:
       points: (starts, ...) best point that each has seen.

@@ -140,7 +140,7 @@ def tune_stages(
 def search_stages(
     problem: TuningProblem, num_microbatches: int, choice: StageChoice
 ) -> TunedLayers:
-    """Evaluate all that may be chosen; for few layers and stages.
+    """Evaluate all choices exhaustively, for few layers and stages.
 
     Raises:
       TooManyError: if there is more to evaluate than the limit of rounding.py.
@@ -156,7 +156,7 @@ def search_stages(
 
 
 class _Evaluate:
-    """Step times of points, infinite where one is not legal or memory is short; counts them."""
+    """Step times of points, infinite where illegal or out of memory; counts evaluations."""
 
     def __init__(self, problem: TuningProblem, microbatches: int, choice: StageChoice) -> None:
         self.problem, self.microbatches, self.choice = problem, microbatches, choice

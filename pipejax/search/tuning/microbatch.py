@@ -27,7 +27,7 @@ class NothingFitsError(ValueError):
 
 @dataclasses.dataclass(eq=False)
 class Sizes:
-    """All sizes that divide the minibatch, of all pairs one after the other, ascending.
+    """Divisors of the minibatch of all pairs, pair by pair, ascending.
 
     Attributes:
       pair: (sizes) which pair.
@@ -70,7 +70,7 @@ class Sizes:
     def evaluate(self, problem: TuningProblem, wanted: Bool[NumpyArray, " sizes"]) -> None:
         """Fill in step time and memory of the sizes that are wanted, exactly.
 
-        The pairs that want the same number of microbatches go through its program at once.
+        Pairs with the same number of microbatches go through its program together.
         """
         wanted = wanted & ~self.is_known
         self.is_known |= wanted
@@ -131,7 +131,7 @@ def relax_microbatches(
 ) -> tuple[RelaxedSizes, Float[NumpyArray, "starts pairs"], Float[NumpyArray, "starts pairs"]]:
     """Descend in log b from several starts of each pair, all at once.
 
-    Returns The best of each pair; and sizes [sequences] and penalised step times [s] of all minima.
+    Returns the best of each pair; and sizes [sequences] and penalised step times [s] of all minima.
     """
     minibatch, pairs = problem.pairs.minibatch, np.arange(len(problem.capacity))
     upper = np.log(np.maximum(minibatch / problem.family.few_microbatches[0], 1.0))
@@ -250,7 +250,7 @@ def _next_to(
 
 
 def _best(problem: TuningProblem, sizes: Sizes) -> TunedSizes:
-    """Pick the shortest step that fits, the smaller size at a tie."""
+    """Pick the shortest step that fits in memory, the smaller size at a tie."""
     order = np.lexsort((sizes.size, np.where(sizes.fits, sizes.step_time, np.inf), sizes.pair))
     best = order[np.unique(sizes.pair[order], return_index=True)[1]]
     if not sizes.fits[best].all():

@@ -91,7 +91,7 @@ class ScheduleFamily:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuningProblem:
-    """Pairs under one family of schedules, with what all ways to solve them need.
+    """Pairs under one family of schedules, the input of every tuning method.
 
     Attributes:
       family: the schedule.
@@ -114,7 +114,7 @@ class TuningProblem:
         *,
         memory_limit: bool = True,
     ) -> "TuningProblem":
-        """Lay pairs out as arrays."""
+        """Stack the pairs as arrays."""
         pairs = stack_pairs(workloads, systems, family.table(family.few_microbatches[0]))
         limit = pairs.system.memory_capacity
         capacity = np.asarray(limit) if memory_limit else np.full(len(workloads), np.inf)
@@ -122,7 +122,7 @@ class TuningProblem:
 
     @functools.cached_property
     def shape(self) -> PricingShape:
-        """What the prices of all pairs are compiled for."""
+        """The static argument of the compiled prices of all pairs."""
         return PricingShape.of(self.workload, self.family.table(self.family.few_microbatches[0]))
 
     def objective(self, relax: Relax, *counts: int) -> StepTimeObjective:
@@ -131,7 +131,7 @@ class TuningProblem:
         return StepTimeObjective(counts, tuple(programs), tuple(held), self.shape, relax)
 
     def given(self, owner: Owners, num_microbatches: int = 1, *, limited: bool = True) -> Given:
-        """What the step time takes, for configurations of pairs."""
+        """Fixed inputs of the step time, for configurations of pairs."""
         for total in np.unique(self.pairs.minibatch[owner]).astype(int).tolist():
             if total % num_microbatches:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""From a relaxed optimum to whole numbers, and the best whole numbers around."""
+"""Rounding of a relaxed optimum, and local search among whole numbers."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ MOST = 200_000  # points of an exhaustive search
 
 
 class TooManyError(ValueError):
-    """An exhaustive search would take more evaluations than it is allowed."""
+    """An exhaustive search would exceed its limit of evaluations."""
 
 
 def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
@@ -39,7 +39,7 @@ def improve(
     moves: Int[NumpyArray, "moves stages"],
     evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
-    """Go to the best neighbour as long as there is a better one; all points at once."""
+    """Move to the best neighbour while there is a better one, all points at once."""
     points, values = points.copy(), evaluate(points, owner)
     rows = np.arange(len(points))
     while len(moves):  # one stage alone has no neighbours

@@ -1,11 +1,10 @@
-"""What is made small: step times of batches of variables, through costs and makespans, by JAX.
+"""The objective: step times of batches of variables, through costs and makespans, in JAX.
 
 A `Relax` says what variables mean: a model on a system, and a microbatch size, all real numbers.
 At fixed costs the makespan is affine in M beyond a few periods, so the makespans of a few small
 programs give that of every M = N / b; those of one program are exact for its own M.
 
-Functions of modules are compiled, and all numbers are their arguments: what one call has compiled
-serves every other of the same shape.
+Compiled functions take all numbers as arguments, so one compilation serves all calls of a shape.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ class Pair(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the step time of one configuration takes besides its variables.
+    """Inputs of the step time of one configuration besides its variables.
 
     Attributes:
       pair: the model on the system.
@@ -71,7 +70,7 @@ Relax = Callable[[Any, Given], tuple[Pair, Number]]
 
 
 def in_bucket(tree: Tree, size: int) -> Tree:
-    """Repeat the last configuration up to one of a few sizes, so that few are compiled for."""
+    """Pad with the last configuration to one of a few sizes, so that few are compiled."""
     index = np.minimum(np.arange(BUCKETS[np.searchsorted(BUCKETS, size)]), size - 1)
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
@@ -95,7 +94,7 @@ class StepTimeObjective:
     relax: Relax
 
     def evaluate(self, variables: Tree, given: Given) -> tuple[PerConfiguration, PerConfiguration]:
-        """Evaluate a batch: (batch) values [s], and what the fullest worker needs [B]."""
+        """Evaluate a batch: (batch) values [s], and memory of the fullest worker [B]."""
         size = len(jax.tree.leaves(variables)[0])
         found = self._values(*in_bucket((variables, given), size))
         value, need = (np.asarray(each)[:size] for each in found)
@@ -188,7 +187,7 @@ def _valued(
 
 
 def _weights(count: Number, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
-    """Weights of the programs that interpolate linearly, and go on as the last two do."""
+    """Weights (programs) of linear interpolation, extrapolating from the last two."""
     if len(nodes) == 1:
         return jnp.ones(1)
     left = jnp.clip(jnp.sum(count >= nodes) - 1, 0, len(nodes) - 2)

@@ -1,8 +1,8 @@
 """System design: how to divide a budget over compute, memory bandwidth and links.
 
-What memory a step needs is given by the workload, and more of it makes nothing faster: it is paid
-first. The rest is divided by a softmax, and descended; nothing has to be rounded, for money is
-continuous.
+The workload fixes how much memory a step takes, and more of it makes nothing faster, so memory is
+paid first. The rest is divided by a softmax and descended; money is continuous, so nothing is
+rounded.
 """
 
 import dataclasses
@@ -152,7 +152,7 @@ def design_systems(
 
 
 def _bought(logits: Array, given: Given) -> tuple[Pair, Number]:
-    """The system that shares of the budget buy, by a softmax."""
+    """Return the system that softmax shares of the budget buy."""
     peak, bandwidth, node, network = jax.nn.softmax(logits) * given.bought
     own = given.pair.system
     system = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The front door of tuning: what to set, by the way that is the faster unless one is asked for."""
+"""The entry point of tuning, which takes the faster method unless one is given."""
 
 import dataclasses
 import functools
@@ -165,7 +165,7 @@ class _Task(NamedTuple):
     microbatches: int = 0
 
     def problem(self) -> TuningProblem:
-        """The pair, under a family that has built nothing yet: no way finds another's programs."""
+        """The pair, under a fresh family, so that no method reuses another's programs."""
         family = dataclasses.replace(self.family)
         return TuningProblem.of(
             family, [self.workload], [self.system], memory_limit=self.memory_limit
@@ -173,7 +173,7 @@ class _Task(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one way has found, and of the gradient what it was before rounding."""
+    """Result of one method, for the gradient with the point before rounding."""
 
     microbatches: int
     step_time: float
@@ -246,7 +246,7 @@ def _tune(task: _Task, what: str, method: str | None) -> TuningResult:
 
 
 def _faster(task: _Task, what: str) -> tuple[str, str]:
-    """Choose the way that is the faster at this size, and say why."""
+    """Choose the faster method for this size, and say why."""
     if what == "system":
         return "gradient", "shares of a budget are continuous: there are no candidates to count"
     layers = task.problem().pairs.assigned.layers[0].astype(int)
