@@ -438,3 +438,10 @@ def test_slack_is_what_a_node_may_take_longer(case, link):
         duration[node] += more
         longer = critical_path(program.preds, NodeCosts(duration, costs.lag)).finish
         assert float(longer.max()) == pytest.approx(float(finish.max()) + grows)
+
+
+def test_costs_may_be_scalars_of_jax():
+    """Arrays without axes, of the type of the batch: each is the same for all configurations."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    costs = pj.Costs(forward=jnp.asarray(np.float64(1.0)), backward=jnp.asarray(np.float64(2.0)))
+    assert pj.makespans(pj.lower(table), costs).tolist() == [12.0]
