@@ -43,11 +43,11 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
     ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
-    batch = stack_systems(tuple(system_axes))
+    systems, gpus_per_node = stack_systems(system_axes)
     names = [axis.name for axis in shape_axes]
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
         found = [
-            _at_point(sweep, dict(zip(names, point, strict=True)), batch)
+            _at_point(sweep, dict(zip(names, point, strict=True)), systems, gpus_per_node)
             for point in itertools.product(*(axis.values for axis in shape_axes))
         ]
     values = {}
@@ -58,18 +58,6 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     return values
 
 
-class SystemBatch(NamedTuple):
-    """Systems stacked along the first axis of every field.
-
-    Attributes:
-      systems: fields with the batch axis first.
-      gpus_per_node: (batch) accelerators of a node.
-    """
-
-    systems: System
-    gpus_per_node: Int[NumpyArray, " batch"]
-
-
 class _GridPoint(NamedTuple):
     """One schedule and workload, ready to be priced on any system."""
 
@@ -78,25 +66,27 @@ class _GridPoint(NamedTuple):
     table: ScheduleTable
 
 
-def _at_point(sweep: Sweep, at: Values, batch: SystemBatch) -> Values:
+def _at_point(
+    sweep: Sweep, at: Values, systems: System, gpus_per_node: Int[NumpyArray, " batch"]
+) -> Values:
     """Evaluate one schedule and workload on all systems; say why where it is illegal."""
-    num_systems = len(batch.gpus_per_node)
+    num_systems = len(gpus_per_node)
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
     try:
         point = _point(at)
-        work = work_on_systems(point.workload, point.table, batch.gpus_per_node)
+        work = work_on_systems(point.workload, point.table, gpus_per_node)
         need = float(memory_bytes(point.workload, point.table).max())
     except ValueError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
-    fits = need <= np.asarray(batch.systems.memory_capacity)
+    fits = need <= np.asarray(systems.memory_capacity)
     values["memory_bytes"][...] = need
     values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
     step = max(1, MAX_NUMBERS // point.table.num_stages)
     for low in range(0, num_systems, step):
         part = slice(low, low + step)
-        for name, value in _run(point, *_cut(work, batch.systems, part), sweep).items():
+        for name, value in _run(point, *_cut(work, systems, part), sweep).items():
             values[name][part] = value
     return values
 
@@ -179,8 +169,11 @@ def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Ar
     return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
 
 
-def stack_systems(axes: tuple[Axis, ...]) -> SystemBatch:
-    """Stack all systems of a block, the last field fastest."""
+def stack_systems(axes: list[Axis]) -> tuple[System, Int[NumpyArray, " batch"]]:
+    """Stack all systems of a block along the first axis of every field, the last field fastest.
+
+    Returns the systems, and (batch) accelerators of a node.
+    """
     of_systems, per_node, *fields = axes
     inner = tuple(len(axis.values) for axis in fields)
     full = (len(of_systems.values), len(per_node.values), *inner)
@@ -194,10 +187,8 @@ def stack_systems(axes: tuple[Axis, ...]) -> SystemBatch:
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
         stacked = _put(stacked, FIELDS[axis.name], np.array(axis.values).reshape(along))
-    return SystemBatch(
-        jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked),
-        np.repeat(np.ravel(gpus), int(np.prod(inner))),
-    )
+    systems = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
+    return systems, np.repeat(np.ravel(gpus), int(np.prod(inner)))
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:

@@ -92,14 +92,8 @@ def _distinct_pairs(
 ) -> tuple[Int[NumpyArray, "pairs 3"], Int[NumpyArray, " cells"]]:
     """List the kinds of fused pairs (stage of F, phase and stage of its backward)."""
     fused = np.flatnonzero(table.is_fused.ravel())
-    kinds = np.stack(
-        [
-            table.cells.stage.ravel()[fused],
-            table.partners.phase.ravel()[fused],
-            table.partners.stage.ravel()[fused],
-        ],
-        axis=1,
-    )
+    columns = (table.cells.stage, table.partners.phase, table.partners.stage)
+    kinds = np.stack([column.ravel()[fused] for column in columns], axis=1)
     pairs, kind = np.unique(kinds, axis=0, return_inverse=True)
     pair_of_cell = np.full(table.cells.phase.size, -1)
     pair_of_cell[fused] = kind.ravel()
