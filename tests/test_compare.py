@@ -58,6 +58,13 @@ def test_why(arguments, why):
     assert re.search(why, levels(**arguments).why)
 
 
+def test_offloads_alone_are_a_share_of_the_critical_path():
+    row = ["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]
+    costs = pj.Costs(forward=1.0, backward=2.0, offload=9.0)
+    why = pj.compare(pj.ScheduleTable.from_rows([row]), costs).why
+    assert re.search(r"run above table: offloads and loads take [\d.]+ % of the critical path", why)
+
+
 @pytest.mark.parametrize(("name", "p", "m"), [("zb-h1", 4, 4), ("zb-h1", 3, 8), ("zb-h2", 4, 9)])
 def test_closed_forms_of_split_backwards(name, p, m):
     point = levels(name, p, m, forward=1.0, input_grad=1.0, weight_grad=1.0)

@@ -61,7 +61,7 @@ def pick(found: Any, names: str) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names.split()}
 
 
-class Bar(NamedTuple):
+class ProgressBar(NamedTuple):
     """A bar on stderr that nobody sees unless it is a terminal.
 
     Attributes:
@@ -76,10 +76,10 @@ class Bar(NamedTuple):
 @contextmanager
 def progress(
     what: str, total: float | None, *columns: ProgressColumn, transient: bool = True
-) -> Iterator[Bar]:
+) -> Iterator[ProgressBar]:
     """Show how far work is, where a person sees it."""
     err = Console(stderr=True, highlight=False)
     shown: dict[str, Any] = {"console": err, "transient": transient, "disable": not err.is_terminal}
     with Progress(*columns, **shown) as bar:
         note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
-        yield Bar(partial(bar.update, bar.add_task(what, total=total)), note)
+        yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
