@@ -57,7 +57,8 @@ def output(process):
 
 
 def numbers(devices):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    several = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {several}"
     code = ON_SEVERAL.format(devices=devices)
     lines = output(run(["-c", code], XLA_FLAGS=flags)).split("\n")
     return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines if line])
@@ -72,7 +73,7 @@ def test_two_processes_share_a_batch():
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     script = str(TESTS / "two_processes.py")
-    both = [run([script, port, number], XLA_FLAGS="") for number in "01"]
+    both = [run([script, port, number]) for number in "01"]
     lines = [output(process).split() for process in both]
     assert [line[:2] for line in lines] == [["process", "0:"], ["process", "1:"]]
 

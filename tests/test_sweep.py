@@ -142,7 +142,7 @@ def test_illegal_points_say_why(data):
 @pytest.mark.compiles
 @pytest.mark.process
 def test_float32_is_close(tmp_path):
-    grid = {**GRID, "outputs": ["bubble_ratio", "bound_by", "share"]}
+    grid = {**GRID, "workers": 3, "outputs": ["bubble_ratio", "bound_by", "share"]}
     exact, short = (
         run_sweep({**grid, "dtype": d}, tmp_path / d).load() for d in ("float64", "float32")
     )
