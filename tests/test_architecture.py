@@ -124,3 +124,13 @@ def test_functions_stay_readable():
 def test_schedules_are_built_without_jax():
     code = "import sys; from pipejax import schedules; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_no_two_classes_have_one_name():
+    names = [
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted(names) == sorted(set(names))

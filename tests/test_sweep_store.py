@@ -144,8 +144,12 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.03))
         os.kill(process, signal.SIGKILL)
-        assert end() == signal.SIGKILL, "it was at work when it was killed"
+        how = end()
+        if how == 0:  # whole before the kill came
+            break
+        assert how == signal.SIGKILL
         seen.append(written(path))
+    assert len(seen) >= 3
     assert any(0 < count < len(checksums) - 1 for count in seen), seen  # killed in the middle
     (path / "step_time" / "0.0.0123.partial").write_text("x")  # what Zarr leaves of a chunk
     _, end = start("sweep", grid_file, "--out", path, "--resume", "--json")

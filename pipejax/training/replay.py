@@ -139,7 +139,7 @@ def sweep_replay(
         np.stack(taken)[:, plan.microbatch].astype(np.int32),
         _ReplayEvents(**events),
         _narrow(plan.sampled % plan.depth),
-        _Settings(plan.depth, each_run),
+        _ReplaySettings(plan.depth, each_run),
     )
     gap = gap[..., np.flatnonzero(plan.sample != NO_SAMPLE)]  # in the order of time
     return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time)
@@ -209,7 +209,7 @@ def _checked_times(times: Times | int, end: float) -> Times:
     return chosen
 
 
-class _Settings(NamedTuple):
+class _ReplaySettings(NamedTuple):
     """Versions kept, and whether the gap is the mean over the models of all runs."""
 
     depth: int
@@ -224,7 +224,7 @@ def _compiled(
     batches: Int[Array, "seeds events"],
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
-    how: _Settings,
+    how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
     train = functools.partial(_train, events=events, sampled=sampled, how=how)
     return over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
@@ -238,7 +238,7 @@ def _train(
     *,
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
-    how: _Settings,
+    how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
     """One run; events and samples are the same for all, so that branches stay branches."""
     depth, each_run = how

@@ -134,7 +134,7 @@ def sweep_randomized_pipedream(
     if whole_number(updates, "updates") % every:
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     law = _law(objective, delta, delays)
-    how = _Settings(int(law.max()) + 1, updates // every, every, norms)
+    how = _RandomizedSettings(int(law.max()) + 1, updates // every, every, norms)
     outcome = _compiled(objective, chosen, checked, law, how)
     return TrainingRun(every * np.arange(updates // every + 1), *outcome)
 
@@ -156,7 +156,7 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
     return np.array([checked_delta(each) for each in delta], np.int32)
 
 
-class _Settings(NamedTuple):
+class _RandomizedSettings(NamedTuple):
     """Models kept, samples of the gap, updates between them, and whether norms are measured."""
 
     window: int
@@ -171,7 +171,7 @@ def _compiled(
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],
     law: Int[Array, "..."],
-    how: _Settings,
+    how: _RandomizedSettings,
 ) -> Outcome:
     train = over_runs(functools.partial(_train, how=how), objective, None)
     if law.ndim == 1:
@@ -184,7 +184,7 @@ def _train(
     step_size: Float[Array, ""],
     seed: UInt[Array, ""],
     law: Delays,
-    how: _Settings,
+    how: _RandomizedSettings,
 ) -> Outcome:
     """One run. Model k is kept at place k mod window until model k + window takes it."""
     window, samples, every, norms = how
