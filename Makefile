@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # the command line holds no arrays, and names types of rooms that it imports later
 TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.plots,typecheck.check
 # what runs a second time, as users compile it and with the types in signatures executed
-SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py costs.py) \
+SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py links.py) \
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
@@ -55,7 +55,9 @@ figures: $(READY)  ## draw the figures of all datasets that are there
 quick: lint  ## lint, and the tests that compile nothing, solve nothing and start no process
 	$(PYTEST) --quick tests
 
-test: lint types tests sample  ## everything that must hold: lint, types, tests, doctests
+test: lint  ## everything that must hold: lint, types, tests, doctests
+	$(MAKE) -j 2 types tests
+	$(MAKE) sample
 
 test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
 	$(PYTEST)

@@ -46,13 +46,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 LEFT_OUT = ("compiles", "solver", "process", "slow")
+SLOW_EXAMPLES = ("choose_a_schedule.md",)
 
 
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only what starts no compiler or solver")
 
 
+# first: it marks what an option then leaves out
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.path.name in SLOW_EXAMPLES:
+            item.add_marker("slow")
     if not config.getoption("--quick"):
         return
 

@@ -25,12 +25,12 @@ for size in (100, 20_001):
     rng = np.random.default_rng(size)
     forward, backward = rng.random((2, size, 4))
     costs = pj.Costs(forward=forward, backward=backward, transmit=rng.random(size), latency=0.1)
-    for temperature in (None, 0.5):
+    for temperature in (None, 0.5)[: 1 + (size == 100)]:
         values, counts = pj.makespans_and_grad(program, costs, temperature=temperature)
         print(repr([float(np.sum(values)), float(np.sum(counts.backward)),
                     float(np.sum(counts.transmit[-1])), float(values[-1])]))
         assert values.shape == (size,) and counts.latency.shape == (size,)
-    for unroll in (False, True):
+    for unroll in (False, True)[: 1 + (size > 100)]:
         again = pj.makespans(program, costs, unroll=unroll)
         print(float(np.sum(again)))
         parts = pj.makespans(program, costs, unroll=unroll, max_bytes=100_000)

@@ -62,7 +62,8 @@ def family_of(schedule, workers=4):
     return _families.setdefault((schedule, workers), ScheduleFamily(schedule, workers))
 
 
-@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 128), ("chimera", 128)])
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+@pytest.mark.parametrize("count", [40, pytest.param(128, marks=pytest.mark.slow)])
 def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     family = family_of(schedule)
     workloads, systems = random_pairs(schedule, 4, count, seed=1, minibatches=MINIBATCHES)

@@ -90,31 +90,7 @@ def tune_stages(
     steps: int = 60,
     seed: int = 0,
 ) -> TunedLayers:
-    """Find the whole numbers by stage that make the step shortest, by gradient.
-
-    Args:
-      problem: pairs under a schedule, with their memory limits.
-      num_microbatches: M, which divides every minibatch.
-      choice: what is chosen: `LAYERS`, `RECOMPUTED` or `RECOMPUTED_ALIKE`.
-      starts: starts of each pair.
-      steps: gradients to take.
-      seed: of random starts.
-
-    Returns:
-      The best of each pair.
-
-    Raises:
-      ValueError: if M does not divide a minibatch, or nothing fits.
-
-    Example:
-      >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.problem import ScheduleFamily
-      >>> from pipejax.search.tuning.layer_assignment import LAYERS
-      >>> workload = Workload(load_model("llama3-70b"), minibatch=16, tensor_parallel=8)
-      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("b200")])
-      >>> tune_stages(problem, 16, LAYERS).layers.tolist()  # the best of all 79,079 splits
-      [[21, 19, 20, 20]]
-    """
+    """Find the whole numbers by stage that make the step shortest, by gradient."""
     even = problem.pairs.assigned
     pairs, stages = even.layers.shape
     owner = np.arange(pairs)
@@ -140,11 +116,7 @@ def tune_stages(
 def search_stages(
     problem: TuningProblem, num_microbatches: int, choice: StageChoice
 ) -> TunedLayers:
-    """Evaluate all choices exhaustively, for few layers and stages.
-
-    Raises:
-      TooManyError: if there is more to evaluate than the limit of rounding.py.
-    """
+    """Evaluate all choices exhaustively, for few layers and stages."""
     layers, which = np.unique(
         problem.pairs.assigned.layers.astype(int), axis=0, return_inverse=True
     )

@@ -156,31 +156,7 @@ def tune_microbatches(
     starts: int = 4,
     steps: int = 30,
 ) -> TunedSizes:
-    """Find the microbatch size with the shortest step, by gradient and exact evaluation.
-
-    Args:
-      family: the schedule.
-      workloads: model, minibatch and parallelism of each pair; alike but for numbers.
-      systems: system of each pair; alike but for numbers.
-      memory_limit: whether every worker must have room on its accelerators.
-      margin: sizes whose relaxed step time is within this share of the best are evaluated exactly.
-      starts: starts of the descent for each pair.
-      steps: gradients to take.
-
-    Returns:
-      The best legal size of each pair among those evaluated.
-
-    Raises:
-      ValueError: if pairs are not alike, the schedule does not exist, or nothing fits.
-
-    Example:
-      >>> from pipejax import load_model, load_system
-      >>> workload = Workload(load_model("gpt-22b"), minibatch=96, tensor_parallel=8)
-      >>> systems = [load_system(name) for name in ("a100", "b200")]
-      >>> found = tune_microbatches(ScheduleFamily("interleaved-1f1b", 4), [workload] * 2, systems)
-      >>> found.microbatch_size.tolist()
-      [2, 4]
-    """
+    """Find the microbatch size with the shortest step, by gradient and exact evaluation."""
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
     sizes = Sizes.of(problem)
@@ -209,16 +185,7 @@ def search_microbatches(
     *,
     memory_limit: bool = True,
 ) -> TunedSizes:
-    """Evaluate every legal microbatch size; arguments and errors as for `tune_microbatches`.
-
-    Example:
-      >>> from pipejax import load_model, load_system
-      >>> workload = Workload(load_model("llama3-70b"), minibatch=8, tensor_parallel=8)
-      >>> family = ScheduleFamily("chimera", 4)
-      >>> found = search_microbatches(family, [workload], [load_system("h200")])
-      >>> found.sizes.microbatches[found.sizes.is_legal].tolist()
-      [8, 4, 2]
-    """
+    """Evaluate every legal microbatch size; arguments and errors as for `tune_microbatches`."""
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     sizes = Sizes.of(problem)
     sizes.evaluate(problem, np.ones(len(sizes.pair), bool))

@@ -78,40 +78,7 @@ def design_systems(
     seed: int = 0,
     divisions: int | None = None,
 ) -> SystemDesigns:
-    """Divide each budget so that the step is shortest; all budgets and starts at once.
-
-    Args:
-      problem: one pair under a schedule; its system gives what is not bought: latencies,
-        efficiencies, accelerators of a node.
-      num_microbatches: M, which divides the minibatch.
-      prices: of the parts of an accelerator, all above 0.
-      budgets: what may be spent on one accelerator.
-      starts: starts for each budget: equal shares, and random ones.
-      steps: gradients to take.
-      seed: of the random starts.
-      divisions: in place of a descent, parts of equal size into which a budget is cut once memory
-        is paid: every way to give each purpose at least one is evaluated.
-
-    Returns:
-      The best system for each budget.
-
-    Raises:
-      ValueError: if a price or budget is not above 0, a budget does not even pay for the memory
-        that is needed, M does not divide the minibatch, there is more than one pair, or the grid
-        is too large.
-
-    Example:
-      >>> from pipejax import Workload, load_model, load_system
-      >>> from pipejax.search.tuning.problem import ScheduleFamily
-      >>> workload = Workload(load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
-      >>> problem = TuningProblem.of(ScheduleFamily("1f1b", 4), [workload], [load_system("h100")])
-      >>> prices = PartPrices(20.0, 2.0, 10.0, 50.0, 20.0)
-      >>> found = design_systems(problem, 32, prices, [30e3, 60e3])
-      >>> found.shares.argmax(axis=1).tolist()  # most of it buys compute
-      [0, 0]
-      >>> design_systems(problem, 32, prices, [30e3], divisions=10).evaluated
-      84
-    """
+    """Divide each budget so that the step is shortest; all budgets and starts at once."""
     if len(problem.capacity) != 1:
         raise ValueError(f"one pair is designed for, got {len(problem.capacity)}")
     costs, budget = np.array(prices, float), np.asarray(budgets, float)
