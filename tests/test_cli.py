@@ -484,6 +484,7 @@ def test_every_option_says_what_it_is(command):
         assert kind is not bool or flag(name) in written, name  # or there is a --no-... beside it
 
 
+@pytest.mark.process
 def test_help_version_and_mistakes_of_usage_need_no_jax():
     code = (
         "import sys; from pipejax.cli.app import run; "
