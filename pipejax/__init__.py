@@ -6,16 +6,16 @@ from a schedule to a number: build or read a table, lower it to a program, price
 answer `--help` without JAX.
 """
 
-import ast
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
+_STUB = Path(__file__).with_suffix(".pyi").read_text()
 _HOME = {  # name -> module
-    alias.name: node.module
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
+    name: module
+    for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)", _STUB, re.MULTILINE)
+    for name in re.findall(r"(\w+) as ", names)
 }
 __all__ = sorted(_HOME, key=lambda name: (not name[0].isupper(), name))
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -493,6 +494,14 @@ def test_help_version_and_mistakes_of_usage_need_no_jax():
     for arguments in (["--help"], ["--version"], ["evaluate", "--help"], ["evaluate", "--bogus"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
         assert done.returncode == 0, arguments
+
+
+def test_the_list_of_commands_says_what_they_say():
+    for name, about in COMMANDS.items():
+        command = getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
+        assert " ".join(inspect.getdoc(command).partition("\n\n")[0].split()) == about
+    modules = {path.stem for path in (Path(pj.__file__).parent / "cli" / "commands").glob("*.py")}
+    assert set(COMMANDS) <= modules
 
 
 def test_version(call):

@@ -13,37 +13,54 @@ from typing import Annotated
 import typer
 
 import pipejax as pj
-from pipejax.cli.options.groups import with_options
-from pipejax.schedules.cells.schedule_error import ScheduleError
 
-COMMANDS = (  # each the function of its name in the module of its name
-    "evaluate",
-    "compare",
-    "sensitivity",
-    "tune",
-    "jitter",
-    "staleness",
-    "train",
-    "show",
-    "export",
-    "order",
-    "optimize",
-    "sweep",
-    "schedules",
-)
+COMMANDS = {  # each the function of its name in the module of its name, whose first line this is
+    "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
+    "compare": "Compare schedules as published formula, idealised table and communication-aware "
+    "run.",
+    "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
+    "re-evaluations.",
+    "tune": "Find what makes the step shortest, by gradient or by evaluating all that is legal.",
+    "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
+    "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
+    "times.",
+    "train": "Train a small objective as an asynchronous schedule does: gap against time.",
+    "show": "Show the timeline of a schedule; without times, in the table's own slots.",
+    "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",
+    "order": "Find which transfers block others under rendezvous, and search a better order "
+    "of them.",
+    "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
+    "it can be.",
+    "sweep": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
+    "block.",
+    "schedules": "List the schedules that can be built, with their sources; also models and "
+    "systems.",
+}
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
 @functools.cache
-def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """Put commands together: all of them, or the one that is called, which is there sooner."""
+def application(called: str | None) -> typer.Typer:
+    """The program with the command that is called, or with what a list of commands needs.
+
+    Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
+    """
     app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
     app.callback(help=ABOUT)(_program)
-    for name in names:
-        command = getattr(importlib.import_module(f"pipejax.cli.commands.{name}"), name)
-        about = (inspect.getdoc(command) or "").partition("\n\nOptions:")[0]
-        app.command(help=about)(with_options(command))
+    if called is None:
+        for name, about in COMMANDS.items():
+            app.command(name, help=about)(_listed)
+        return app
+    from pipejax.cli.options.groups import with_options
+
+    command = getattr(importlib.import_module(f"pipejax.cli.commands.{called}"), called)
+    about = (inspect.getdoc(command) or "").partition("\n\nOptions:")[0]
+    app.command(help=about)(with_options(command))
     return app
+
+
+def _listed() -> None:
+    """Stand for a command in the list of commands."""
 
 
 def _show_version(wanted: bool) -> bool:
@@ -76,19 +93,18 @@ def run(arguments: Sequence[str]) -> int:
     """
     _compute_in_float64()
     try:
-        called = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
+        called = arguments[0] if arguments and arguments[0] in COMMANDS else None
         result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _report("interrupted")
     except typer.TyperException as error:
         return _report(_with_value(error.format_message(), arguments))
-    except ScheduleError as error:
-        return _report(error.reason, error.grid if sys.stderr.isatty() else "")
     except OSError as error:
         return _report(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ValueError, OverflowError) as error:
-        return _report(str(error))
+    except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
+        grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
+        return _report(getattr(error, "reason", str(error)), grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
 
