@@ -10,7 +10,7 @@ Record = TypeVar("Record")
 
 def short_repr(record: type[Record]) -> type[Record]:
     """Give a dataclass or a named tuple a `repr` of the form `Name(field=value, ...)`."""
-    record.__repr__ = _show  # type: ignore[method-assign]
+    record.__repr__ = _show  # type: ignore[method-assign]  # that is what this is for
     return record
 
 
