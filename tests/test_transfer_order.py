@@ -289,8 +289,8 @@ def test_every_schedule_gets_an_order(name, queues, tmp_path):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75)
     result = pj.order(table, costs, link=pj.Links("rendezvous", queues), iterations=4)
-    pj.write_table(result.table, tmp_path / "table.csv")
-    read = pj.read_table(tmp_path / "table.csv")
+    pj.write_table(result.table, tmp_path / "table.json")
+    read = pj.read_table(tmp_path / "table.json")
     run = pj.evaluate(read, costs, link=pj.Links("rendezvous", queues))
     assert run.makespan == result.makespan <= result.baselines["by producer"]
 

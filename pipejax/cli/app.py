@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import pipejax as pj
+from pipejax.base.notices import notices_as_lines
 
 COMMANDS = {  # each the function of its name in the module of its name, whose first line this is
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
@@ -94,7 +95,8 @@ def run(arguments: Sequence[str]) -> int:
     _compute_in_float64()
     try:
         called = arguments[0] if arguments and arguments[0] in COMMANDS else None
-        result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
+        with notices_as_lines():
+            result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
         return result if isinstance(result, int) else 0
     except typer.Abort:
         return _report("interrupted")

@@ -1,6 +1,6 @@
 """`pipejax export`: a table for other programs."""
 
-import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from pipejax.cli.output.report import print_plain
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without
-from pipejax.schedules.table.table_files import to_csv, to_json
+from pipejax.schedules.table.table_files import LossWarning, to_csv, to_json
 
 
 def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
@@ -32,8 +32,10 @@ def _for_pytorch(table: pj.ScheduleTable) -> pj.ScheduleTable:
     if not found:
         return table
     later = ": it updates after the whole table" * table.updates_within
-    sys.stderr.write(
-        f"warning: {found} cells are left out, PyTorch has none{later}; --format json keeps them\n"
+    warnings.warn(
+        f"{found} cells are left out, PyTorch has none{later}; --format json keeps them",
+        LossWarning,
+        stacklevel=2,
     )
     return spread(without(table, UNKNOWN))
 

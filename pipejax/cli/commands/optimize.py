@@ -4,11 +4,10 @@ import dataclasses
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import typer
@@ -124,7 +123,7 @@ def optimize(
     kept = stored.open()
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)
-        with _warnings_as_lines(), _shown() as show:
+        with _shown() as show:
             found = pj.optimize(
                 task.table,
                 task.costs,
@@ -250,17 +249,3 @@ def _shown() -> "Iterator[Callable[[Solution], None]]":
             last[:] = [best.makespan]
 
         yield show
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Write what is wrong with the store as one line each."""
-    from pipejax.search.schedule.store import StoreWarning
-
-    def write(message: Warning | str, *rest: Any, **more: Any) -> None:
-        sys.stderr.write(f"warning: {message}\n")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", StoreWarning)
-        warnings.showwarning = write
-        yield

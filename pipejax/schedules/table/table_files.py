@@ -1,6 +1,7 @@
 """Tables in files: PyTorch's schedule CSV, and JSON.
 
-The CSV has one row per rank and one cell per slot, and states neither placement nor name.
+The CSV has one row per rank and one cell per slot, and states neither placement nor name; a table
+that it does not hold as a whole is written with a warning that says what reading it will not give.
 JSON states everything, so writing and reading are inverse.
 """
 
@@ -8,6 +9,7 @@ import csv
 import dataclasses
 import io
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.files import write_file
+from pipejax.base.notices import Notice
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.schedule_error import ScheduleError
@@ -25,6 +28,10 @@ FORMAT = "pipejax-table"
 VERSION = 1
 FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "rows")
 _KEYS = {"format", "version", *FIELDS}
+
+
+class LossWarning(Notice):
+    """A CSV does not hold all of a table."""
 
 
 def read_table(path: str | Path) -> ScheduleTable:
@@ -70,6 +77,10 @@ def read_table(path: str | Path) -> ScheduleTable:
 def write_table(table: ScheduleTable, path: str | Path) -> None:
     """Write a table as JSON where the name ends in .json, otherwise as PyTorch's CSV.
 
+    JSON holds everything. A CSV holds the rows alone: where reading it back would give another
+    placement, other slot durations or stage shares, or another weight rule, a warning says which.
+    Its name is that of the file.
+
     Args:
       table: the schedule.
       path: the file; it is replaced.
@@ -90,29 +101,58 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
 
 
 def to_csv(table: ScheduleTable) -> str:
-    r"""Return a table in PyTorch's CSV form: idle slots are empty cells."""
+    r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
     text = io.StringIO()
     csv.writer(text).writerows([format_cell(cell) for cell in row] for row in table.rows())
+    lost = _lost(table, text.getvalue())
+    if lost:
+        warnings.warn(
+            f"a CSV does not hold the {lost} of {table.name}: reading it gives another table, "
+            "a .json file keeps them",
+            LossWarning,
+            stacklevel=3,
+        )
     return text.getvalue()
+
+
+_UNSTATED = {  # fields that reading a CSV may give another value
+    "placement": "placement",
+    "pipe_of_microbatch": "pipes of the microbatches",
+    "slots": "slot durations",
+    "stage_shares": "stage shares",
+    "weights": "weight rule",
+}
+
+
+def _lost(table: ScheduleTable, text: str) -> str:
+    """Name what reading a CSV does not give back."""
+    try:
+        read, own = _as_data(_from_csv(text, table.name)), _as_data(table)
+    except ScheduleError:  # neither one worker for each stage nor two that mirror each other
+        return "placement"
+    return " and ".join(
+        words for name, words in _UNSTATED.items() if read.get(name) != own.get(name)
+    )
 
 
 def to_json(table: ScheduleTable) -> str:
     """Return a table as JSON, complete with placement, slots and name."""
+    return json.dumps(_as_data(table), indent=1)
+
+
+def _as_data(table: ScheduleTable) -> dict[str, Any]:
     rule = {"weights": dataclasses.asdict(table.weights)} if table.updates_within else {}
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": table.name,
-            "placement": table.placement.tolist(),
-            "pipe_of_microbatch": table.pipe_of_microbatch.tolist(),
-            "slots": dict(table.slots),
-            "stage_shares": list(table.stage_shares),
-            **rule,
-            "rows": [[format_cell(cell) for cell in row] for row in table.rows()],
-        },
-        indent=1,
-    )
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": table.name,
+        "placement": table.placement.tolist(),
+        "pipe_of_microbatch": table.pipe_of_microbatch.tolist(),
+        "slots": dict(table.slots),
+        "stage_shares": list(table.stage_shares),
+        **rule,
+        "rows": [[format_cell(cell) for cell in row] for row in table.rows()],
+    }
 
 
 def _from_csv(text: str, name: str) -> ScheduleTable:

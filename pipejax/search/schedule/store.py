@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pipejax.base.files import write_file
+from pipejax.base.notices import Notice
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import Problem
@@ -30,7 +31,7 @@ MOST_READ = 500  # problems of one shape that are looked at, the newest first
 MOST_STARTS = 3  # of them to begin with, of those that are sure to fit and of those that are near
 
 
-class StoreWarning(UserWarning):
+class StoreWarning(Notice):
     """A file of the store was skipped, or could not be written."""
 
 
