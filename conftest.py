@@ -24,7 +24,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from jax._src import monitoring
 
 STRICT = {"jax_enable_x64": True, "jax_numpy_rank_promotion": "raise"}
@@ -42,6 +42,10 @@ _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
 settings.register_profile("ci", max_examples=60, derandomize=True, **_quiet)
 settings.register_profile("nightly", max_examples=2000, **_quiet)
+# for tests/mutate.py, to whom the smallest failing example is no better than the first
+settings.register_profile(
+    "first_failure", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

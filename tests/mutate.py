@@ -1,0 +1,268 @@
+"""Mutation test: change one token of the engine or the schedules, and see whether a test fails.
+
+    python tests/mutate.py                    # 60 changes that a fixed seed draws; an hour or two
+    python tests/mutate.py --list             # the changes alone
+    python tests/mutate.py --again            # once more what survived, with the tests of today
+
+No test itself and no part of `make`: the tests of a room run once per change, in a copy of the
+tree, so the working tree is never touched. A change is drawn by a hash of its line, so an edit
+elsewhere draws the same ones. Results are kept in --results, and a second call goes on from there.
+"""
+
+import argparse
+import ast
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tokenize
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("pipejax/engine", "pipejax/schedules")
+SWAPS = {
+    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="},
+    **{"+": "-", "-": "+", "+=": "-=", "-=": "+=", "and": "or", "or": "and"},
+    **{"True": "False", "False": "True", "min": "max", "max": "min", "minimum": "maximum"},
+    **{"maximum": "minimum", "argmin": "argmax", "argmax": "argmin", "any": "all", "all": "any"},
+}
+
+# Tests by what they look at, cheapest first. What compiles nothing runs before the rest.
+_TABLES = "links table host_links whole_files one_memory_rule closed_forms pytorch_tables staleness"
+_BATCHED = "batch transformations engine_pairs devices recurrence"
+TESTS = {
+    "pipejax/schedules": f"{_TABLES} schedules fuzz activation_memory transfer_order published"
+    " memory_limits recurrence twins tuning",
+    "pipejax/engine/lowering": f"links host_links twins closed_forms {_TABLES} fuzz transfer_order"
+    " schedules recurrence long_schedules batch",
+    "pipejax/engine/batched": _BATCHED,
+    "pipejax/engine/steady_state.py": "long_schedules engine_pairs",
+    "pipejax/engine/periodic_makespan.py": "long_schedules engine_pairs",
+    "pipejax/engine": f"twins links {_BATCHED} long_schedules",
+}
+STAGES = (("--quick",), ("-m", "(compiles or solver or process) and not slow"))
+LIMIT = 900  # seconds of one stage: whoever is longer hangs, and that is found out too
+
+# What cannot change a result, by file, line and change; each was looked at.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+
+class Mutant(NamedTuple):
+    """One token of a file, and what stands there instead."""
+
+    path: str
+    line: int
+    text: str  # of the line
+    column: int
+    old: str
+    new: str
+
+    @property
+    def change(self):
+        return f"{self.old} -> {self.new}"
+
+    @property
+    def key(self):
+        """What stays the same when other lines change."""
+        return f"{self.path}|{self.text}|{self.column}|{self.change}"
+
+    def hash(self, seed):
+        return hashlib.sha256(f"{seed}|{self.key}".encode()).hexdigest()
+
+    def applied(self, source):
+        lines = source.splitlines(keepends=True)
+        line = lines[self.line - 1]
+        assert line[self.column :].startswith(self.old)
+        after = line[self.column + len(self.old) :]
+        lines[self.line - 1] = line[: self.column] + self.new + after
+        return "".join(lines)
+
+
+def is_never_run(node):
+    """Whether a part of the tree is an annotation, or says what is wrong."""
+    if isinstance(node, ast.Raise | ast.JoinedStr):
+        return True
+    returns = getattr(node, "returns", None)
+    return isinstance(node, ast.FunctionDef) and "Error" in ast.unparse(returns or node.args)
+
+
+def left_out(tree):
+    """Places in the source that hold no executed code: ((line, column), (line, column))."""
+    found = [node for node in ast.walk(tree) if is_never_run(node)]
+    found += [getattr(node, "annotation", None) for node in ast.walk(tree)]
+    found += [getattr(node, "returns", None) for node in ast.walk(tree)]
+    return [
+        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+        for node in found
+        if isinstance(node, ast.AST)
+    ]
+
+
+def replacements(token, before, after):
+    """What may stand for a token."""
+    if token.string in SWAPS and token.type in (tokenize.OP, tokenize.NAME):
+        return [SWAPS[token.string]]
+    if token.type != tokenize.NUMBER:
+        return []
+    value = ast.literal_eval(token.string)
+    found = [repr(value + 1), *([repr(value - 1)] if value >= 1 else [])]
+    return [*found, "-1"] if (before, value, after) == ("[", 0, "]") else found
+
+
+def mutants_of(path, seed):
+    """All changes of a file, one per token, in an order that the seed draws."""
+    source = (ROOT / path).read_text()
+    places, lines = left_out(ast.parse(source)), source.splitlines()
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    found = []
+    for k, token in enumerate(tokens[1:-1], 1):
+        if any(first <= token.start < end for first, end in places):
+            continue
+        each = [
+            Mutant(path, token.start[0], lines[token.start[0] - 1], token.start[1], token.string, n)
+            for n in replacements(token, tokens[k - 1].string, tokens[k + 1].string)
+        ]
+        found += sorted(each, key=lambda m: m.hash(seed))[:1]
+    return sorted(found, key=lambda m: m.hash(seed))
+
+
+def draw(count, seed):
+    """Draw changes: files by their size, the largest remainders first."""
+    files = sorted(str(p.relative_to(ROOT)) for room in ROOMS for p in (ROOT / room).rglob("*.py"))
+    each = {path: mutants_of(path, seed) for path in files}
+    size = {path: len({mutant.line for mutant in found}) for path, found in each.items()}
+    share = {path: count * size[path] / sum(size.values()) for path in files}
+    taken = {path: int(share[path]) for path in files}
+    rest = sorted(files, key=lambda path: taken[path] - share[path])
+    for path in rest[: count - sum(taken.values())]:
+        taken[path] += 1
+    return [mutant for path in files for mutant in each[path][: taken[path]]]
+
+
+def tests_of(path):
+    """Test files for a source file: those of the longest prefix, and its own examples."""
+    prefix = max((p for p in TESTS if path.startswith(p)), key=len)
+    names = dict.fromkeys(TESTS[prefix].split())
+    files = [f"tests/test_{name}.py" for name in names]
+    return [file for file in files if (ROOT / file).exists()]
+
+
+def copied_tree(folder):
+    """Copy what git knows and what is new, without what it ignores."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+        target = Path(folder) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, target)
+
+
+def first_failure(folder, tests):
+    """Run tests until one fails: its name, "timeout", or nothing."""
+    cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ, "PYTHONPATH": str(folder)}
+    environment["HYPOTHESIS_PROFILE"] = "first_failure"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-rfE",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+    ]
+    for stage in STAGES:
+        try:
+            run = subprocess.run(
+                [*command, *stage, *tests],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        if run.returncode not in (0, 5):  # 5: this stage has no tests
+            named = [ln for ln in run.stdout.splitlines() if ln.startswith(("FAILED", "ERROR"))]
+            return named[0].split(" - ")[0].split(" ", 1)[1] if named else "collection"
+    return ""
+
+
+def run_one(folder, mutant):
+    """Put a change into the copy, run the tests, take it out."""
+    file = Path(folder) / mutant.path
+    source = file.read_text()
+    try:
+        file.write_text(mutant.applied(source))
+        # a change of one character within a second looks to Python like no change
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+        return first_failure(folder, tests_of(mutant.path))
+    finally:
+        file.write_text(source)
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+
+
+def verdict(mutant, killer):
+    reason = EQUIVALENT.get((mutant.path, mutant.text.strip(), mutant.change))
+    return killer or (f"equivalent: {reason}" if reason else "SURVIVED")
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description="change one token, see whether a test fails")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "mutants.jsonl")
+    parser.add_argument("--list", action="store_true", help="only print the changes")
+    parser.add_argument("--again", action="store_true", help="run survivors again")
+    return parser.parse_args()
+
+
+def main():
+    options = parsed()
+    drawn = draw(options.count, options.seed)
+    if options.list:
+        for mutant in drawn:
+            print(f"{mutant.path}:{mutant.line}: {mutant.change:14} {mutant.text.strip()}")
+        return
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    known = dict(map(json.loads, lines))
+    if options.again:
+        known = {key: killer for key, killer in known.items() if killer}
+    with tempfile.TemporaryDirectory() as folder:
+        copied_tree(folder)
+        for k, mutant in enumerate(drawn, 1):
+            began = time.monotonic()
+            if mutant.key not in known:
+                known[mutant.key] = run_one(folder, mutant)
+                with options.results.open("a") as file:
+                    print(json.dumps([mutant.key, known[mutant.key]]), file=file)
+            print(
+                f"{k}/{len(drawn)} {time.monotonic() - began:.0f} s {mutant.path}:{mutant.line}:"
+                f" {mutant.change}: {verdict(mutant, known[mutant.key])}",
+                file=sys.stderr,
+                flush=True,
+            )
+    verdicts = [verdict(mutant, known[mutant.key]) for mutant in drawn]
+    for mutant, found in zip(drawn, verdicts, strict=True):
+        place = f"{mutant.path}:{mutant.line}"
+        print(f"{place:58} {mutant.change:18} {found:70} {mutant.text.strip()}")
+    kinds = Counter(
+        "killed" if known[m.key] else v.split(":")[0] for m, v in zip(drawn, verdicts, strict=True)
+    )
+    print(", ".join(f"{kind}: {number}" for kind, number in kinds.items()))
+
+
+if __name__ == "__main__":
+    main()
