@@ -383,7 +383,10 @@ MISTAKES = {
         [E, *ONE, *TIMES, "--slots", "F=1,B=1,R=1"],
         "--slots: expected F, B, I, W once",
     ),
-    "limit of 1f1b": ([E, *ONE, *TIMES, "--memory-limit", "2"], "1f1b takes no memory_limit"),
+    "limit of 1f1b": (
+        [E, *ONE, *TIMES, "--memory-limit", "2"],
+        "--memory-limit: 1f1b takes no memory limit: its options are --slots",
+    ),
     "limit below 1": (
         [E, "--schedule", "zero-bubble", *ONE[2:], *TIMES, "--memory-limit", "0.5"],
         "the memory limit of worker 0 is 0.5: one activation of its stage takes 1",

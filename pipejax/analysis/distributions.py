@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import is_number
+from pipejax.base.checks import is_number, known_as
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
@@ -94,10 +94,8 @@ class Distribution:
 
     def __post_init__(self) -> None:
         """Check the name and the spread."""
-        if self.name not in DISTRIBUTIONS:
-            raise ValueError(
-                f"unknown distribution {self.name!r}: known are {', '.join(DISTRIBUTIONS)}"
-            )
+        name = known_as(self.name, DISTRIBUTIONS, "distribution")
+        object.__setattr__(self, "name", name)
         largest = DISTRIBUTIONS[self.name].largest
         if is_number(self.spread) and 0 < self.spread < SMALLEST_SPREAD:
             raise ValueError(

@@ -1,11 +1,14 @@
 """Checks of single numbers, wherever they come from: Python, the command line, a file."""
 
+import difflib
 import math
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+
+from pipejax.base.short_repr import abbreviated
 
 MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
@@ -74,8 +77,48 @@ def positive(value: Any, where: str) -> float:
     return float(value)
 
 
+def meant(value: Any, known: Collection[Any]) -> Any:
+    """Return the one of the known values that is meant, or None; case does not matter."""
+    if isinstance(value, str):
+        alike = [name for name in known if str(name).casefold() == value.casefold()]
+        return value if value in alike else alike[0] if len(alike) == 1 else None
+    return value if value in tuple(known) else None
+
+
+def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> str:
+    """Say that a value is none of those that are known, and which one is nearest to it."""
+    listed = ", ".join(map(str, known)) or "none"
+    return f"unknown {kind} {value!r}: known are {listed}{more}{_nearest(value, known)}"
+
+
+def _nearest(value: Any, known: Collection[Any]) -> str:
+    folded = {str(name).casefold(): name for name in known}
+    near = difflib.get_close_matches(str(value).casefold(), folded, n=1)
+    return f"; did you mean {folded[near[0]]}?" if near else ""
+
+
+def known_as(value: Any, known: Collection[Any], kind: str, more: str = "") -> Any:
+    """Return the known name that is meant, such as a schedule's or a model's."""
+    found = meant(value, known)
+    if found is None:
+        raise ValueError(unknown(kind, value, known, more))
+    return found
+
+
 def one_of(value: Any, known: Collection[Any], where: str) -> Any:
-    """Check that a value is one of those that are known."""
-    if value not in tuple(known):
-        raise ValueError(f"{where} must be one of {', '.join(map(str, known))}, got {value!r}")
-    return value
+    """Return the one of the known values that an argument, option or key means."""
+    found = meant(value, known)
+    if found is None:
+        listed = ", ".join(map(str, known))
+        raise ValueError(f"{where} must be one of {listed}, got {value!r}{_nearest(value, known)}")
+    return found
+
+
+def checked_type(value: Any, kind: type | tuple[type, ...], where: str) -> None:
+    """Check that an argument is of a type, as public functions do at their door."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(each.__name__ for each in kinds)
+        raise TypeError(
+            f"{where} must be a {wanted}, got {type(value).__name__} {abbreviated(value)}"
+        )

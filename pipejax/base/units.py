@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import number
+from pipejax.base.checks import number, unknown
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "TFLOP_per_s": ("FLOP/s", 1e12),
@@ -105,4 +105,4 @@ def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
     for key in section:
         # a quantity without a unit is refused by its reader, which says what is missing
         if key not in legal and not known.get(key):
-            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(legal)}")
+            raise ValueError(f"{where}: {unknown('key', key, legal)}")

@@ -6,9 +6,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,22 +41,29 @@ ABOUT = "How long does one LLM training step take under this pipeline schedule o
 
 
 @functools.cache
-def application(called: str | None) -> typer.Typer:
-    """The program with the command that is called, or with what a list of commands needs.
+def _command(called: str) -> Callable[..., Any]:
+    """The function of a command that typer sees, with all options in its signature.
 
     Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
     """
+    from pipejax.cli.options.groups import with_options
+
+    module = importlib.import_module(f"pipejax.cli.commands.{called}")
+    return with_options(getattr(module, called))
+
+
+@functools.cache
+def application(called: str | None) -> typer.Typer:
+    """The program with the command that is called, or with what a list of commands needs."""
     app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
     app.callback(help=ABOUT)(_program)
     if called is None:
         for name, about in COMMANDS.items():
             app.command(name, help=about)(_listed)
         return app
-    from pipejax.cli.options.groups import with_options
-
-    command = getattr(importlib.import_module(f"pipejax.cli.commands.{called}"), called)
+    command = _command(called)
     about = (inspect.getdoc(command) or "").partition("\n\nOptions:")[0]
-    app.command(help=about)(with_options(command))
+    app.command(help=about)(command)
     return app
 
 
@@ -93,8 +100,15 @@ def run(arguments: Sequence[str]) -> int:
       person reads it, the table follows with the place marked.
     """
     _compute_in_float64()
+    given = None
     try:
         called = arguments[0] if arguments and arguments[0] in COMMANDS else None
+        if called is not None:
+            from pipejax.cli.options.given import GivenOptions
+
+            given = GivenOptions(arguments[1:], inspect.signature(_command(called)).parameters)
+            if "--help" not in arguments:
+                given.check()
         with notices_as_lines():
             result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -103,10 +117,12 @@ def run(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         return _report(_with_value(error.format_message(), arguments))
     except OSError as error:
-        return _report(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _report(given.named(text) if given else text)
     except (ValueError, OverflowError) as error:  # a ScheduleError keeps its table apart
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
-        return _report(getattr(error, "reason", str(error)), grid)
+        text = getattr(error, "reason", str(error))
+        return _report(given.named(text) if given else text, grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
 

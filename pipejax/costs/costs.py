@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import unknown
 from pipejax.base.short_repr import abbreviated, short_repr
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -206,9 +207,9 @@ class Costs:
 
         A batch axis is written out on every leaf, before axes of stages or boundaries.
         """
-        unknown = set(times) - set(FIELDS)
-        if unknown:
-            raise ValueError(f"unknown cost {min(unknown)!r}: known are {', '.join(FIELDS)}")
+        for name in times:
+            if name not in FIELDS:
+                raise ValueError(unknown("cost", name, FIELDS))
         if transfer is not None:
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import known_as, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.system import Number, _names, data_file
@@ -157,7 +157,7 @@ def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     """
-    check_recompute(recompute)
+    recompute = check_recompute(recompute)
     tokens = microbatch_size * model.sequence
     linear = 2 * tokens * model.matrix_parameters
     scores = 4 * tokens * model.sequence * model.hidden
@@ -193,7 +193,7 @@ def layer_activation_bytes(
     References:
       Korthikanti et al. (arXiv:2205.05198), Table 2.
     """
-    check_recompute(recompute)
+    recompute = check_recompute(recompute)
     tokens = microbatch_size * model.sequence
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / split.shared_by
@@ -298,7 +298,7 @@ _KEYS = {
 }
 
 
-def check_recompute(recompute: str) -> None:
-    """Check the name of a recomputation mode."""
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"unknown recompute {recompute!r}: known are {', '.join(RECOMPUTE)}")
+def check_recompute(recompute: str) -> str:
+    """Return the recomputation mode that a name means."""
+    found: str = known_as(recompute, RECOMPUTE, "recompute")
+    return found

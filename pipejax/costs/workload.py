@@ -69,7 +69,7 @@ class Workload:
         for name in ("minibatch", "tensor_parallel", "data_parallel"):
             count = whole_number(getattr(self, name), name, most=MAX_COUNT)
             object.__setattr__(self, name, count)
-        check_recompute(self.recompute)
+        object.__setattr__(self, "recompute", check_recompute(self.recompute))
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
 

@@ -25,7 +25,7 @@ def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tup
         client = Client(address, timeout=PATIENCE)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise OSError(f"no scheduler answers at {address!r}: {reason}") from None
+        raise OSError(f"--scheduler: no scheduler answers at {address!r}: {reason}") from None
     with client:
         yield from _in_any_order(client, sweep, numbers)
 

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
-from pipejax.base.checks import MAX_COUNT, efficiency, number, one_of, positive, whole_number
+from pipejax.base.checks import (
+    MAX_COUNT,
+    efficiency,
+    meant,
+    number,
+    one_of,
+    positive,
+    unknown,
+    whole_number,
+)
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import SECTIONS, System, load_system
@@ -152,7 +161,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     known = ("title", *_KEYS, "system", "outputs", "dtype")
     for key in given:
         if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}: known are {', '.join(known)}")
+            raise ValueError(f"{where}: {unknown('key', key, known)}")
     if not isinstance(given.get("title", ""), str):
         raise ValueError(f"{where}: title must be a text, got {given['title']!r}")
     axes: dict[str, Axis] = {}
@@ -261,12 +270,13 @@ def _plain(value: Any) -> Any:
 
 def _schedule(value: Any, where: str) -> Choice:
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    names = ", ".join(schedules.names())
     if "name" not in given:
+        names = ", ".join(schedules.names())
         raise ValueError(f"{where}: {value!r} has no name: known are {names}")
     name = given.pop("name")
-    if name not in schedules.names():
-        raise ValueError(f"{where}: unknown schedule {name!r}: known are {names}")
+    if meant(name, schedules.names()) is None:
+        raise ValueError(f"{where}: {unknown('schedule', name, schedules.names())}")
+    name = meant(name, schedules.names())
     known = schedules.REGISTRY[name].options
     for option in given:
         if option not in known:

@@ -1,11 +1,13 @@
 """`pipejax compare`: schedules at three levels, side by side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
-from pipejax.cli.options.declared import JsonFlag, Schedules, Workers, flag
+from pipejax.base.checks import known_as
+from pipejax.cli.options.declared import JsonFlag, Schedules, Workers
 from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.numbers import is_plain
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all, print_plain, progress
@@ -31,7 +33,8 @@ def compare(
     """
     priced = required(pricing)
     names = schedule_names(schedules)
-    check_options(options, names, OF_RUNS if priced.workload is not None else ())
+    options = options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+    options.check(names)
     points = [(name, count) for count in _counts(microbatches) for name in names]
     rows = []
     with progress("evaluating", len(points)) as bar:
@@ -52,28 +55,12 @@ def schedule_names(text: str) -> list[str]:
     Raises:
       ValueError: if one is unknown.
     """
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in REGISTRY:
-            raise ValueError(f"unknown schedule {name!r}: known are {', '.join(REGISTRY)}")
-    return names
-
-
-def check_options(options: TableOptions, names: list[str], also: Sequence[str] = ()) -> None:
-    """Refuse an option that none of the schedules has.
-
-    Raises:
-      ValueError: if there is one.
-    """
-    for option in options.options:
-        known = any(option in REGISTRY[name].options for name in names)
-        if option not in ("slots", *also) and not known:
-            raise ValueError(f"{flag(option)}: none of {', '.join(names)} has this option")
+    return [known_as(name.strip(), REGISTRY, "schedule") for name in text.split(",")]
 
 
 def _counts(text: str) -> list[int]:
     try:
-        counts = [int(part) for part in text.split(",")]
+        counts = [int(part) if is_plain(part) else 0 for part in text.split(",")]
     except ValueError:
         counts = [0]
     if min(counts) < 1:

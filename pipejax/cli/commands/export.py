@@ -61,7 +61,7 @@ def export(
     Options:
       out: File to write; it is replaced.
     """
-    one_of(format, FORMATS, "--format")
+    format = one_of(format, FORMATS, "--format")
     text = FORMATS[format](table, or_slots(pricing, table), links)
     write_file(out, text)
     result = {"format": format, "out": out, "bytes": len(text.encode())}

@@ -9,7 +9,7 @@ import typer
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import is_number
-from pipejax.cli.commands.compare import check_options, schedule_names
+from pipejax.cli.commands.compare import schedule_names
 from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
@@ -104,7 +104,7 @@ def jitter(
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
     check_out(out, DATASET)
     names = schedule_names(schedules)
-    check_options(options, names)
+    options.check(names)
     if len(set(names)) < len(names):
         raise ValueError(f"--schedules names a schedule twice: {schedules}")
     tables, missing = _build(names, workers, microbatches, options, priced)

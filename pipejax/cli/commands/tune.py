@@ -1,7 +1,6 @@
 """`pipejax tune`: what to set so that a step takes the least time."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.base.checks import known_as
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, Workers
 from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all
 from pipejax.schedules import REGISTRY
@@ -29,8 +29,6 @@ PARTS = {  # of an accelerator: the word of --prices, and what its quantity is s
     "capacity": (1e9, "GB"),
 }
 EXAMPLE = "peak=20,memory=2,node=10,network=50,capacity=20"
-# arguments of the library that are options here, as they stand in its messages
-_ARGUMENT = re.compile(r"^(what|method|microbatch_size|prices|budget)\b|\bwhat(?==)")
 
 
 def tune(
@@ -63,8 +61,11 @@ def tune(
     """
     if pricing is None or pricing.workload is None or pricing.system is None:
         raise ValueError("tune needs --model NAME --system NAME --minibatch N")
-    if schedule not in REGISTRY:
-        raise ValueError(f"unknown schedule {schedule!r}: known are {', '.join(REGISTRY)}")
+    schedule = known_as(schedule, REGISTRY, "schedule")
+    options = options._replace(of_runs=OF_RUNS)
+    options.check([schedule])
+    if "memory_limit" in options.options:
+        raise ValueError("--memory-limit does not go with tune: --system says what fits")
     if what == "system" and prices is None:
         raise ValueError(f"--what system needs --prices, as {EXAMPLE}")
     minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_capacity)
@@ -121,9 +122,6 @@ def _tuned(*given: Any, **how: Any) -> "TuningResult":
                 f"warning: {error}: tuned without the memory limit", markup=False, soft_wrap=True
             )
             return pj.tune(*given, **how | {"memory_limit": False})
-        except ValueError as error:
-            text = _ARGUMENT.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))
-            raise ValueError(text) from None
 
 
 def _parse_prices(text: str) -> tuple[float, ...]:

@@ -7,7 +7,6 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import share
 from pipejax.cli.options.declared import Text, WeightShare
 from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
@@ -108,7 +107,5 @@ def choose_activations(
     Options:
       activation_sizes: Size of an activation, a number or one per stage: 1,1,2.
     """
-    if weight_share is not None:
-        share(weight_share, "--weight-share")
     sizes = None if activation_sizes is None else parse_list(activation_sizes, "--activation-sizes")
     return ActivationOptions(weight_share, sizes)

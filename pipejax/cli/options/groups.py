@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import pipejax as pj
-from pipejax.base.checks import one_of
+from pipejax.base.checks import known_as, one_of
 from pipejax.cli.options.activations import choose_activations
 from pipejax.cli.options.declared import (
     CountIfGiven,
@@ -21,6 +21,7 @@ from pipejax.cli.options.declared import (
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
+from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS, QUEUES, parse_groups
 
 
@@ -51,6 +52,12 @@ class TableChoice(NamedTuple):
     workers: CountIfGiven = None
     microbatches: CountIfGiven = None
 
+    def chosen(self) -> "TableChoice":
+        """Find the schedule that is meant."""
+        if self.schedule is None:
+            return self
+        return self._replace(schedule=known_as(self.schedule, REGISTRY, "schedule"))
+
     @property
     def is_given(self) -> bool:
         """Whether an option names a table."""
@@ -69,7 +76,7 @@ class TableChoice(NamedTuple):
         sizes = {"workers": self.workers, "microbatches": self.microbatches}
         if self.table is not None:
             extra = [name for name, value in sizes.items() if value is not None]
-            extra += [name for name in self.options.options if name not in OF_RUNS]
+            extra += [name for name in self.options.options if name not in self.options.of_runs]
             if extra:
                 raise ValueError(
                     f"{flag(extra[0])} belongs to --schedule: a table file states it itself"
@@ -96,7 +103,7 @@ _NO_MESSAGES = {  # why message times do not go with what else says, or does not
     "message times",
     "costs": "--comm, --latency and --transmit do not go with --costs: its file gives message "
     "times",
-    "": "message times need op times: give --stage-times or --worker-times",
+    "": "--comm, --latency and --transmit need op times: give --stage-times or --worker-times",
 }
 
 
@@ -185,7 +192,8 @@ def _price_model(
 
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
-    one_of(given.get("recompute", "none"), RECOMPUTE, "--recompute")
+    if "recompute" in given:
+        given["recompute"] = one_of(given["recompute"], RECOMPUTE, "--recompute")
     workload = pj.Workload(pj.load_model(model), minibatch, **given)
     machine = pj.load_system(system)
     return Pricing(lambda table: pj.stage_costs(workload, machine, table), workload, machine)
@@ -205,8 +213,7 @@ def choose_links(
     host_links: HostLinks = None,
 ) -> pj.Links:
     """Read the link model and what is shared."""
-    one_of(link, LINKS, "--link")
-    one_of(queues, QUEUES, "--queues")
+    link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
     return pj.Links(link, queues, groups)
 
@@ -278,6 +285,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             }
             made = makers[group](**inputs)
             made = made.chosen() if hasattr(made, "chosen") else made
+            if group == "options" and "activations" in groups:
+                made = made._replace(of_runs=OF_RUNS)
             chosen[group] = made.build() if group == "table" else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
         return command(**arguments, **{name: given[name] for name in own})

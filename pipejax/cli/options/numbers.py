@@ -39,6 +39,11 @@ def parse_seconds(text: str, where: str) -> float:
 def parse_float(text: str) -> float:
     """Read a number; what is none is NaN, which no check of a range lets pass."""
     try:
-        return float(text)
+        return float(text) if is_plain(text) else math.nan
     except ValueError:
         return math.nan
+
+
+def is_plain(text: str) -> bool:
+    """Whether no digit is written otherwise than 0 to 9: Python reads 1_0 and those of Arabic."""
+    return text.isascii() and "_" not in text

@@ -1,21 +1,29 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import pipejax as pj
-from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
+from pipejax.base.checks import share
+from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare, flag
 from pipejax.cli.options.numbers import parse_list, parse_seconds
+from pipejax.schedules import REGISTRY
 
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
 class TableOptions(NamedTuple):
-    """Options of schedules that build tables for given workers and microbatches."""
+    """Options of schedules that build tables for given workers and microbatches.
+
+    Attributes:
+      options: those that are given.
+      of_runs: those that the command reads too, under any schedule.
+    """
 
     options: dict[str, Any]
+    of_runs: tuple[str, ...] = ()
 
     def build(
         self,
@@ -32,8 +40,9 @@ class TableOptions(NamedTuple):
         Raises:
           ValueError: if the schedule does not exist for these numbers.
         """
+        self.check([schedule])
         size = {"num_workers": workers, "num_microbatches": microbatches}
-        builder = pj.schedules.REGISTRY.get(schedule)
+        builder = REGISTRY.get(schedule)
         given = self.of_table(schedule)
         if builder is not None and builder.planned and costs_of and "slots" not in given:
             like = pj.schedules.build("1f1b", **size)  # one stage per worker, as all of these
@@ -43,13 +52,32 @@ class TableOptions(NamedTuple):
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
-        builder = pj.schedules.REGISTRY.get(schedule)
+        builder = REGISTRY.get(schedule)
         takes = () if builder is None else builder.options
-        return {k: v for k, v in self.options.items() if k in takes or k not in OF_RUNS}
+        return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
+
+    def check(self, schedules: Sequence[str]) -> None:
+        """Refuse an option that none of the schedules has.
+
+        Raises:
+          ValueError: if there is one.
+        """
+        takes = {name: ("slots", *REGISTRY[name].options) for name in schedules}
+        for option in self.options:
+            if option in self.of_runs or any(option in known for known in takes.values()):
+                continue
+            words = option.replace("_", " ")
+            if len(takes) > 1:
+                raise ValueError(f"{flag(option)}: none of {', '.join(takes)} has this option")
+            ((name, known),) = takes.items()
+            raise ValueError(
+                f"{flag(option)}: {name} takes no {words}: its options are "
+                f"{', '.join(map(flag, known))}"
+            )
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
-        takes = {*pj.schedules.REGISTRY[schedule].options, "slots"}
+        takes = {*REGISTRY[schedule].options, "slots"}
         return TableOptions({k: v for k, v in self.options.items() if k in takes})
 
 
@@ -113,6 +141,8 @@ class ScheduleSettings(NamedTuple):
     def chosen(self) -> TableOptions:
         """Keep what is given."""
         options = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.weight_share is not None:
+            share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
             options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
         if self.slots is not None:

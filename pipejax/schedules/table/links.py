@@ -7,7 +7,7 @@ links. docs/semantics.md defines the link models.
 import dataclasses
 from collections.abc import Sequence
 
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import known_as, whole_number
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 QUEUES = ("worker", "pair", "direction")
@@ -46,10 +46,11 @@ class Links:
 
     def __post_init__(self) -> None:
         """Check all that can be checked without a table."""
-        if self.model not in LINKS:
-            raise ValueError(f"unknown link model {self.model!r}: known are {', '.join(LINKS)}")
-        if self.queues not in QUEUES:
-            raise ValueError(f"unknown queue scope {self.queues!r}: known are {', '.join(QUEUES)}")
+        for name, known, kind in (
+            ("model", LINKS, "link model"),
+            ("queues", QUEUES, "queue scope"),
+        ):
+            object.__setattr__(self, name, known_as(getattr(self, name), known, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
 
     @classmethod
@@ -77,6 +78,6 @@ def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
 def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:
     """Read groups of workers, as 0+1,2+3."""
     groups = [[worker.strip() for worker in group.split("+")] for group in text.split(",")]
-    if not all(worker.isdecimal() for group in groups for worker in group):
+    if not all(worker.isdecimal() and worker.isascii() for group in groups for worker in group):
         raise ValueError(f"{where}: expected workers in groups, as 0+1,2+3, got {text!r}")
     return tuple(tuple(map(int, group)) for group in groups)

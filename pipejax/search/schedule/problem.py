@@ -224,7 +224,7 @@ def pose(
 ) -> Problem:
     """Read a problem off a table, whose order is not kept, and its costs."""
     links = Links.of(link)
-    one_of(objective, OBJECTIVES, "objective")
+    objective = one_of(objective, OBJECTIVES, "objective")
     one_of(links.model, LINKS_OF_SEARCH, "link")
     _check_costs(table, costs, offload)
     shares = np.broadcast_to(np.asarray(weight_share, float), table.num_stages)

@@ -132,9 +132,8 @@ def tune(
       >>> found.microbatch_size, found.microbatches, found.method
       (1, 32, 'exhaustive')
     """
-    one_of(what, WHAT, "what")
-    if method is not None:
-        one_of(method, METHODS, "method")
+    what = one_of(what, WHAT, "what")
+    method = None if method is None else one_of(method, METHODS, "method")
     for name, stray in (
         ("microbatch_size", microbatch_size is not None and what == "microbatch_size"),
         ("prices", prices is not None and what != "system"),

@@ -1,0 +1,136 @@
+"""What a command line gives, as it is written.
+
+Looked at twice: before a command reads it, for what the parser lets pass (an option given twice,
+empty, or without effect beside the others), and when an error of the library is to name the option
+that was given, not the argument that it became.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import Parameter
+from types import UnionType
+from typing import Any, NamedTuple, get_args
+
+from pipejax.cli.options.declared import flag
+from pipejax.cli.options.numbers import is_plain
+from pipejax.schedules.table.links import QUEUES
+
+
+class Needs(NamedTuple):
+    """What an option needs beside it to have an effect.
+
+    Attributes:
+      other: the option.
+      values: one of these must be its value, if there are any.
+      known: values of the option itself; of others its own check speaks.
+    """
+
+    other: str
+    values: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+
+NEEDS: Mapping[str, Needs] = {
+    "queues": Needs("link", ("rendezvous",), QUEUES),
+    "sequence_parallel": Needs("tensor_parallel"),
+}
+# arguments of the library whose option has another name
+_RENAMED = {
+    "num_workers": "workers",
+    "num_microbatches": "microbatches",
+    "num_threads": "threads",
+    "num_batches": "batches",
+    "sizes": "activation_sizes",
+    "distribution": "op",
+}
+_CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does )?)")
+_UNKNOWN = re.compile(r"unknown (\w+) ")
+
+
+class GivenOptions:
+    """The options of one command line.
+
+    Args:
+      arguments: behind the name of the command.
+      takes: the command's options by name.
+    """
+
+    def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
+        """Find the value of every option."""
+        self.takes = {name: _kinds(parameter) for name, parameter in takes.items()}
+        self.values = list(self._read(arguments))
+
+    def _read(self, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield name and value of every option; a flag has its own name for a value."""
+        names, words = {flag(name): name for name in self.takes}, iter(arguments)
+        for word in words:
+            written, equals, value = word.partition("=")
+            name = names.get(written)
+            if name is not None and bool in self.takes[name]:
+                yield name, name
+            elif name is not None:
+                yield name, value if equals else next(words, "")
+
+    def check(self) -> None:
+        """Refuse what says nothing, says it twice, or has no effect.
+
+        Raises:
+          ValueError: with the option and its value.
+        """
+        seen: dict[str, str] = {}
+        for name, value in self.values:
+            if name in seen:
+                both = "" if name == value else f": {seen[name]} and {value}"
+                raise ValueError(f"{flag(name)} is given twice{both}")
+            if value == "":
+                raise ValueError(f"{flag(name)} must not be empty")
+            if {int, float} & self.takes[name] and not is_plain(value):
+                raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
+            seen[name] = value
+        for name, needs in NEEDS.items():
+            if name not in seen or needs.other not in self.takes:
+                continue
+            is_there = needs.other in seen and not needs.values
+            if is_there or seen.get(needs.other, "").lower() in needs.values:
+                continue
+            if not needs.known or seen[name].lower() in needs.known:
+                wanted = " ".join([flag(needs.other), *needs.values])
+                raise ValueError(f"{flag(name)} has no effect without {wanted}")
+
+    def named(self, message: str) -> str:
+        """Return an error of the library with options in place of arguments.
+
+        Only where a clause begins: `memory_limit must be ...`. What a file says is left alone.
+        """
+        files = tuple(f"{value}: " for _, value in self.values)
+        if message.startswith(files):
+            return self.at_door(message)
+        kind = _UNKNOWN.match(message)
+        if kind is not None and (option := self._option(kind[1])):
+            return f"{option}: {message}"
+        return _CLAUSE.sub(self._renamed, message)
+
+    def at_door(self, message: str) -> str:
+        """Put the option before a message that begins with the file that it names."""
+        for name, value in self.values:
+            if message.startswith(f"{value}: "):
+                return f"{flag(name)} {message}"
+        return message
+
+    def _renamed(self, clause: re.Match[str]) -> str:
+        begin, word, verb = clause.groups()
+        option = self._option(word) if "_" in word or (verb and not begin) else None
+        return begin + (option or word)
+
+    def _option(self, argument: str) -> str | None:
+        """Return how the option of an argument is written, if the command has it."""
+        for name in (argument, _RENAMED.get(argument, ""), f"{argument}s"):
+            if name in self.takes:
+                return flag(name)
+        return None
+
+
+def _kinds(parameter: Parameter) -> set[Any]:
+    """Return the types of an option's value, without None."""
+    kind = get_args(parameter.annotation)[0]
+    return {*(get_args(kind) if isinstance(kind, UnionType) else (kind,))} - {type(None)}
