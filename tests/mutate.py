@@ -147,12 +147,12 @@ def draw(count, seed):
     return [mutant for path in files for mutant in each[path][: taken[path]]]
 
 
-def tests_of(path):
-    """Test files for a source file: those of the longest prefix, and its own examples."""
+def tests_of(folder, path):
+    """Test files for a source file: those of the longest prefix."""
     prefix = max((p for p in TESTS if path.startswith(p)), key=len)
     names = dict.fromkeys(TESTS[prefix].split())
     files = [f"tests/test_{name}.py" for name in names]
-    return [file for file in files if (ROOT / file).exists()]
+    return [file for file in files if (Path(folder) / file).exists()]
 
 
 def copied_tree(folder):
@@ -207,7 +207,7 @@ def run_one(folder, mutant):
         file.write_text(mutant.applied(source))
         # a change of one character within a second looks to Python like no change
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-        return first_failure(folder, tests_of(mutant.path))
+        return first_failure(folder, tests_of(folder, mutant.path))
     finally:
         file.write_text(source)
         Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)

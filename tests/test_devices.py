@@ -56,16 +56,17 @@ def output(process):
     return out
 
 
-def numbers(devices):
-    several = f"--xla_force_host_platform_device_count={devices}"
+def numbers(lines):
+    return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines.splitlines()])
+
+
+@pytest.mark.compiles
+def test_sharded_equals_unsharded(capsys):
+    several = "--xla_force_host_platform_device_count=3"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {several}"
-    code = ON_SEVERAL.format(devices=devices)
-    lines = output(run(["-c", code], XLA_FLAGS=flags)).split("\n")
-    return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines if line])
-
-
-def test_sharded_equals_unsharded():
-    np.testing.assert_allclose(numbers(3), numbers(1), rtol=1e-12)
+    found = output(run(["-c", ON_SEVERAL.format(devices=3)], XLA_FLAGS=flags))
+    exec(ON_SEVERAL.format(devices=1), {})
+    np.testing.assert_allclose(numbers(found), numbers(capsys.readouterr().out), rtol=1e-12)
 
 
 def test_two_processes_share_a_batch():

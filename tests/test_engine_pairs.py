@@ -1,0 +1,196 @@
+"""Every way to a makespan gives the number of the plain one, over the registry and all link models.
+
+Plain is a table built and lowered anew, priced and run by NumPy. Costs are dyadic: sums are exact,
+maxima tie, and all ways have to agree to the last bit.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import reference
+from jitter_cases import LINKS
+from test_transfer_order import texts
+
+import pipejax as pj
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.engine.lowering import lower
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.engine.steady_state import steady_state
+from pipejax.schedules import REGISTRY
+
+WORKERS, MICROBATCHES = 4, 4
+DEVICES = 3
+DISTINCT = 5  # configurations of a batch: all others repeat them
+SIZE = 64 * DEVICES + 5  # more than a row for each device and thread, and no whole number of rows
+
+
+def build(name, microbatches=MICROBATCHES):
+    return pj.schedules.build(name, num_workers=WORKERS, num_microbatches=microbatches)
+
+
+@functools.cache
+def table(name):
+    return build(name)
+
+
+def configurations(stages, pipes):
+    """The distinct costs: arrays (DISTINCT, ...) by field."""
+    rng = np.random.default_rng(stages)
+    shapes = dict.fromkeys(PHASE_FIELDS.values(), (DISTINCT, stages))
+    links = (DISTINCT, 2, pipes, stages - 1)
+    shapes |= {"latency": links, "transmit": links}
+    return {name: rng.integers(0, 17, shape) / 8 for name, shape in shapes.items()}
+
+
+def batch(program, size=SIZE):
+    leaves = configurations(program.layout.num_stages, program.layout.num_pipes)
+    return pj.Costs(**{name: leaf[np.arange(size) % DISTINCT] for name, leaf in leaves.items()})
+
+
+def each(costs, count=DISTINCT):
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], costs) for k in range(count)]
+
+
+@functools.cache
+def plain(name, links, microbatches=MICROBATCHES):
+    """Makespans of the distinct configurations: nothing is remembered, batched or compiled."""
+    program = lower._lower.__wrapped__(build(name, microbatches), links, True)
+    vectors = [np.asarray(cost_vector(program, one)) for one in each(batch(program))]
+    return np.array([run_on_host(program, vector).finish.max() for vector in vectors])
+
+
+def interpreted(name, program, costs):
+    return pj.makespans(program, costs, unroll=False)
+
+
+def by_event_loop(name, program, costs):
+    """One by one on the host, as an event loop over dictionaries does it."""
+    links, pipes = program.links, table(name).pipe_of_microbatch.tolist()
+    found = []
+    for one in each(costs, 1):
+        ops = {
+            (letter, stage): float(seconds)
+            for letter, field in PHASE_FIELDS.items()
+            for stage, seconds in enumerate(getattr(one, field))
+        }
+        theirs = reference.Costs(
+            ops, *(dict(np.ndenumerate(x)) for x in (one.latency, one.transmit))
+        )
+        run = reference.Run(texts(table(name)), pipes, theirs, links.model, links.queues)
+        found.append(pj.evaluate(table(name), one, link=links).makespan)
+        assert found[-1] == run.makespan
+    return found
+
+
+def with_counts(name, program, costs):
+    """The values that come with the counts, which have to add up to them."""
+    values, counts = pj.makespans_and_grad(program, costs)
+    leaves = ((getattr(costs, field), getattr(counts, field)) for field in vars(costs))
+    products = ((leaf * count).reshape(SIZE, -1) for leaf, count in leaves if leaf is not None)
+    np.testing.assert_array_equal(sum(product.sum(axis=1) for product in products), values)
+    return values
+
+
+def remembered(name, program, costs):
+    """A second call, after other costs of these shapes and other link models of this table."""
+    for link in LINKS:
+        pj.lower(table(name), link=pj.Links(*link))
+    again = pj.lower(table(name), link=program.links)
+    pj.makespans(again, jax.tree.map(lambda leaf: leaf[::-1] + 1, costs), unroll=False)
+    return interpreted(name, again, costs)
+
+
+def grown(name, program, costs):
+    """Periods put into a table of fewer microbatches, where it has periods."""
+    for few in (16, 32):
+        small = pj.lower(build(name, few), link=program.links)
+        try:
+            step = steady_state(small).microbatches
+        except ValueError:  # it has no periods, which test_long_schedules.py looks at
+            continue
+        count = few + 3 * step
+        found = pj.extrapolated_makespans(small, batch(small, DISTINCT), num_microbatches=count)
+        np.testing.assert_array_equal(found, plain(name, program.links, count))
+    return plain(name, program.links)
+
+
+def spread_out(name, program, costs):
+    """Interpreted and unrolled, in a process that has several devices."""
+    found = [pj.makespans(program, costs, unroll=unroll) for unroll in (False, True)]
+    assert all(len(values.sharding.device_set) == DEVICES for values in found)
+    np.testing.assert_array_equal(*found)
+    return found[0]
+
+
+WAYS = {  # how it is done, and which constants of the engine are other ones
+    "event loop": (by_event_loop, {}),
+    "interpreted": (interpreted, {}),
+    "in parts": (lambda _, p, c: pj.makespans(p, c, unroll=False, max_bytes=40_000), {}),
+    "in threads": (interpreted, {"interpreter.MIN_WORK": 1, "interpreter.os.cpu_count": lambda: 3}),
+    "counted": (with_counts, {}),
+    "remembered": (remembered, {}),
+}
+COMPILED = {  # for each program or shape anew
+    "unrolled": (lambda _, p, c: pj.makespans(p, c, unroll=True), {}),
+    "of any size": (interpreted, {"makespans.WORTH_COMPILING": 0}),
+    "traced": (lambda _, p, c: jax.jit(lambda c: pj.makespans(p, c))(c), {}),
+    "alone": (lambda _, p, c: [pj.makespan(p, one) for one in each(c)], {}),
+    "mapped": (lambda _, p, c: jax.vmap(lambda one: pj.makespan(p, one))(c), {}),
+    "grown": (grown, {}),
+}
+ALL = {**WAYS, **COMPILED, "spread out": (spread_out, {})}
+
+
+def check(way, name, link):
+    program = pj.lower(table(name), link=pj.Links(*link))
+    costs = batch(program)
+    expected = plain(name, program.links)
+    found = np.asarray(ALL[way][0](name, program, costs))
+    np.testing.assert_array_equal(found, np.resize(expected, len(found)), f"{way}: {name} {link}")
+
+
+def sample(ways, step):
+    """Cases in which every way meets every link model, with one schedule in `step` each time."""
+    names = list(REGISTRY)
+    return [
+        (way, link, names[(j + k) % step :: step])
+        for j, way in enumerate(ways)
+        for k, link in enumerate(LINKS)
+    ]
+
+
+CASES = [*sample(WAYS, 1), *sample(COMPILED, 24)]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample(COMPILED, 1)]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("way", "link", "names"), CASES)
+def test_equals_the_plain_recurrence(way, link, names, monkeypatch):
+    for constant, value in ALL[way][1].items():
+        monkeypatch.setattr(f"pipejax.engine.batched.{constant}", value)
+    for name in names:
+        check(way, name, link)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("step", [24, pytest.param(1, marks=pytest.mark.slow)])
+def test_equals_the_plain_recurrence_on_several_devices(step):
+    code = f"""
+import jax
+jax.config.update("jax_enable_x64", True)
+from test_engine_pairs import check, sample
+for way, link, names in sample(["spread out"], {step}):
+    for name in names:
+        check(way, name, link)
+"""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={DEVICES}"
+    paths = [Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
+    environment = {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | environment, check=True)
