@@ -72,3 +72,79 @@ def test_the_nearest_name_is_proposed():
         one_of("xyz", known, "link")
     with pytest.raises(ValueError, match=r"got None$"):
         one_of(None, known, "link")
+
+
+def torch_1f1b(workers, microbatches, *, reduces):
+    """The 1F1B that PyTorch dumps, by what its `Schedule1F1B` is known to count."""
+    rows = []
+    for rank in range(workers):
+        warmup, row = workers - 1 - rank, [""] * rank
+        row += [f"{rank}F{m}" for m in range(warmup)] + [""] * 2 * warmup
+        forward, backward = max(warmup - 1, 0), 0  # the last rank has no warm-up, and counts from 1
+        for _ in range(microbatches - warmup):
+            forward += 1
+            row += [f"{rank}F{forward}", f"{rank}B{backward}"]
+            backward += 1
+        for m in range(backward, microbatches):
+            row += ["", f"{rank}B{m}"]
+        rows.append([cell for cell in row if cell] + [f"{rank}REDUCE_GRAD"] if reduces else row)
+    return rows
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (2, 1), (2, 4), (4, 3), (4, 8), (5, 13)])
+def test_the_1f1b_of_pytorch_is_read_where_it_is_asked_for(tmp_path, size, reduces):
+    path = tmp_path / "dump.csv"
+    path.write_text("\n".join(map(",".join, torch_1f1b(*size, reduces=reduces))))
+    with pytest.raises(pj.ScheduleError, match=r"PyTorch's own 1F1B, .* --repair torch-1f1b"):
+        pj.read_table(path)
+    workers, microbatches = size
+    with pytest.warns(UserWarning, match=rf"rank {workers - 1}, {microbatches} cells: .*F1 is rea"):
+        table = pj.read_table(path, repair="Torch-1F1B")
+    built = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    costs = pj.Costs(forward=1.0, backward=1.5, transmit=0.25)
+    assert pj.evaluate(table, costs).makespan == pj.evaluate(built, costs).makespan
+
+
+DUMP = torch_1f1b(4, 8, reduces=False)
+BROKEN = {
+    "another rank": [DUMP[-1], *DUMP[1:]],
+    "a backward less": [*DUMP[:-1], DUMP[-1][:-1]],
+    "another order": [*DUMP[:-1], [*DUMP[-1][:4], *DUMP[-1][6:8], *DUMP[-1][4:6], *DUMP[-1][8:]]],
+    "too few microbatches": torch_1f1b(4, 2, reduces=False),
+    "no op": [*DUMP[:-1], [*DUMP[-1], "hello"]],
+    "a pair": [*DUMP[:-1], [*DUMP[-1], "(3F9;3B8)OVERLAP_F_B"]],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing to repair")
+@pytest.mark.filterwarnings("ignore:.*is read as")
+@pytest.mark.parametrize("what", BROKEN)
+def test_nothing_else_is_repaired(tmp_path, what):
+    path = tmp_path / "broken.csv"
+    path.write_text("\n".join(map(",".join, BROKEN[what])))
+    with pytest.raises(pj.ScheduleError) as plain:
+        pj.read_table(path)
+    assert "torch-1f1b" not in str(plain.value)
+    with pytest.raises(pj.ScheduleError):
+        pj.read_table(path, repair="torch-1f1b")
+
+
+def test_a_repair_says_what_it_changed(call, mistake, tmp_path):
+    dump, good = tmp_path / "dump.csv", tmp_path / "good.json"
+    dump.write_text("\n".join(map(",".join, DUMP)))
+    code, out, err = call("evaluate", "--table", dump, "--repair", "torch-1f1b", *TIMES, "--json")
+    assert (code, out.count("\n"), err.count("\n")) == (0, 1, 1)
+    assert "rank 3, 8 cells: 3F1 is read as 3F0, 3F2 is read as 3F1, ..., 3F8 is read as 3F7" in err
+    assert "dump.csv: missing op 0F8" in mistake("show", "--table", dump)
+    assert "--repair must be one of torch-1f1b" in mistake(
+        "show", "--table", dump, "--repair", "yes"
+    )
+    assert "--repair has no effect without --table" in mistake(
+        "evaluate", *ONE, *TIMES, "--repair", "torch-1f1b"
+    )
+    pj.write_table(pj.schedules.build("1f1b", num_workers=4, num_microbatches=8), good)
+    assert "this is JSON" in mistake("show", "--table", good, "--repair", "torch-1f1b")
+    sound = tmp_path / "sound.csv"
+    sound.write_text("0F0,0B0\n")
+    assert "nothing to repair" in call("show", "--table", sound, "--repair", "torch-1f1b")[2]

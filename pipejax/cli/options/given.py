@@ -33,6 +33,7 @@ class Needs(NamedTuple):
 NEEDS: Mapping[str, Needs] = {
     "queues": Needs("link", ("rendezvous",), QUEUES),
     "sequence_parallel": Needs("tensor_parallel"),
+    "repair": Needs("table"),
 }
 # arguments of the library whose option has another name
 _RENAMED = {

@@ -23,6 +23,7 @@ from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS, QUEUES, parse_groups
+from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 
 class Pricing(NamedTuple):
@@ -43,6 +44,8 @@ class TableChoice(NamedTuple):
       table: Table to read: PyTorch's schedule CSV, or JSON.
       workers: Workers P.
       microbatches: Microbatches M.
+      repair: Read a table that is known to be wrong: torch-1f1b is PyTorch's own 1F1B, whose last
+        rank is off by one.
     """
 
     options: TableOptions
@@ -51,6 +54,7 @@ class TableChoice(NamedTuple):
     table: FileIfGiven = None
     workers: CountIfGiven = None
     microbatches: CountIfGiven = None
+    repair: Text = None
 
     def chosen(self) -> "TableChoice":
         """Find the schedule that is meant."""
@@ -81,7 +85,8 @@ class TableChoice(NamedTuple):
                 raise ValueError(
                     f"{flag(extra[0])} belongs to --schedule: a table file states it itself"
                 )
-            return pj.read_table(self.table)
+            repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+            return pj.read_table(self.table, repair=repair)
         missing = [name for name, value in sizes.items() if value is None]
         if self.workers is None or self.microbatches is None or self.schedule is None:
             raise ValueError(f"--schedule needs {flag(missing[0])}")

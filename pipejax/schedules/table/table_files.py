@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.base.checks import checked_type, one_of
 from pipejax.base.files import write_file
 from pipejax.base.notices import Notice
 from pipejax.base.units import parse_json
@@ -23,6 +24,7 @@ from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.cells.weight_rule import WeightRule
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.torch_1f1b import LOOKS_LIKE, REPAIRS, changes, repaired
 
 FORMAT = "pipejax-table"
 VERSION = 1
@@ -34,7 +36,11 @@ class LossWarning(Notice):
     """A CSV does not hold all of a table."""
 
 
-def read_table(path: str | Path) -> ScheduleTable:
+class RepairNotice(Notice):
+    """What was repaired in a table, or that nothing was."""
+
+
+def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
     r"""Read a table from PyTorch's CSV or from JSON (by its first character).
 
     A CSV does not state the placement: there each stage is on one rank, or there are two pipes
@@ -43,11 +49,14 @@ def read_table(path: str | Path) -> ScheduleTable:
 
     Args:
       path: the file.
+      repair: "torch-1f1b" reads PyTorch's own 1F1B, whose last rank is off by one, and warns of
+        what it changed; nothing else is repaired, and nothing unasked.
 
     Returns:
       The table; one from CSV carries the file's name.
 
     Raises:
+      ValueError: if the repair is unknown, or asked for JSON.
       ScheduleError: if the file is not a table, or the schedule cannot run.
       OSError: if the file cannot be read.
 
@@ -58,6 +67,8 @@ def read_table(path: str | Path) -> ScheduleTable:
       >>> pj.read_table(path).num_stages
       2
     """
+    checked_type(path, (str, Path), "path")
+    repair = None if repair is None else one_of(repair, REPAIRS, "repair")
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -69,7 +80,11 @@ def read_table(path: str | Path) -> ScheduleTable:
         raise ScheduleError(f"{path} is not a table: it holds binary data")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        return _from_json(text) if text.lstrip().startswith("{") else _from_csv(text, path.stem)
+        if text.lstrip().startswith("{"):
+            if repair is not None:
+                raise ScheduleError(f"--repair {repair} is for a CSV, this is JSON")
+            return _from_json(text)
+        return _from_csv(text, path.stem, repair)
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error.reason}", error.grid) from None
 
@@ -155,14 +170,31 @@ def _as_data(table: ScheduleTable) -> dict[str, Any]:
     }
 
 
-def _from_csv(text: str, name: str) -> ScheduleTable:
+def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     try:
         rows = list(csv.reader(io.StringIO(text), strict=True))
     except csv.Error as error:
         raise ScheduleError(f"this is not a table: {error}") from None
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
-    return ScheduleTable.from_rows(rows, name=name)
+    if repair is not None:
+        mended = repaired(rows) or rows
+        told = f"{repair}: {changes(rows, mended) or 'nothing to repair'}"
+        warnings.warn(f"{name}: {told}", RepairNotice, stacklevel=3)
+        return ScheduleTable.from_rows(mended, name=name)
+    try:
+        return ScheduleTable.from_rows(rows, name=name)
+    except ScheduleError as error:
+        if _runs(repaired(rows) or rows):
+            raise ScheduleError(error.reason + LOOKS_LIKE, error.grid) from None
+        raise
+
+
+def _runs(rows: Sequence[Sequence[str]]) -> bool:
+    try:
+        return bool(ScheduleTable.from_rows(rows))
+    except ScheduleError:
+        return False
 
 
 def _from_json(text: str) -> ScheduleTable:
