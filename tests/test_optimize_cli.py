@@ -251,7 +251,6 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
 
 
 def test_ctrl_c_prints_the_best_so_far(tmp_path):
-    """With exit code 0: an interrupted search is one with less time."""
     # tests that run in the background hand down that the signal is ignored
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -271,8 +270,8 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path):
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
     out, err = process.communicate(timeout=30)
-    assert time.monotonic() - begun < 10
-    assert (process.returncode, err) == (0, "interrupted: this is the best so far\n")
+    assert time.monotonic() - begun < 4
+    assert (process.returncode, err) == (130, "error: interrupted: this is the best so far\n")
     found = json.loads(out)
     assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
     assert max(found["peak_memory"]) <= 3

@@ -7,7 +7,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+from pipejax.base.interruption import if_interrupted
 
 DRAFT = ".draft-"
 
@@ -47,10 +50,12 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     except OSError as error:  # say which file cannot be written, not which draft
         raise OSError(error.errno, error.strerror, str(path)) from None
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
-        yield folder
+        with if_interrupted(remove):
+            yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove()
 
 
 def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = False) -> None:

@@ -14,6 +14,7 @@ import typer
 
 import pipejax as pj
 from pipejax.base.notices import notices_as_lines
+from pipejax.cli.streams import OutputError
 
 COMMANDS = {  # each the function of its name in the module of its name, whose first line this is
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
@@ -37,6 +38,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }
+NO_BACKEND = "Unable to initialize backend"  # begins what JAX says of a name in JAX_PLATFORMS
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
@@ -111,7 +113,10 @@ def run(arguments: Sequence[str]) -> int:
                 given.check()
         with notices_as_lines():
             result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
+        sys.stdout.flush()  # what cannot be printed is an error of the command
         return result if isinstance(result, int) else 0
+    except OutputError as error:
+        return _report(str(error), code=error.code)
     except typer.Abort:
         return _report("interrupted")
     except typer.TyperException as error:
@@ -125,6 +130,10 @@ def run(arguments: Sequence[str]) -> int:
         return _report(given.named(text) if given else text, grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
+    except RuntimeError as error:
+        if not str(error).startswith(NO_BACKEND):
+            raise
+        return _report(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}")
 
 
 def _compute_in_float64() -> None:
@@ -146,8 +155,8 @@ def _with_value(message: str, arguments: Sequence[str]) -> str:
     return f"{message}, got {given[name]!r}" if name in given else message
 
 
-def _report(message: str, details: str = "") -> int:
+def _report(message: str, details: str = "", code: int = 2) -> int:
     """Write one line, and details for a person, to stderr."""
     line = " ".join(message.split())
     sys.stderr.write(f"error: {line}\n" + (f"{details}\n" if details else ""))
-    return 2
+    return code

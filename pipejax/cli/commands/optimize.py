@@ -3,8 +3,7 @@
 import dataclasses
 import importlib
 import os
-import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -22,7 +21,7 @@ from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_modules, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import progress
+from pipejax.cli.output.report import best_so_far, progress
 
 if TYPE_CHECKING:
     from pipejax.search.schedule.solution import Solution
@@ -121,9 +120,21 @@ def optimize(
     check_out(out, TABLE)
     _check_solver()
     kept = stored.open()
+
+    def report(best: "Solution", stopped: str | None) -> None:
+        if out is not None:
+            pj.write_table(best.table, out)
+        run = pj.evaluate(best.table, task.costs, link=links)
+        held, folder = task.room.stages.held(run), None if kept is None else kept.path
+        outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)
+        if json:
+            print_json(as_json(outcome))
+        else:
+            print_report(outcome)
+
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)
-        with _shown() as show:
+        with best_so_far(lambda best: report(best, "interrupted")) as keep, _shown() as show:
             found = pj.optimize(
                 task.table,
                 task.costs,
@@ -137,20 +148,15 @@ def optimize(
                 num_threads=threads,
                 store=kept,
             )
-            best, stopped = _follow(found, show)
+            with closing(found):
+                for best in found:
+                    keep(best)
+                    show(best)
     except pj.InfeasibleError as error:
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
         raise pj.InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
-    if out is not None:
-        pj.write_table(best.table, out)
-    run = pj.evaluate(best.table, task.costs, link=links)
-    held, folder = task.room.stages.held(run), None if kept is None else kept.path
-    outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)
-    if json:
-        print_json(as_json(outcome))
-    else:
-        print_report(outcome)
+    report(best, None if best.status == "optimal" else "time limit")
 
 
 class _PosedTask(NamedTuple):
@@ -211,24 +217,6 @@ def _check_solver() -> None:
         importlib.import_module("ortools")
     except ModuleNotFoundError:
         raise ValueError(NO_SOLVER) from None
-
-
-def _follow(
-    found: "Generator[Solution, None, None]", show: "Callable[[Solution], None]"
-) -> "tuple[Solution, str | None]":
-    """Take the last solution, or the one that there is when Ctrl-C ends the search."""
-    best: Solution | None = None
-    try:
-        with closing(found):
-            for best in found:
-                show(best)
-    except KeyboardInterrupt:
-        if best is None:
-            raise
-        sys.stderr.write("interrupted: this is the best so far\n")
-        return best, "interrupted"
-    assert best is not None  # or the generator raises
-    return best, None if best.status == "optimal" else "time limit"
 
 
 @contextmanager

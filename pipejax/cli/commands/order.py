@@ -13,7 +13,7 @@ from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import TABLE, check_out
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_written, progress
+from pipejax.cli.output.report import best_so_far, grid, pick, print_all, print_written, progress
 from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:
@@ -44,43 +44,50 @@ def order(
       out: Write the better table to this file (.csv or .json).
     """
     from pipejax.analysis.head_of_line_blocking import queue_makespans
+    from pipejax.search.transfers.search import OrderSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
     check_out(out, TABLE)
     costs = required(pricing).of(table)
-    with progress("searching", iterations) as bar:
-        found = pj.order(
-            table,
-            costs,
-            link=rendezvous,
-            iterations=iterations,
-            time_limit=limit,
-            seed=seed,
-            on_progress=lambda done, makespan: bar.move(
+
+    def report(found: "TransferOrder") -> None:
+        if out is not None:
+            pj.write_table(found.table, out)
+        tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
+        makespans = {
+            name: queue_makespans(each, costs, link=rendezvous)
+            for name, each in {**tables, FOUND: found.table}.items()
+        }
+        # where the table's own order deadlocks, nothing waits: the next best thing is looked at
+        shown = "by producer" if found.baselines["own"] is None else "own"
+        waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
+        if json:
+            looked_at = {"makespans": makespans, "waits_of": shown, "out": out}
+            print_json(_as_json(table, found, waits) | looked_at)
+            return
+        _print(table, found)
+        print_all(
+            _makespan_grid(makespans),
+            _wait_grid(shown, waits, worst),
+            "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
+        )
+        print_written("wrote the better table to", out)
+
+    search = OrderSearch(table, costs, rendezvous, seed)
+    with (
+        best_so_far(lambda search: report(search.result("interrupted"))) as keep,
+        progress("searching", iterations) as bar,
+    ):
+        keep(search)
+        stopped = search.run(
+            iterations,
+            limit,
+            lambda done, makespan: bar.move(
                 completed=done, description=f"best {seconds(makespan)}"
             ),
         )
-    if out is not None:
-        pj.write_table(found.table, out)
-    tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
-    makespans = {
-        name: queue_makespans(each, costs, link=rendezvous)
-        for name, each in {**tables, FOUND: found.table}.items()
-    }
-    # where the table's own order deadlocks, nothing waits: the next best thing is looked at
-    shown = "by producer" if found.baselines["own"] is None else "own"
-    waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
-    if json:
-        looked_at = {"makespans": makespans, "waits_of": shown, "out": out}
-        print_json(_as_json(table, found, waits) | looked_at)
-        return
-    _print(table, found)
-    print_all(
-        _makespan_grid(makespans),
-        _wait_grid(shown, waits, worst),
-        "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
-    )
-    print_written("wrote the better table to", out)
+        found = search.result(stopped)
+    report(found)
 
 
 Makespans = dict[str, dict[str, float | None]]

@@ -11,6 +11,7 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from pipejax.base.interruption import if_interrupted
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.files import SWEEPS, check_modules
 from pipejax.cli.output.numbers import print_json
@@ -41,22 +42,23 @@ def sweep(
     grid = read_sweep(file)
     done: list[int] = []  # points of an earlier run, then those after each block
     began = time.perf_counter()
-    try:
-        columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
-        with progress("sweep", grid.num_points, *columns, transient=False) as bar:
 
-            def on_progress(points: int, _: int) -> None:
-                done.append(points)
-                bar.move(completed=points)
+    def say() -> str | None:
+        if not done:
+            return None
+        return f"after {done[-1] - done[0]} points: {out} keeps them, go on with --resume"
 
-            run_sweep(
-                grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress
-            ).close()
-    except KeyboardInterrupt:
-        new = done[-1] - done[0] if done else 0
-        raise ValueError(
-            f"interrupted after {new} points: {out} keeps them, go on with --resume"
-        ) from None
+    columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
+    with (
+        if_interrupted(say),
+        progress("sweep", grid.num_points, *columns, transient=False) as bar,
+    ):
+
+        def on_progress(points: int, _: int) -> None:
+            done.append(points)
+            bar.move(completed=points)
+
+        run_sweep(grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress).close()
     _print(grid, out, done[0], time.perf_counter() - began, json)
 
 

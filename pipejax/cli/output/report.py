@@ -1,5 +1,6 @@
 """What a person reads: tables from columns, single lines, and bars while it takes time."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
+from pipejax.base.interruption import if_interrupted
 from pipejax.cli.output.numbers import console
 
 
@@ -80,6 +82,29 @@ def progress(
     """Show how far work is, where a person sees it."""
     err = Console(stderr=True, highlight=False)
     shown: dict[str, Any] = {"console": err, "transient": transient, "disable": not err.is_terminal}
-    with Progress(*columns, **shown) as bar:
+    with Progress(*columns, **shown) as bar, if_interrupted(bar.stop):
         note = partial(err.print, markup=False) if err.is_terminal else lambda text: None
         yield ProgressBar(partial(bar.update, bar.add_task(what, total=total)), note)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Console]:
+    """Show that work goes on, where a person sees it; the console prints above that."""
+    err = Console(stderr=True)
+    with err.status(what) as shown, if_interrupted(shown.stop):
+        yield err
+
+
+@contextmanager
+def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], object]]:
+    """Report, if the command is interrupted in this block, what was last kept in it."""
+    kept: deque[Any] = deque(maxlen=1)
+
+    def say() -> str | None:
+        if not kept:
+            return None
+        report(kept[0])
+        return "this is the best so far"
+
+    with if_interrupted(say):
+        yield kept.append

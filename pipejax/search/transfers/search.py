@@ -152,43 +152,12 @@ def order(
       >>> found.baselines["by producer"], found.makespan, found.free_bound
       (32.0, 31.0, 31.0)
     """
-    links = Links.of(link)
-    _check(costs, links, iterations, time_limit)
-    deadline = np.inf if time_limit is None else time.monotonic() + time_limit
-    graph = transfer_graph(table, costs, links)
-    if not graph.duration.max() < np.finfo(float).max / len(graph.duration):
-        raise ValueError("the makespan is too large for a float: costs must be smaller")
-    times = heads_and_tails(graph)
-    known = {"own": _own_order(table, links), "by producer": producer_order(table, links)}
-    by_need = [priority_order(graph, times, urgency) for urgency in URGENCIES]
-    starts = [order for order in known.values() if order is not None] + by_need
-    search = _Search(graph, queue_bound(graph, times), seed)
-    makespans = search.begin(np.stack(starts))
-    values = iter(makespans)
-    baselines = {name: None if order is None else next(values) for name, order in known.items()}
-    stopped = search.run(iterations, deadline, on_progress)
-    found = insert_transfers(table, search.best.order, link=links)
-    return TransferOrder(
-        makespan=evaluate(found, costs, link=links).makespan,
-        table=found,
-        order=search.best.order,
-        links=links,
-        baselines={**baselines, "by need": min(makespans[-len(by_need) :])},
-        free_bound=times.makespan,
-        queue_bound=search.bound,
-        evaluated=search.evaluated,
-        stopped=stopped,
-    )
-
-
-def _check(costs: Costs, links: Links, iterations: int, time_limit: float | None) -> None:
-    costs.check_values()
-    if links.model != "rendezvous":
-        raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
     if iterations < 0:
         raise ValueError(f"iterations must be at least 0, got {iterations}")
     if time_limit is not None and not time_limit >= 0:
         raise ValueError(f"time_limit must be at least 0, or None for no limit, got {time_limit}")
+    search = OrderSearch(table, costs, Links.of(link), seed)
+    return search.result(search.run(iterations, time_limit, on_progress))
 
 
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
@@ -199,19 +168,35 @@ def _own_order(table: ScheduleTable, links: Links) -> Order | None:
         return None
 
 
-class _Search:
+class OrderSearch:
     """State of the local search: current and best order, and which transfers rest."""
 
-    def __init__(self, graph: TransferGraph, bound: float, seed: int) -> None:
-        self.graph = graph
-        self.bound = bound
+    def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
+        """Start the clock, and begin with the best of the known orders."""
+        costs.check_values()
+        if links.model != "rendezvous":
+            raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
+        self._begun = time.monotonic()
+        self._given = table, costs, links
+        self.graph = transfer_graph(table, costs, links)
+        if not self.graph.duration.max() < np.finfo(float).max / len(self.graph.duration):
+            raise ValueError("the makespan is too large for a float: costs must be smaller")
+        times = heads_and_tails(self.graph)
+        self.free_bound, self.bound = times.makespan, queue_bound(self.graph, times)
         self.evaluated = 0
         self._rng = np.random.default_rng(seed)
-        self._batch = max(1, min(BATCH, MAX_BATCH_NODES // graph.program.num_nodes))
-        self._rests_until = np.zeros(graph.num_transfers, int)
+        self._batch = max(1, min(BATCH, MAX_BATCH_NODES // self.graph.program.num_nodes))
+        self._rests_until = np.zeros(self.graph.num_transfers, int)
         self._stale = 0  # iterations since the best was found
+        known = {"own": _own_order(table, links), "by producer": producer_order(table, links)}
+        by_need = [priority_order(self.graph, times, urgency) for urgency in URGENCIES]
+        starts = [order for order in known.values() if order is not None] + by_need
+        makespans = self._begin(np.stack(starts))
+        values = iter(makespans)
+        self._baselines = {k: None if order is None else next(values) for k, order in known.items()}
+        self._baselines["by need"] = min(makespans[-len(by_need) :])
 
-    def begin(self, orders: Orders) -> list[float]:
+    def _begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
         parts = range(0, len(orders), self._batch)
         finish = np.concatenate([self._finish(orders[k : k + self._batch]) for k in parts])
@@ -220,8 +205,11 @@ class _Search:
         self.best = self.current = _FoundOrder(orders[first], finish[first])
         return makespans.tolist()
 
-    def run(self, iterations: int, deadline: float, on_progress: OnProgress | None) -> str:
-        """Search; return why it ended."""
+    def run(
+        self, iterations: int, time_limit: float | None, on_progress: OnProgress | None = None
+    ) -> str:
+        """Search; return why it ended. The time runs from the start of the clock."""
+        deadline = np.inf if time_limit is None else self._begun + time_limit
         try:
             for iteration in range(1, iterations + 1):
                 if self._is_optimal():
@@ -234,6 +222,22 @@ class _Search:
         except KeyboardInterrupt:
             return "interrupted"
         return "optimal" if self._is_optimal() else "iterations"
+
+    def result(self, stopped: str) -> TransferOrder:
+        """Return the best order so far, and what ended the search."""
+        table, costs, links = self._given
+        found = insert_transfers(table, self.best.order, link=links)
+        return TransferOrder(
+            makespan=evaluate(found, costs, link=links).makespan,
+            table=found,
+            order=self.best.order,
+            links=links,
+            baselines=self._baselines,
+            free_bound=self.free_bound,
+            queue_bound=self.bound,
+            evaluated=self.evaluated,
+            stopped=stopped,
+        )
 
     def _is_optimal(self) -> bool:
         return self.best.makespan <= self.bound * (1 + PRECISION)

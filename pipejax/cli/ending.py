@@ -1,0 +1,82 @@
+"""How a process of the command line ends: done, interrupted, or told to terminate.
+
+Python runs handlers of signals in the main thread and between two of its instructions: never while
+XLA compiles there. The exception that a handler may raise is swallowed by some libraries, meets C++
+that cannot pass it on in others, and threads of both make an early end of the interpreter crash. So
+no exception is raised here: the handler stops the main thread, and a second thread, which the
+interpreter wakes through a pipe, says what there is to say and ends the process.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from pipejax.base.interruption import act
+from pipejax.cli.streams import OutputError
+
+SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}
+PATIENCE = 1.3  # seconds to report what an interrupted command has found so far
+STOP = 0.2  # seconds in which the main thread stops, unless it is in a call that takes longer
+
+_has_stopped = threading.Event()
+
+
+def watch_signals() -> None:
+    """End this process by itself from now on; a signal that is ignored stays so (nohup, `&`)."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    threading.Thread(target=_attend, args=(heard, told), daemon=True).start()
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    """Keep the main thread from going on: nobody else writes while the last words are said."""
+    _has_stopped.set()
+    while True:
+        time.sleep(PATIENCE)
+
+
+def _attend(heard: int, told: int) -> None:
+    """Wait for a signal, and end: when all is said, at a second signal, or when time is up."""
+    number = signal.Signals(os.read(heard, 1)[0])
+    said: list[str] = []
+
+    def speak() -> None:
+        _has_stopped.wait(STOP)
+        try:
+            said.append(act() or "")
+            sys.stdout.flush()
+        except Exception as error:
+            said[:] = [f"what was found so far cannot be reported: {error}"]
+        os.write(told, b"\0")
+
+    threading.Thread(target=speak, daemon=True).start()
+    select.select([heard], [], [], PATIENCE)
+    end_interrupted(number, *said)
+
+
+def end_interrupted(number: signal.Signals = signal.SIGINT, said: str = "") -> NoReturn:
+    """Write the line, and end without ado: threads of XLA and of solvers go on until then."""
+    line = ": ".join(filter(None, ("error", SIGNALS[number], " ".join(said.split()))))
+    try:  # not through sys.stderr: the main thread may have stopped while it held it
+        os.write(2, f"{line}\n".encode(errors="replace"))
+    finally:
+        os._exit(128 + number)
+
+
+def leave(code: int) -> NoReturn:
+    """End after a command is over, whatever it was; signals that come now come too late."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        sys.stdout.flush()
+    except OutputError:  # has been said; Python would try again, and say so on its own
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,196 @@
+"""Processes of the command line that are interrupted: one line, an exit code, and whole files."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pipejax as pj
+from pipejax.search.schedule.store_entry import from_text
+
+ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8", "--stage-times", "F=1,B=2"]
+MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "64", "--tensor-parallel", "8"]
+LONG = ["--schedule", "1f1b", "--workers", "8", "--microbatches", "64"]
+SEARCH = [*LONG, "--stage-times", "F=10,I=11,W=9", "--comm", "3"]
+GRID = """
+schedules = ["gpipe", "1f1b", "chimera"]
+workers = [4, 8]
+minibatch = [16, 32, 64]
+microbatch_size = [1, 2, 4]
+models = "tabular-128l"
+systems = ["fast_nw_slow_cp", "slow_nw_fast_cp"]
+"""
+# command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
+RUNS = {
+    "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
+    "order": (5, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
+    "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
+    "sweep": (8, ["{}/grid.toml", "--out", "{}/x.zarr"]),
+    "jitter": (
+        5,
+        [
+            *LONG[2:],
+            "--schedules",
+            "1f1b,gpipe",
+            "--stage-times",
+            "F=1,B=2",
+            "--op",
+            "lognormal:0.1",
+            "--out",
+            "{}/x.zarr",
+        ],
+    ),
+    "train": (
+        8,
+        [
+            "--schedule",
+            "pipedream",
+            "--workers",
+            "4",
+            "--microbatches",
+            "16",
+            "--save",
+            "{}/x.zarr",
+        ],
+    ),
+    "evaluate": (3, [*LONG, *MODEL]),
+    "compare": (
+        4,
+        ["--schedules", "gpipe,1f1b,chimera", "--workers", "8", "--microbatches", "64", *MODEL],
+    ),
+    "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
+    "show": (3, [*ONE, "--out", "{}/x.svg"]),
+    "export": (1.5, [*ONE, "--format", "json", "--out", "{}/x.json"]),
+    "staleness": (
+        1.5,
+        [
+            "--schedule",
+            "pipedream",
+            "--workers",
+            "4",
+            "--microbatches",
+            "32",
+        ],
+    ),
+    "schedules": (1, ["--json"]),
+}
+# SIGINT is ignored in what a shell starts in the background; a byte says that our code begins
+START = (
+    "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from pipejax.cli import main; os.write({}, b'.'); main()"
+)
+
+
+def begin(arguments, **how):
+    """Start a process; return it once the entry point is reached."""
+    heard, told = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", START.format(told), *map(str, arguments)],
+        pass_fds=[told],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **how,
+    )
+    os.close(told)
+    assert os.read(heard, 1) == b"."
+    os.close(heard)
+    return process
+
+
+def ended(process, number):
+    """Send a signal; return stdout, stderr and how long the process went on."""
+    process.send_signal(number)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    return out, err, time.monotonic() - begun
+
+
+def check_interrupted(process, err, seconds, number):
+    assert process.returncode == 128 + number, err
+    assert err.startswith("error: interrupted" + " by SIGTERM" * (number == signal.SIGTERM))
+    assert err.count("\n") == 1, err
+    assert seconds < 4  # 2 s, and as much for a busy machine
+
+
+def arguments_in(folder, command):
+    (folder / "grid.toml").write_text(GRID)
+    return [command, *(part.replace("{}", str(folder)) for part in RUNS[command][1])]
+
+
+def check_whole(folder):
+    """Every file is one that was finished; no draft is left."""
+    assert [path for path in folder.rglob("*.draft-*") if path.exists()] == []
+    for path in [*folder.glob("x.csv"), *folder.glob("x.json")]:
+        pj.read_table(path)
+    for path in folder.glob("store/*.json"):
+        from_text(path.read_text())
+    for path in folder.glob("x.svg"):
+        assert path.read_text().rstrip().endswith("</svg>")
+    for path in folder.glob("x.png"):
+        assert path.read_bytes().endswith(b"IEND\xaeB`\x82")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_an_interrupt_while_modules_are_imported(seconds):
+    process = begin(["evaluate", *LONG, *MODEL])
+    time.sleep(seconds)
+    out, err, took = ended(process, signal.SIGINT)
+    check_interrupted(process, err, took, signal.SIGINT)
+    assert (out, err) == ("", "error: interrupted\n")
+
+
+@pytest.mark.process
+def test_a_search_ends_with_the_best_so_far(tmp_path):
+    process = begin([*arguments_in(tmp_path, "optimize"), "--json"])
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("store/*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.5)  # it is stored before the command hears of it
+    out, err, took = ended(process, signal.SIGTERM)
+    check_interrupted(process, err, took, signal.SIGTERM)
+    assert err == "error: interrupted by SIGTERM: this is the best so far\n"
+    found = json.loads(out)
+    assert (found["status"], found["stopped"]) == ("feasible", "interrupted")
+    assert pj.read_table(tmp_path / "x.csv").num_workers == 8
+    check_whole(tmp_path)
+
+
+def moments(count):
+    """Commands, signals and times, the same ones each time; no command is left out."""
+    draw = random.Random(0)
+    names = [*RUNS] * (count // len(RUNS) + 1)
+    return [
+        (name, number, round(draw.uniform(0, RUNS[name][0]), 2))
+        for name, number in zip(
+            names[:count], [signal.SIGINT, signal.SIGINT, signal.SIGTERM] * count, strict=False
+        )
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(("command", "number", "seconds"), moments(40))
+def test_any_moment(tmp_path, command, number, seconds, record_property):
+    process = begin(arguments_in(tmp_path, command))
+    heard = select.select([process.stderr], [], [], seconds)  # closed when it ends before
+    if heard[0] or process.poll() is not None:
+        out, err = process.communicate()
+        assert (process.returncode, err) == (0, "")
+    else:
+        out, err, took = ended(process, number)
+        record_property("seconds", took)
+        print(f"{command} after {seconds} s: {took:.2f} s, {process.returncode}, {err!r}")
+        if process.returncode:
+            check_interrupted(process, err, took, number)
+    assert "Traceback" not in out + err
+    check_whole(tmp_path)
