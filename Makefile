@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# what is kept here belongs to the targets: made again, it is replaced
 RESULTS := results
 FIGURES := figures/out
 # processes of the tests
@@ -27,11 +28,13 @@ $(READY): requirements.lock pyproject.toml
 	touch $@
 
 paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table of claims
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
 
 pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experiments, figures, claims
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.staleness --out $(RESULTS)/staleness.zarr
 	$(BIN)/python -m sweeps.convergence_bound --out $(RESULTS)/convergence_bound.zarr
 	$(BIN)/python -m sweeps.pipedream --out $(RESULTS)
@@ -39,11 +42,13 @@ pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experimen
 	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)
 
 optpipe: $(READY)  ## repeat OptPipe: schedules under a memory limit, figures, claims (half an hour)
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.optpipe --out $(RESULTS)
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe_claims --data $(RESULTS)
 
 sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
+	mkdir -p $(RESULTS)
 	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
 	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
@@ -78,6 +83,7 @@ sample: $(READY)  ## the engine as users compile it, and the types in signatures
 	XLA_FLAGS= $(PYTEST) $(TYPED) $(SAMPLE)
 
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives
-from pipejax.base.files import write_file
+from pipejax.base.files import check_writable, write_file
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 from pipejax.engine.batched.single_xla_call import wide_vectors
@@ -43,6 +43,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_engine.json"))
     arguments = parser.parse_args()
+    check_writable(arguments.out)  # before the work
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [
         (p, m, dtype, kind)
@@ -69,7 +70,6 @@ def main():
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
         "rows": rows,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_file(arguments.out, json.dumps(result, indent=1))
     show(result)
 

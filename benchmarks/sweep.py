@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 import pipejax as pj
 from benchmarks.alternatives import python_loop, recurrence
-from pipejax.base.files import write_file
+from pipejax.base.files import check_writable, write_file
 from pipejax.costs.roofline import stage_work
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--sample", type=int, default=2000, help="points for the Python loop")
     parser.add_argument("--out", type=Path, default=Path("results/benchmark_sweep.json"))
     arguments = parser.parse_args()
+    check_writable(arguments.out)  # before the work
     sweep = read_sweep(arguments.grid)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "sweep.zarr"
@@ -63,7 +64,6 @@ def main():
         "store_MB": size / 1e6,
         "peak_memory_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_file(arguments.out, json.dumps(result, indent=1))
     Console().print(
         f"{sweep.num_points:,} points in {seconds:.1f} s, compilation and writing included: "

@@ -37,7 +37,7 @@ from figures import (
     timelines,
     tornado,
 )
-from pipejax.base.files import drafted
+from pipejax.base.files import check_writable, drafted
 from pipejax.plots import style
 
 
@@ -123,6 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    try:
+        options.out.mkdir(exist_ok=True)  # it is ours: figures of these names are replaced
+        check_writable(options.out / "any.png")
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror}")
     drawn = _draw(there, options.data, options.out)
     shown = Console()
     shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
@@ -137,7 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
     """Draw the figures of some stores; return their names."""
     style.use()
-    out.mkdir(parents=True, exist_ok=True)
     work = [(name, script) for name in stores for script in STORES[name].scripts]
     loaded: dict[str, xr.Dataset] = {}
     drawn = []

@@ -1,13 +1,15 @@
 """What the commands of this folder have in common: `python -m sweeps.NAME --out STORE`."""
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import xarray as xr
 from rich.console import Console
 
-from pipejax.base.files import drafted
+from pipejax.base.files import check_writable, drafted
+from pipejax.base.provenance import is_dataset
 
 
 def write(
@@ -23,13 +25,26 @@ def write(
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
     out: Path = parser.parse_args().out
+    check(out, parser)
     dataset = sweep()
     save(dataset, out)
     Console().print(f"{count(dataset)} in {out}")
 
 
+def check(out: Path, parser: argparse.ArgumentParser) -> None:
+    """End, before any work, where a dataset cannot be written or something else is there.
+
+    These commands repeat what they made: a dataset of theirs is replaced unasked.
+    """
+    try:
+        check_writable(out)
+    except OSError as error:
+        parser.error(f"{out}: {error.strerror}")
+    if os.path.lexists(out) and not is_dataset(out):
+        parser.error(f"{out} is not a dataset that was written here: it is never replaced")
+
+
 def save(dataset: xr.Dataset, out: Path) -> None:
     """Write a Zarr store; one that is there is replaced as a whole."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     with drafted(out) as draft:
         dataset.to_zarr(draft, zarr_format=2)

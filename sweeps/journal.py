@@ -61,7 +61,6 @@ class Journal:
         key = f"{key}; {self.context}"
         if key not in self.records:
             record = make()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps({"key": key, "record": record}) + "\n")
             self.records[key] = record

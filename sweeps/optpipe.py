@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipejax.base.provenance import provenance
 from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_timelines
-from sweeps.command import save
+from sweeps.command import check, save
 from sweeps.journal import Journal
 
 SECONDS = 6.0  # of a solve: all parts together take about half an hour on two cores
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if path.exists() and options.only is None:
             shown.print(f"{path} is there: --only {name} makes it anew", soft_wrap=True)
             continue
+        check(path, parser)
         origin = provenance()
         context = f"{options.seconds:g} s, code {origin['code']}"
         journal = Journal(path.with_suffix(".jsonl"), context)

@@ -27,7 +27,7 @@ from pipejax.training import (
     random_quadratic,
     sweep_replay,
 )
-from sweeps.command import save
+from sweeps.command import check, save
 from sweeps.pipedream_schemes import (
     SAMPLES,
     Scheme,
@@ -299,6 +299,7 @@ def main() -> None:
         if path.exists() and options.only is None:
             shown.print(f"{path} is there: --only {name} makes it anew", soft_wrap=True)
             continue
+        check(path, parser)
         with jax.enable_x64(True):
             data = EXPERIMENTS[name]()
         save(data.assign_attrs(provenance()), path)

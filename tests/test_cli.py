@@ -433,7 +433,10 @@ MISTAKES = {
     "show format": (["show", *ONE, "--out", "x.gif"], "--out must end in one of"),
     "show nowhere": (["show", *ONE, "--out", "{tmp}/no/such/x.png"], "there is no folder"),
     "export format": (["export", *ONE, "--format", "xml", "--out", "x"], "--format must be one of"),
-    "export nowhere": (["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"], "No such file"),
+    "export nowhere": (
+        ["export", *ONE, "--format", "json", "--out", "{tmp}/no/x"],
+        "there is no folder",
+    ),
     "export no out": (["export", *ONE, "--format", "json"], "--out"),
 }
 TABLE = to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)).encode()

@@ -326,7 +326,7 @@ def test_command_marks_what_does_not_exist(call):
         (["--quantile", "95"], "--quantile must be from 0 to 1, got 95"),
         (["--quantile", "nan"], "--quantile must be from 0 to 1, got nan"),
         (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
-        (["--out", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
+        (["--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
         (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
         (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
         (["--schedules", "gpipe,x"], "unknown schedule 'x'"),

@@ -246,6 +246,9 @@ def test_nothing_is_overwritten(whole, grid_file, declared, tmp_path, capsys):
     (other / "precious").write_text("x")
     assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
     assert "it exists" in refused(capsys, grid_file, "--out", other)
+    assert "is not the dataset" in refused(capsys, grid_file, "--out", other, "--force")
+    text = refused(capsys, grid_file, "--out", whole, "--force", "--resume")
+    assert "choose one" in text
     (other / ".zattrs").write_text("[]")
     assert "is not the dataset of a sweep" in refused(capsys, grid_file, "--out", other, "--resume")
     (tmp_path / "file").write_text("x")
@@ -273,6 +276,23 @@ def test_report_for_people(whole, grid_file, capsys):
     assert "560 points" in printed
     assert "560 were there" in printed
     assert "illegal: microbatch size 5 does not divide a minibatch of 12" in printed
+
+
+def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
+    path, attributes = tmp_path / "out.zarr", {"grid": "another"}
+    path.mkdir()
+    (path / ".zattrs").write_text(json.dumps(attributes))
+    (path / "old").mkdir()
+    (path / "old" / "0").write_text("x")
+    with (
+        pytest.raises(FileExistsError, match="begin anew by --force"),
+        opened(read_sweep(GRID), path),
+    ):
+        pass
+    with opened(read_sweep(GRID), path, replace=True) as store:
+        assert not store.is_whole(get_block(read_sweep(GRID), 0))
+    assert not (path / "old").exists()
+    assert json.loads((path / ".zattrs").read_text())["grid"] == read_sweep(GRID).to_json()
 
 
 def test_a_store_forgets_nothing(tmp_path):

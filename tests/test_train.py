@@ -376,7 +376,7 @@ def test_summary_needs_its_axes():
         ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, got 'gap.txt'"),
         ([*TABLE, "--out", "no/gap.png"], "--out no/gap.png: there is no folder no"),
         ([*TABLE, "--save", "runs.nc"], "--save must end in .zarr, got 'runs.nc'"),
-        ([*TABLE, "--save", "{tmp}/full.zarr"], "exists: give another, nothing is written over"),
+        ([*TABLE, "--save", "{tmp}/full.zarr"], "exists: give another, or --force"),
     ],
 )
 def test_mistakes(mistake, tmp_path, arguments, message):

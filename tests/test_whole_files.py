@@ -145,7 +145,7 @@ def test_a_command_that_fails_while_it_writes_leaves_the_old_file(
         monkeypatch.setattr(os, "replace", full)
     else:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    assert run([*arguments, "--out", str(tmp_path / name)]) == 2
+    assert run([*arguments, "--force", "--out", str(tmp_path / name)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "precious"

@@ -1,10 +1,12 @@
 """Atomic files and folders: drafted beside their final place, then moved there."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -13,43 +15,106 @@ from pathlib import Path
 from pipejax.base.interruption import if_interrupted
 
 DRAFT = ".draft-"
+LONGEST = 200  # bytes of a name before it: the whole has to be a name too
+PROBED = 4096  # bytes that are written to see whether there is room
 
 
 @contextlib.contextmanager
-def drafted(path: str | Path, *, is_locked: bool = False) -> Iterator[Path]:
+def drafted(path: str | Path, *, replace: bool = True, is_locked: bool = False) -> Iterator[Path]:
     """Yield a path for a draft of a file or folder, which moves to `path` at the end of the block.
 
     If the block ends early, `path` stays as it was. The draft has the same name, for writers
-    that look at the suffix. With `is_locked` the caller holds the folder's lock: drafts
-    of the same name are left by processes that were killed, and are removed.
+    that look at the suffix. Without `replace`, what is there by then stays. With `is_locked` the
+    caller holds the folder's lock: drafts of the same name are left by processes that were killed,
+    and are removed. Errors of the system name `path`, not its draft.
     """
-    path = Path(path)
-    if path.exists() and not path.is_file() and not path.is_dir():
-        yield path  # a pipe or a terminal cannot be replaced
-        return
-    path = Path(os.path.realpath(path))  # a link goes on to point where it points
-    with draft_folder(path, is_locked=is_locked) as folder:
+    path, to_stream = Path(path), is_stream(path)
+    # a link goes on to point where it points; a pipe or a terminal cannot be replaced
+    beside = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
+    with _naming(path), draft_folder(beside, is_locked=is_locked) as folder:
         draft = folder / path.name
         yield draft
-        if draft.is_file():
-            _sync(draft)
-            if path.is_file():
-                shutil.copymode(path, draft)
-        elif path.is_dir():  # only an empty folder can be replaced in one step
-            os.rename(path, folder / "replaced")
+        if to_stream:
+            path.write_bytes(draft.read_bytes())
+        elif not replace and os.path.lexists(beside):
+            raise FileExistsError(errno.EEXIST, "it has come to exist meanwhile", str(path))
+        else:
+            _move(draft, beside, folder)
+
+
+def _move(draft: Path, path: Path, folder: Path) -> None:
+    """Put a draft where it belongs; a folder that is there goes into `folder` first."""
+    if draft.is_file():
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        if path.is_file():
+            shutil.copymode(path, draft)
+    if draft.is_file() or not path.is_dir():
         os.replace(draft, path)
+        return
+    old = folder / "replaced"  # only an empty folder can be replaced in one step
+    os.rename(path, old)
+    try:
+        os.replace(draft, path)
+    except BaseException:  # Ctrl-C too: `folder` is about to be removed
+        if not path.exists():
+            os.rename(old, path)
+        raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a file in errors of the system that name none, or a draft of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or DRAFT in str(error.filename):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+
+
+def is_stream(path: str | Path) -> bool:
+    """Whether a path is a pipe, a terminal or another device of characters."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def check_writable(path: str | Path) -> None:
+    """Find out now whether `drafted` can write a file or folder, by writing a little beside it.
+
+    Only trying tells: a superuser may write where no permission says so, and a full disk or
+    `/proc` has no permission at all. Nothing of it stays; what is there is not touched.
+
+    Raises:
+      OSError: if it cannot; the error names `path`.
+    """
+    path = Path(path)
+    if is_stream(path):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)  # a name that is too long, a link that leads to itself
+    beside = Path(os.path.realpath(path))
+    if not beside.parent.is_dir():
+        why = f"there is no folder {beside.parent if path.is_symlink() else path.parent}"
+        raise FileNotFoundError(errno.ENOENT, why, str(path))
+    if beside.exists() and not beside.is_file() and not beside.is_dir():
+        raise OSError(errno.EINVAL, "it is neither a file nor a pipe", str(path))
+    with _naming(path), draft_folder(beside) as folder:
+        (folder / beside.name).write_bytes(bytes(PROBED))
 
 
 @contextlib.contextmanager
 def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
     """Make a folder for drafts beside `path`, and remove it with all that is left in it."""
-    prefix = f".{path.name}{DRAFT}"
+    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    prefix = f".{name}{DRAFT}"
     for left in path.parent.glob(f"{glob.escape(prefix)}*") if is_locked else ():
         shutil.rmtree(left, ignore_errors=True)
-    try:
+    with _naming(path):  # say which file cannot be written, not which draft
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-    except OSError as error:  # say which file cannot be written, not which draft
-        raise OSError(error.errno, error.strerror, str(path)) from None
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
         with if_interrupted(remove):
@@ -68,8 +133,3 @@ def checksum(content: bytes | str) -> str:
     """SHA-256 of a content, in hexadecimal."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -2,10 +2,12 @@
 
 import functools
 import hashlib
+import json
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+ATTRIBUTES = ".zattrs"  # file of a Zarr store that holds them
 PACKAGE = Path(__file__).parents[1]
 SHOWN = ("cli", "plots")  # rooms of what only shows numbers
 
@@ -27,6 +29,15 @@ def provenance() -> dict[str, str]:
         "commit": _commit(),
         "code": code_hash(),
     }
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a folder is a Zarr store that was written here: its attributes say so."""
+    try:
+        found = json.loads((path / ATTRIBUTES).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "pipejax" in found
 
 
 def _commit() -> str:

@@ -17,6 +17,7 @@ def run_sweep(
     out: str | Path,
     *,
     resume: bool = False,
+    replace: bool = False,
     scheduler: str | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> xr.Dataset:
@@ -26,6 +27,7 @@ def run_sweep(
       given: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
       out: path of the store.
       resume: whether to go on with a store that is there; blocks that are whole stay.
+      replace: whether to begin anew a store that is there, of this grid or another.
       scheduler: address of a Dask scheduler whose workers evaluate; this process if None.
       on_progress: called with the points that are done and those of the grid, first for what an
         earlier run left, then after every block.
@@ -36,7 +38,7 @@ def run_sweep(
     Raises:
       ValueError: if the declaration is wrong, or the store holds another grid or was begun by
         other code.
-      FileExistsError: if there is a store and resume is not given.
+      FileExistsError: if there is a store and neither resume nor replace is given.
       OSError: if it cannot be written, another process writes to it, or no scheduler answers.
 
     Example:
@@ -53,7 +55,7 @@ def run_sweep(
     sweep = given if isinstance(given, Sweep) else read_sweep(given)
     path = Path(out)
     tell = on_progress or (lambda points, num_points: None)
-    with opened(sweep, path, resume=resume) as store:
+    with opened(sweep, path, resume=resume, replace=replace) as store:
         blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)

@@ -6,8 +6,10 @@ the store depends on when or in how many pieces it was written.
 """
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,25 +93,43 @@ def _checksum(parts: list[NumpyArray]) -> int:
 
 
 @contextlib.contextmanager
-def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[BlockStore]:
-    """Make a store, or resume one, and hold its lock."""
-    _check(sweep, path, resume=resume)  # before the lock: nothing is put into others' folders
+def opened(
+    sweep: Sweep, path: Path, *, resume: bool = False, replace: bool = False
+) -> Iterator[BlockStore]:
+    """Make a store, resume one or begin it anew, and hold its lock."""
+    how = {"resume": resume, "replace": replace}
+    _check(sweep, path, **how)  # before the lock: nothing is put into others' folders
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     with locked(path, wait=False):
-        _check(sweep, path, resume=resume)  # another process may have been here before the lock
+        _check(sweep, path, **how)  # another process may have been here before the lock
+        if replace:
+            _empty(path)
         _restore(sweep, path)
         yield BlockStore(sweep, path)
 
 
-def _check(sweep: Sweep, path: Path, *, resume: bool) -> None:
-    """Check that there is no store, or that of this sweep, begun by this code."""
+def _empty(path: Path) -> None:
+    """Remove all but the lock; the attributes go last: till then the folder is known as a store."""
+    for left in sorted(path.iterdir(), key=lambda left: left.name == ATTRIBUTES):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        elif left.name != LOCK:
+            left.unlink()
+
+
+def _check(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> None:
+    """Check that there is no store, or one of a sweep that may be replaced or was begun so."""
     if not path.exists() or (path.is_dir() and all(map(_is_ours, path.iterdir()))):
         return
-    if not resume:
-        how = "it exists: go on with it by --resume, or give another --out"
-        raise FileExistsError(17, how, str(path))
+    if not resume and not replace:
+        how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
+        raise FileExistsError(errno.EEXIST, how, str(path))
     found = _attributes_of(path)
     if "grid" not in found:
         raise ValueError(f"{path} is not the dataset of a sweep: nothing is written to it")
+    if replace:
+        return
     if found["grid"] != sweep.to_json():
         raise ValueError(
             f"{path} holds another grid: give another --out, or the file it was begun with"

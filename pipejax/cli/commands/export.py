@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,8 +11,9 @@ from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
+from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_plain
+from pipejax.cli.output.report import print_written
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without
@@ -53,19 +53,19 @@ def export(
     pricing: Pricing | None,
     links: pj.Links,
     format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
-    out: Path,
+    out: Annotated[Output, ANY],
     json: JsonFlag = False,
 ) -> None:
     """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.
 
     Options:
-      out: File to write; it is replaced.
+      out: File to write.
     """
     format = one_of(format, FORMATS, "--format")
     text = FORMATS[format](table, or_slots(pricing, table), links)
-    write_file(out, text)
-    result = {"format": format, "out": out, "bytes": len(text.encode())}
+    out.save(lambda draft: write_file(draft, text), lambda: text)
+    result = {"format": format, **out.as_json(), "bytes": len(text.encode())}
     if json:
         print_json(result)
     else:
-        print_plain(f"wrote {format} to {out} ({result['bytes']} bytes)")
+        print_written(f"wrote {format}, {result['bytes']} bytes, to", out.written)

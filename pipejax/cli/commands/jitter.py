@@ -1,7 +1,6 @@
 """`pipejax jitter`: step times of schedules when durations vary."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -13,7 +12,7 @@ from pipejax.cli.commands.compare import schedule_names
 from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
-from pipejax.cli.output.files import DATASET, check_out, write_dataset
+from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written, progress
@@ -85,7 +84,7 @@ def jitter(
     sampling: SamplingOptions,
     quantile: float = 0.95,
     ops: bool = False,
-    out: Path | None = None,
+    out: Annotated[Output, DATASET] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Run schedules with random durations: quantiles of the step time, and who is robust.
@@ -102,7 +101,6 @@ def jitter(
     factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
-    check_out(out, DATASET)
     names = schedule_names(schedules)
     options.check(names)
     if len(set(names)) < len(names):
@@ -110,7 +108,7 @@ def jitter(
     tables, missing = _build(names, workers, microbatches, options, priced)
     runs = _run(tables, priced, links, factors, sampling)
     ranked = pj.robustness(list(runs.values()), quantile=quantile)
-    if out is not None:
+    if out.path is not None:
         write_dataset(jitter_dataset(runs), out)
     if json:
         settings = {name: str(value) for name, value in vars(factors).items()}
@@ -125,7 +123,7 @@ def jitter(
                 "jitter": settings,
                 **pick(sampling, "samples seed"),
                 "quantile": quantile,
-                "out": out,
+                **out.as_json(),
                 "rows": rows,
             }
         )
@@ -133,7 +131,7 @@ def jitter(
     _print(runs, ranked, quantile, ops)
     for name, why in missing.items():
         print_plain(f"  {name}: not evaluated: {why}")
-    print_written("samples in", out)
+    print_written("samples in", out.written)
 
 
 def _build(

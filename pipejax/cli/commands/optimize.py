@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,13 +12,14 @@ import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
+from pipejax.base.files import check_writable
 from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
 from pipejax.cli.options.groups import Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.output.files import TABLE, check_modules, check_out
+from pipejax.cli.output.files import NO_OUTPUT, TABLE, Output, check_modules, save_table
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, progress
 
@@ -76,9 +76,11 @@ class StoreOptions(NamedTuple):
         if folder is not None:
             if folder.exists() and not folder.is_dir():
                 raise ValueError(f"--store {folder} is no folder")
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
-                raise ValueError(f"--store {folder} cannot be written")
+            try:
+                check_writable(folder / "any.json" if folder.is_dir() else folder)
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"--store {folder} cannot be written: {error.strerror}") from None
         return SolvedProblems(folder)
 
 
@@ -93,7 +95,7 @@ def optimize(
     objective: str = "makespan",
     time_limit: TimeLimit = "60",
     threads: CountIfGiven = None,
-    out: Path | None = None,
+    out: Annotated[Output, TABLE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
@@ -117,13 +119,11 @@ def optimize(
     ):
         if value not in known:
             raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
-    check_out(out, TABLE)
     _check_solver()
     kept = stored.open()
 
     def report(best: "Solution", stopped: str | None) -> None:
-        if out is not None:
-            pj.write_table(best.table, out)
+        save_table(best.table, out)
         run = pj.evaluate(best.table, task.costs, link=links)
         held, folder = task.room.stages.held(run), None if kept is None else kept.path
         outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)

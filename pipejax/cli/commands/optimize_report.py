@@ -9,6 +9,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.options.memory_limit import Room
+from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
 
@@ -28,7 +29,7 @@ class Outcome(NamedTuple):
       objective: what was to be least.
       stopped: what ended the search; None if nothing was left to find.
       store: folder of solved problems, or None.
-      out: file that the schedule was written to, or None.
+      out: where the schedule was to be written.
     """
 
     given: pj.ScheduleTable
@@ -39,7 +40,7 @@ class Outcome(NamedTuple):
     objective: str
     stopped: str | None
     store: Path | None
-    out: Path | None
+    out: Output
 
     @property
     def value(self) -> float:
@@ -76,7 +77,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "schedule": outcome.given.name,
         **pick(run, "workers stages microbatches"),
         "link": run.links.model,
-        **pick(outcome, "objective stopped idle_saved store out"),
+        **pick(outcome, "objective stopped idle_saved store"),
+        **outcome.out.as_json(),
         **pick(best, "status lower_bound gap rounding offloaded seconds source baseline"),
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
@@ -118,7 +120,7 @@ def print_report(outcome: Outcome) -> None:
     )
     if best.baseline:
         print_all(_baselines(outcome))
-    print_written("wrote the table to", outcome.out)
+    print_written("wrote the table to", outcome.out.written)
 
 
 def _workers(outcome: Outcome) -> Table:

@@ -1,6 +1,5 @@
 """`pipejax order`: which transfers wait, and a better order of SEND and RECV cells."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.output.files import TABLE, check_out
+from pipejax.cli.output.files import NO_OUTPUT, TABLE, Output, save_table
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, grid, pick, print_all, print_written, progress
 from pipejax.schedules.table.links import QUEUES
@@ -32,7 +31,7 @@ def order(
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
     worst: Annotated[int, typer.Option(min=0)] = 10,
-    out: Path | None = None,
+    out: Annotated[Output, TABLE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them.
@@ -47,12 +46,10 @@ def order(
     from pipejax.search.transfers.search import OrderSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
-    check_out(out, TABLE)
     costs = required(pricing).of(table)
 
     def report(found: "TransferOrder") -> None:
-        if out is not None:
-            pj.write_table(found.table, out)
+        save_table(found.table, out)
         tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
@@ -62,7 +59,7 @@ def order(
         shown = "by producer" if found.baselines["own"] is None else "own"
         waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
         if json:
-            looked_at = {"makespans": makespans, "waits_of": shown, "out": out}
+            looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
             print_json(_as_json(table, found, waits) | looked_at)
             return
         _print(table, found)
@@ -71,7 +68,7 @@ def order(
             _wait_grid(shown, waits, worst),
             "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
         )
-        print_written("wrote the better table to", out)
+        print_written("wrote the better table to", out.written)
 
     search = OrderSearch(table, costs, rendezvous, seed)
     with (

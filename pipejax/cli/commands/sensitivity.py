@@ -1,14 +1,13 @@
 """`pipejax sensitivity`: what the step time depends on, and how strongly."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
-from pipejax.cli.output.files import DRAWING, check_out, drawing
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, pick, print_all, print_written
 
@@ -24,7 +23,7 @@ def sensitivity(
     pricing: Pricing | None,
     links: pj.Links,
     factor: float = 2.0,
-    out: Path | None = None,
+    out: Annotated[Output, DRAWING] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
@@ -43,11 +42,10 @@ def sensitivity(
         )
     if not 1 < factor < float("inf"):
         raise ValueError(f"--factor must be above 1, got {factor:g}")
-    check_out(out, DRAWING)
     factors = 1 / factor, factor
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
-    if out is not None:
+    if out.path is not None:
         _draw(out, table.name, found, ends, factors)
     if json:
         print_json(
@@ -56,7 +54,7 @@ def sensitivity(
                 **pick(found, "step_time bound_by share elasticity"),
                 "factors": factors,
                 "swings": ends,
-                "out": out,
+                **out.as_json(),
             }
         )
         return
@@ -65,7 +63,7 @@ def sensitivity(
         f"({percent(found.share[found.bound_by])} of the critical path)",
         _table(found, ends, factors),
     )
-    print_written("drawn to", out)
+    print_written("drawn to", out.written)
 
 
 def _table(
@@ -98,7 +96,7 @@ def _table(
 
 
 def _draw(
-    out: Path,
+    out: Output,
     name: str,
     found: "Sensitivity",
     ends: dict[str, tuple[float, float]],

@@ -1,6 +1,6 @@
 """`pipejax show`: the timeline, in the terminal or drawn."""
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, or_slots
-from pipejax.cli.output.files import TIMELINE, check_out
+from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.report import pick, print_written
 
@@ -42,7 +42,7 @@ def show(
     pricing: Pricing | None,
     links: pj.Links,
     activations: ActivationOptions,
-    out: Path | None = None,
+    out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
     memory: bool = False,
     width: Annotated[int | None, typer.Option(min=20)] = None,
@@ -56,23 +56,23 @@ def show(
       memory: Show the activation memory of each worker over time.
       width: Columns of the terminal's timeline.
     """
-    check_out(out, TIMELINE)
     costs = or_slots(pricing, table)
     evaluation = pj.evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
     sizes = activations.of(table, None if pricing is None else pricing.workload)
     shown = sizes.held(evaluation) if memory else None
-    if out is not None:
+    if out.path is not None:
         # matplotlib is an extra, slow to import
         from pipejax.plots.memory import Curves
         from pipejax.plots.timeline import draw_timeline
 
         curves = None if shown is None else Curves(shown.memory, NAMES[sizes.unit], sizes.text)
-        draw_timeline(evaluation, out, messages=messages, unit=unit, memory=curves)
+        drawn = partial(draw_timeline, messages=messages, unit=unit, memory=curves)
+        out.save(lambda draft: drawn(evaluation, draft))
     if json:
         print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
-    elif out is not None:
-        print_written("drawn to", out)
+    elif out.path is not None:
+        print_written("drawn to", out.written)
     else:
         _print(evaluation, messages, shown, unit, width)
 
@@ -83,12 +83,12 @@ def _memory_json(held: HeldMemory) -> dict[str, object]:
     return {"activation_memory": held.as_json() | {"curves": steps}}
 
 
-def _as_json(evaluation: "pj.Evaluation", out: Path | None) -> dict[str, object]:
+def _as_json(evaluation: "pj.Evaluation", out: Output) -> dict[str, object]:
     from pipejax.analysis.timeline import arrows, bars
 
     return {
         **pick(evaluation, "schedule makespan"),
-        "out": out,
+        **out.as_json(),
         "ops": [
             {"op": bar.label, **pick(bar, "worker start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)

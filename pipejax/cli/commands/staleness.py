@@ -1,8 +1,7 @@
 """`pipejax staleness`: with which weights an asynchronous table computes its gradients."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from rich.table import Table
@@ -11,7 +10,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing
-from pipejax.cli.output.files import DRAWING, check_out, drawing
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json
 from pipejax.cli.output.report import grid, heading, pick, print_all, print_written
 
@@ -26,7 +25,7 @@ def staleness(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     links: pj.Links,
-    out: Path | None = None,
+    out: Annotated[Output, DRAWING] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
@@ -36,7 +35,6 @@ def staleness(
     """
     from pipejax.costs.workload import stage_bytes
 
-    check_out(out, DRAWING)
     costs = None if pricing is None else pricing.of(table)
     found = pj.staleness(table, costs, link=links)
     result = pick(
@@ -48,9 +46,9 @@ def staleness(
     if pricing is not None and pricing.workload is not None:
         version = np.asarray(stage_bytes(pricing.workload, table).version)
         result["weight_bytes"] = found.versions @ version
-    if out is not None:
+    if out.path is not None:
         _draw(out, found)
-        result["out"] = out
+        result |= out.as_json()
     if json:
         print_json(result)
         return
@@ -66,7 +64,7 @@ def staleness(
         f"largest [bold]{found.max_delay}[/] block updates",
         _histogram(found),
     )
-    print_written("drawn to", out)
+    print_written("drawn to", out.written)
 
 
 def _workers(found: "Staleness", held: Float[NumpyArray, " workers"] | None) -> Table:
@@ -91,7 +89,7 @@ def _histogram(found: "Staleness") -> Table:
     return grid([("delay", labels), ("", bars), ("share", map(percent, share))], box=None)
 
 
-def _draw(out: Path, found: "Staleness") -> None:
+def _draw(out: Output, found: "Staleness") -> None:
     from pipejax.plots.staleness import draw_delays  # matplotlib is an extra, slow to import
 
     with drawing(out, 0.5, 2.4) as (_, axes):

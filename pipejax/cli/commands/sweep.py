@@ -13,14 +13,14 @@ from rich.text import Text
 
 from pipejax.base.interruption import if_interrupted
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.output.files import SWEEPS, check_modules
+from pipejax.cli.output.files import GRID, Output, check_modules
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_all, print_plain, progress
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Declaration of the grid.")],
-    out: Path,
+    out: Annotated[Output, GRID],
     resume: bool = False,
     scheduler: str | None = None,
     json: JsonFlag = False,
@@ -30,23 +30,25 @@ def sweep(
     Killed at any moment and resumed, it ends with the same bytes as without a break.
 
     Options:
-      out: Zarr store to write.
+      out: Zarr store to write; with --force a sweep's that is there is begun anew.
       resume: Go on with a store that is there.
       scheduler: Dask scheduler whose workers evaluate, as tcp://host:8786.
     """
-    check_modules("sweeps need", SWEEPS, "sweeps")
+    if resume and out.force:
+        raise ValueError("--resume goes on with a store, --force begins it anew: choose one")
     if scheduler is not None:
         check_modules(f"--scheduler {scheduler}: it needs", ("distributed",), "cluster")
     from pipejax.sweep import read_sweep, run_sweep
 
     grid = read_sweep(file)
+    path = out.path or Path()  # it has to be given
     done: list[int] = []  # points of an earlier run, then those after each block
     began = time.perf_counter()
 
     def say() -> str | None:
         if not done:
             return None
-        return f"after {done[-1] - done[0]} points: {out} keeps them, go on with --resume"
+        return f"after {done[-1] - done[0]} points: {path} keeps them, go on with --resume"
 
     columns = (*Progress.get_default_columns(), _Rate(), TimeElapsedColumn())
     with (
@@ -58,8 +60,15 @@ def sweep(
             done.append(points)
             bar.move(completed=points)
 
-        run_sweep(grid, out, resume=resume, scheduler=scheduler, on_progress=on_progress).close()
-    _print(grid, out, done[0], time.perf_counter() - began, json)
+        run_sweep(
+            grid,
+            path,
+            resume=resume,
+            replace=out.force,
+            scheduler=scheduler,
+            on_progress=on_progress,
+        ).close()
+    _print(grid, path, done[0], time.perf_counter() - began, json)
 
 
 class _Rate(ProgressColumn):

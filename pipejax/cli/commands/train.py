@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
 from pipejax.cli.options.groups import Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
-from pipejax.cli.output.files import DATASET, DRAWING, check_out, drawing, write_dataset
+from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written
 
@@ -104,8 +103,8 @@ def train(
     pricing: Pricing | None,
     links: pj.Links,
     training: TrainingOptions,
-    out: Path | None = None,
-    save: Path | None = None,
+    out: Annotated[Output, DRAWING] = NO_OUTPUT,
+    save: Annotated[Output, DATASET] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Train a small objective as an asynchronous schedule does: gap against time.
@@ -117,20 +116,18 @@ def train(
       out: Draw the gap to this file (.png, .pdf, .svg).
       save: Write all runs to this store (.zarr).
     """
-    check_out(out, DRAWING)
-    check_out(save, DATASET, "--save")
     task = TrainingTask(choice, objectives, pricing, links, training)
     trained = _randomized(task) if training.rpd else _timeline(task)
-    if save is not None:
+    if save.path is not None:
         _save(save, trained)
-    if out is not None:
+    if out.path is not None:
         _draw(out, trained)
     if json:
         print_json(_as_json(trained, out, save))
         return
     _print(trained)
-    print_written("drawn to", out)
-    print_written("runs in", save)
+    print_written("drawn to", out.written)
+    print_written("runs in", save.written)
 
 
 def _timeline(task: TrainingTask) -> Trained:
@@ -197,7 +194,7 @@ def _table(table: pj.ScheduleTable) -> dict[str, Any]:
     return {"schedule": table.name, "microbatches": table.num_microbatches}
 
 
-def _as_json(trained: Trained, out: Path | None, save: Path | None) -> dict[str, Any]:
+def _as_json(trained: Trained, out: Output, save: Output) -> dict[str, Any]:
     """Collect what `--json` prints; null wherever a seed diverged."""
     found, runs = trained.summary, trained.runs
     best = found.best
@@ -210,8 +207,8 @@ def _as_json(trained: Trained, out: Path | None, save: Path | None) -> dict[str,
         "time": runs.time,
         "updates": runs.update,
         "gap": None if best is None else found.gap[best],
-        "out": out,
-        "save": save,
+        **out.as_json(),
+        **save.as_json(),
     }
 
 
@@ -274,7 +271,7 @@ def _bars(gap: Float[NumpyArray, " samples"]) -> str:
     return "".join(HEIGHTS[round(float(each))] for each in height)
 
 
-def _save(save: Path, trained: Trained) -> None:
+def _save(save: Output, trained: Trained) -> None:
     from pipejax.training.training_run import training_dataset
 
     seeds, named = range(trained.seeds), trained.named.items()
@@ -285,7 +282,7 @@ def _save(save: Path, trained: Trained) -> None:
     write_dataset(data, save)
 
 
-def _draw(out: Path, trained: Trained) -> None:
+def _draw(out: Output, trained: Trained) -> None:
     from pipejax.plots.training import draw_gaps  # matplotlib is an extra, slow to import
 
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"

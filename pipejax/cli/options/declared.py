@@ -4,9 +4,12 @@ import copy
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 import typer
+
+from pipejax.cli.output.files import NO_OUTPUT, OutputKind
 
 Text = str | None
 Count = Annotated[int, typer.Option(min=1)]
@@ -27,6 +30,13 @@ WeightShare = Annotated[
     ),
 ]
 
+FORCE = inspect.Parameter(  # of every command that writes a file
+    "force",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--force", help="Replace files that are there.")],
+)
+
 # an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
 
@@ -42,15 +52,25 @@ def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {
         name: parameter.replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
+            default=None if parameter.default is NO_OUTPUT else parameter.default,
             annotation=_with_help(parameter, " ".join(said.get(name, "").split())),
         )
         for name, parameter in inspect.signature(described).parameters.items()
     }
 
 
+def output_kind(parameter: inspect.Parameter) -> OutputKind | None:
+    """Return the kind of file that a parameter names, if it is an output."""
+    found = getattr(parameter.annotation, "__metadata__", (None,))[0]
+    return found if isinstance(found, OutputKind) else None
+
+
 def _with_help(parameter: inspect.Parameter, said: str) -> Any:
     kind, option = parameter.annotation, typer.Option()
-    if get_origin(kind) is Annotated:
+    if output_kind(parameter) is not None:
+        is_needed = parameter.default is inspect.Parameter.empty
+        kind, option = Path if is_needed else Path | None, typer.Option(metavar="FILE")
+    elif get_origin(kind) is Annotated:
         kind, option = kind.__origin__, copy.copy(kind.__metadata__[0])
     elif kind is bool:  # or typer would add a second flag, --no-...
         option = typer.Option(flag(parameter.name))

@@ -11,16 +11,19 @@ import pipejax as pj
 from pipejax.base.checks import known_as, one_of
 from pipejax.cli.options.activations import choose_activations
 from pipejax.cli.options.declared import (
+    FORCE,
     CountIfGiven,
     FileIfGiven,
     Text,
     WeightShare,
     declared,
     flag,
+    output_kind,
 )
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
+from pipejax.cli.output.files import Output
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS, QUEUES, parse_groups
 from pipejax.schedules.table.torch_1f1b import REPAIRS
@@ -248,7 +251,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
     receives what the group's options choose. An argument that is a named tuple of options is a
     group too; every other argument is an option of its own. Where it has the name of a group's
-    option, it is the command that reads it. What docstrings say of options is their help.
+    option, it is the command that reads it. What docstrings say of options is their help. An
+    output is checked before all else; a command that has one has `--force`.
 
     Args:
       command: function of the command.
@@ -274,13 +278,19 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             if name not in makers or (name == "table" and group in _TABLES)
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in makers}
+    kinds = {name: kind for name, p in given if (kind := output_kind(p)) is not None}
+    force = {"force": FORCE} if kinds else {}
     records = [group for group in groups if group not in _GROUPS]
-    read_by_command = {**own}
+    read_by_command = {**own, **force}
     for record in records:
         read_by_command |= takes[record]
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
+        outputs = {  # before any work
+            name: Output(given[name], flag(name), given["force"]).check(kind)
+            for name, kind in kinds.items()
+        }
         chosen: dict[str, Any] = {}
         for group in sorted(groups, key=lambda name: name not in _INPUTS):
             inputs = {
@@ -294,7 +304,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 made = made._replace(of_runs=OF_RUNS)
             chosen[group] = made.build() if group == "table" else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
-        return command(**arguments, **{name: given[name] for name in own})
+        command(**arguments, **{name: given[name] for name in own} | outputs)
+        for output in outputs.values():
+            output.end(json=given["json"])
 
     parameters = list({**shared, **read_by_command}.values())
     described: Any = run

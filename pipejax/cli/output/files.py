@@ -1,12 +1,18 @@
 """Files that commands write: what is wrong with them is said before the work."""
 
+import dataclasses
 import importlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipejax.base.files import drafted
+import pipejax as pj
+from pipejax.base.files import check_writable, drafted, write_file
+from pipejax.base.provenance import is_dataset
+from pipejax.schedules.table.table_files import text_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,39 +29,121 @@ class OutputKind(NamedTuple):
       modules: that write it.
       needs: begins the sentence that names a module that is missing.
       extra: of the package, which brings the modules.
+      is_folder: whether it is a Zarr store.
+      resumes: whether one that is there may be gone on with.
     """
 
     suffixes: tuple[str, ...]
     modules: tuple[str, ...] = ()
     needs: str = ""
     extra: str = ""
+    is_folder: bool = False
+    resumes: bool = False
 
 
+ANY = OutputKind(())
 DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"))
 TABLE = OutputKind((".csv", ".json"))
-DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps")
+DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
+GRID = OutputKind((), SWEEPS, "sweeps need", "sweeps", is_folder=True, resumes=True)
 
 
-def check_out(out: Path | None, kind: OutputKind, option: str = "--out") -> None:
-    """Check the file of an option, where one is given.
+@dataclasses.dataclass
+class Output:
+    """A file that an option names: checked before the work, written after it.
 
-    Raises:
-      ValueError: if it has another suffix, is a folder, or a dataset that is there, if its folder
-        is missing, or if nothing here can write it.
+    A command declares it as `out: Annotated[Output, TABLE]`; that alone gives it `--force` too.
+
+    Attributes:
+      path: the file, or None where none is given.
+      option: that names it.
+      force: whether what is there is replaced.
     """
-    if out is None:
-        return
-    if out.suffix not in kind.suffixes:
-        known = f"one of {', '.join(kind.suffixes)}" if kind.suffixes[1:] else kind.suffixes[0]
-        raise ValueError(f"{option} must end in {known}, got {str(out)!r}")
-    if kind is DATASET and out.exists():
-        raise ValueError(f"{option} {out} exists: give another, nothing is written over")
-    if out.is_dir():
-        raise ValueError(f"{option} {out} is a folder")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"{option} {out}: there is no folder {out.parent}")
-    check_modules(f"{option} {out}: {kind.needs}", kind.modules, kind.extra)
+
+    path: Path | None = None
+    option: str = "--out"
+    force: bool = False
+    _error: OSError | None = None
+    _unwritten: str = ""
+
+    def check(self, kind: OutputKind) -> "Output":
+        """Check before the work that the file can be written after it.
+
+        Raises:
+          ValueError: if its name has another suffix, if it is there and is not to be replaced, or
+            if nothing here can write it.
+        """
+        if self.path is None:
+            return self
+        out = f"{self.option} {self.path}"
+        if str(self.path) == "-":
+            raise ValueError(f"{self.option} must be the name of a file, got {str(self.path)!r}")
+        if kind.suffixes and self.path.suffix not in kind.suffixes:
+            known = f"one of {', '.join(kind.suffixes)}" if kind.suffixes[1:] else kind.suffixes[0]
+            raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}")
+        if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
+            return self
+        try:
+            check_writable(self.path)
+        except OSError as error:
+            raise ValueError(f"{out}: {error.strerror}") from None
+        if kind.is_folder:
+            self._check_folder(out, kind)
+        elif self.path.is_dir():
+            raise ValueError(f"{out} is a folder")
+        elif self.path.is_file() and not self.force:
+            raise ValueError(f"{out} exists: give another, or --force to replace it")
+        check_modules(f"{out}: {kind.needs}", kind.modules, kind.extra)
+        return self
+
+    def _check_folder(self, out: str, kind: OutputKind) -> None:
+        """Check a store: what is no dataset of ours is never replaced."""
+        path = self.path or Path()
+        if not os.path.lexists(path):
+            return
+        if not self.force:
+            raise ValueError(f"{out} exists: give another, or --force to replace it")
+        if not is_dataset(path):
+            raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
+
+    def save(self, write: Callable[[Path], object], text: Callable[[], str] | None = None) -> None:
+        """Write the file, where one is given; what goes wrong is raised by `end`.
+
+        So the report is printed whatever becomes of the file.
+
+        Args:
+          write: writes it to a path.
+          text: gives its content as text, which is printed if it cannot be written.
+        """
+        if self.path is None:
+            return
+        try:
+            with drafted(self.path, replace=self.force) as draft:
+                write(draft)
+        except OSError as error:
+            self._error, self._unwritten = error, "" if text is None else text()
+
+    @property
+    def written(self) -> Path | None:
+        """The file, if it has been written."""
+        return None if self._error else self.path
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` says of it: its name, or null and what could not be written."""
+        found: dict[str, Any] = {self.option.removeprefix("--"): self.written}
+        return found | ({"unwritten": self._unwritten} if self._unwritten else {})
+
+    def end(self, *, json: bool) -> None:
+        """Raise what went wrong, when the report is out; the content follows it as text."""
+        if self._error is None:
+            return
+        if not json:
+            sys.stdout.write(self._unwritten)
+        raise self._error
+
+
+NO_OUTPUT = Output()  # of an option that is not given
 
 
 def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
@@ -68,10 +156,10 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 
 
 @contextmanager
-def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
+def drawing(out: Output, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
     """Give a figure to draw on, as a share of the page's width by inches, and write it to a file.
 
-    Only where `check_out` has passed.
+    Only where `check` has passed.
     """
     import matplotlib.pyplot as plt  # an extra, slow to import
 
@@ -80,12 +168,17 @@ def drawing(out: Path, width: float, height: float) -> "Iterator[tuple[Figure, A
     style.use()
     figure, axes = plt.subplots(figsize=(width * style.PAGE, height))
     yield figure, axes
-    with drafted(out) as draft:
-        figure.savefig(draft)
+    out.save(figure.savefig)
     plt.close(figure)
 
 
-def write_dataset(data: Any, out: Path) -> None:
+def save_table(table: pj.ScheduleTable, out: Output) -> None:
+    """Write a table as its suffix says."""
+    if out.path is not None:
+        text = text_for(table, out.path)
+        out.save(lambda draft: write_file(draft, text), lambda: text)
+
+
+def write_dataset(data: Any, out: Output) -> None:
     """Write an xarray dataset as a Zarr store that is there as a whole or not at all."""
-    with drafted(out) as draft:
-        data.to_zarr(draft, zarr_format=2)
+    out.save(lambda draft: data.to_zarr(draft, zarr_format=2))

@@ -110,9 +110,12 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
       >>> pj.read_table(path).num_pipes
       2
     """
-    path = Path(path)
-    text = to_json(table) if path.suffix == ".json" else to_csv(table)
-    write_file(path, text)
+    write_file(path, text_for(table, Path(path)))
+
+
+def text_for(table: ScheduleTable, path: Path) -> str:
+    """Return a table in the form that the suffix of a file's name says."""
+    return to_json(table) if path.suffix == ".json" else to_csv(table)
 
 
 def to_csv(table: ScheduleTable) -> str:

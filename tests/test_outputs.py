@@ -1,0 +1,197 @@
+"""Files that commands write: refused before the work, never replaced unasked, never lost."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import pipejax as pj
+from pipejax.base.files import DRAFT, check_writable, write_file
+from pipejax.base.provenance import provenance
+from pipejax.cli.app import run
+from pipejax.cli.output.files import DATASET, Output, write_dataset
+
+NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
+LATE = "--stage-times", "F=1,B=2"
+OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
+    "show": (["show", *NO_TABLE], "--out", ".html"),
+    "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
+    "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
+    "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
+    "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
+    "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),
+    "jitter": (
+        ["jitter", "--schedules", "nonsense", "--workers", "2", "--microbatches", "3", *LATE],
+        "--out",
+        ".zarr",
+    ),
+    "train": (["train", *NO_TABLE], "--out", ".png"),
+    "train save": (["train", *NO_TABLE], "--save", ".zarr"),
+    "sweep": (["sweep", "no.toml"], "--out", ".zarr"),
+}
+
+
+def loop(path):
+    path.symlink_to(path)
+    return path
+
+
+def made(path, content=None):
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+    return path
+
+
+HOSTILE = {
+    "there": (lambda tmp, end: made(tmp / f"x{end}", "precious"), "exists"),
+    "a folder": (lambda tmp, end: made(tmp / f"x{end}"), "is a folder|exists"),
+    "no folder": (lambda tmp, end: tmp / "no" / f"x{end}", "there is no folder"),
+    "in a file": (lambda tmp, end: made(tmp / "file", "x") / f"x{end}", "Not a directory"),
+    "proc": (lambda tmp, end: f"/proc/x{end}", "No such file"),
+    "loop": (lambda tmp, end: loop(tmp / f"x{end}"), "symbolic links|exists"),
+    "long": (lambda tmp, end: tmp / ("x" * 300 + end), "too long"),
+    "zero": (lambda tmp, end: f"{tmp}/x\0{end}", "null byte"),
+    "dash": (lambda tmp, end: "-", "must be the name of a file"),
+    "empty": (lambda tmp, end: "", "must end in|folder"),
+}
+
+
+def what_is_in(folder):
+    return {str(path): path.read_text() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_what_cannot_be_written_is_refused_before_the_work(command, hostile, tmp_path, mistake):
+    arguments, option, end = OUTPUTS[command]
+    make, message = HOSTILE[hostile]
+    path = make(tmp_path, end)
+    before = what_is_in(tmp_path)
+    if command == "sweep" and hostile in ("there", "a folder", "empty"):
+        pytest.skip("a store that is there is looked into: test_sweep_store.py")
+    line = mistake(*arguments, option, path)
+    assert option in line
+    assert re.search(message, line), line
+    assert what_is_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_force_is_one_option_of_every_command_that_writes(command, tmp_path, call, mistake):
+    arguments, option, end = OUTPUTS[command]
+    code, text, _ = call(arguments[0], "--help")
+    assert code == 0
+    assert "--force" in text
+    if end != ".zarr":
+        made(tmp_path / f"x{end}", "precious")
+        line = mistake(*arguments, option, tmp_path / f"x{end}", "--force")
+        assert "exists" not in line  # what comes next is wrong
+
+
+def test_a_folder_that_is_no_dataset_of_ours_is_never_replaced(tmp_path, mistake):
+    for command in ("jitter", "train save"):
+        arguments, option, _ = OUTPUTS[command]
+        made(tmp_path / f"{command}.zarr")
+        made(tmp_path / f"{command}.zarr" / "thesis.tex", "precious")
+        line = mistake(*arguments, option, tmp_path / f"{command}.zarr", "--force")
+        assert "never replaced" in line
+    assert len(list(tmp_path.rglob("thesis.tex"))) == 2
+
+
+@contextlib.contextmanager
+def file_size_limit(size):
+    """What `ulimit -f` sets: a file that grows beyond it is an error of the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path):
+    path = made(tmp_path / "good.json", "x" * 50_000)
+    with file_size_limit(4096), pytest.raises(OSError, match="File too large") as error:
+        write_file(path, "y" * 60_000)
+    assert error.value.filename == str(path)
+    assert what_is_in(tmp_path) == {str(path): "x" * 50_000}
+
+
+ONE = ["--schedule", "gpipe", "--workers", "8", "--microbatches", "32"]
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_a_result_that_cannot_be_written_in_the_end_is_printed(json_too, tmp_path, call):
+    path = made(tmp_path / "table.json", "precious")
+    with file_size_limit(4096):
+        code, out, err = call(
+            "export", *ONE, "--format", "json", "--out", path, "--force", *["--json"] * json_too
+        )
+    assert (code, err) == (2, f"error: {path}: File too large\n")
+    assert what_is_in(tmp_path) == {str(path): "precious"}
+    text = out
+    if json_too:
+        found = json.loads(out)
+        assert found["out"] is None
+        text = found["unwritten"]
+    again = tmp_path / "printed.json"
+    again.write_text(text)
+    assert pj.read_table(again).num_microbatches == 32
+
+
+def test_a_file_that_comes_to_exist_during_the_work_stays(tmp_path, capsys):
+    out = Output(tmp_path / "x.csv").check(DATASET._replace(suffixes=(".csv",), modules=()))
+    out.save(lambda draft: (draft.write_text("ours"), (tmp_path / "x.csv").write_text("theirs")))
+    assert out.as_json() == {"out": None}
+    with pytest.raises(FileExistsError, match=r"x\.csv"):
+        out.end(json=False)
+    assert what_is_in(tmp_path) == {str(tmp_path / "x.csv"): "theirs"}
+
+
+def dataset(size):
+    return xr.Dataset({"x": ("n", np.random.default_rng(0).random(size))}, attrs=provenance())
+
+
+def test_datasets_are_whole_or_not_there(tmp_path):
+    out = Output(tmp_path / "x.zarr", force=True).check(DATASET)
+    write_dataset(dataset(10), out)
+    before = sorted(tmp_path.rglob("*"))
+    with file_size_limit(4096):
+        again = Output(out.path, force=True).check(DATASET)
+        write_dataset(dataset(10_000), again)
+    assert again.written is None
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(OSError, match="too large") as error:
+        again.end(json=True)
+    assert error.value.filename == str(out.path)
+    write_dataset(dataset(20), again := Output(out.path, force=True).check(DATASET))
+    assert again.written == out.path
+    assert xr.open_zarr(out.path).sizes == {"n": 20}
+
+
+def test_streams_are_written_to(call, tmp_path):
+    code, out, err = call("export", *ONE, "--format", "json", "--out", "/dev/null")
+    assert (code, err) == (0, "")
+    assert "/dev/null" in out
+    assert call("export", *ONE, "--format", "json", "--out", "/dev/full")[0] == 2
+
+
+def test_long_names_have_room_for_their_drafts(tmp_path):
+    for name in ("x" * 255, "é" * 127):
+        check_writable(tmp_path / name)
+        write_file(tmp_path / name, "x")
+        assert (tmp_path / name).read_text() == "x"
+    assert not list(tmp_path.glob(f"*{DRAFT}*"))
+
+
+def test_a_dangling_link_is_followed(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "new.json")
+    assert run(["export", *ONE, "--format", "json", "--out", str(tmp_path / "link.json")]) == 0
+    assert os.path.islink(tmp_path / "link.json")
+    assert pj.read_table(tmp_path / "new.json").num_workers == 8
