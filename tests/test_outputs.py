@@ -133,7 +133,7 @@ def test_a_result_that_cannot_be_written_in_the_end_is_printed(json_too, tmp_pat
         code, out, err = call(
             "export", *ONE, "--format", "json", "--out", path, "--force", *["--json"] * json_too
         )
-    assert (code, err) == (2, f"error: {path}: File too large\n")
+    assert (code, err) == (2, f"error: --out {path}: File too large\n")
     assert what_is_in(tmp_path) == {str(path): "precious"}
     text = out
     if json_too:
@@ -173,6 +173,23 @@ def test_datasets_are_whole_or_not_there(tmp_path):
     write_dataset(dataset(20), again := Output(out.path, force=True).check(DATASET))
     assert again.written == out.path
     assert xr.open_zarr(out.path).sizes == {"n": 20}
+
+
+def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path, monkeypatch):
+    path, move = tmp_path / "x.zarr", os.replace
+    write_dataset(dataset(10), Output(path).check(DATASET))
+    before = sorted(tmp_path.rglob("*"))
+
+    def fails(draft, target):
+        if str(target) == str(path):
+            raise OSError(28, "No space left on device")
+        move(draft, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    again = Output(path, force=True).check(DATASET)
+    write_dataset(dataset(10_000), again)
+    assert again.written is None
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_streams_are_written_to(call, tmp_path):

@@ -53,13 +53,18 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
         os.replace(draft, path)
         return
     old = folder / "replaced"  # only an empty folder can be replaced in one step
-    os.rename(path, old)
-    try:
-        os.replace(draft, path)
-    except BaseException:  # Ctrl-C too: `folder` is about to be removed
+
+    def put_back() -> None:  # `folder` is about to be removed
         if not path.exists():
             os.rename(old, path)
-        raise
+
+    with if_interrupted(put_back):
+        os.rename(path, old)
+        try:
+            os.replace(draft, path)
+        except BaseException:
+            put_back()
+            raise
 
 
 @contextlib.contextmanager

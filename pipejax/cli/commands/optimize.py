@@ -131,6 +131,7 @@ def optimize(
             print_json(as_json(outcome))
         else:
             print_report(outcome)
+        out.end(json=json)  # here too: it may be the report of an interruption
 
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)

@@ -61,7 +61,7 @@ def order(
         if json:
             looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
             print_json(_as_json(table, found, waits) | looked_at)
-            return
+            return out.end(json=True)
         _print(table, found)
         print_all(
             _makespan_grid(makespans),
@@ -69,6 +69,7 @@ def order(
             "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
         )
         print_written("wrote the better table to", out.written)
+        out.end(json=False)
 
     search = OrderSearch(table, costs, rendezvous, seed)
     with (
