@@ -7,6 +7,8 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import run_on_host
 from pipejax.engine.steady_state import steady_state
 
 pytestmark = pytest.mark.compiles
@@ -20,6 +22,15 @@ GROWING = [
     ("chimera", 4, 16, 4),
     ("hanayo", 2, 32, 7),
 ]
+
+
+UPDATING = [("pipedream", 4, 16, 1), ("pipedream-2bw", 4, 16, 4), ("local-sgd", 4, 16, 4)]
+# tables of 4 workers and 32 microbatches that do not repeat themselves; all others of the registry do
+IRREGULAR = ("looped-bfs", "chimera-asymmetric", "hanayo", "zero-bubble", "zb-2p")
+LINKS = {model: pj.Links(model) for model in ("delay", "queued", "blocking")} | {
+    f"rendezvous-{q}": pj.Links("rendezvous", queues=q) for q in ("worker", "pair", "direction")
+}
+slow = pytest.mark.slow
 
 
 def lowered(name, workers, microbatches, link="delay", **options):
@@ -37,6 +48,16 @@ def random_costs(program, size, seed, *, dyadic=False):
     return pj.Costs(**{name: draw(shape) for name, shape in shapes.items()})
 
 
+def all_costs(program):
+    """A batch of four in which every phase of the registry has a random time."""
+    rng = np.random.default_rng(len(program.name))
+    stages, pipes = program.layout.num_stages, program.layout.num_pipes
+    ops = ("forward", "input_grad", "weight_grad", "recompute", "all_reduce", "update", "offload")
+    costs = {name: rng.random((4, stages)) for name in ops}
+    messages = {name: rng.random((4, 2, pipes, stages - 1)) for name in ("latency", "transmit")}
+    return pj.Costs(**costs, **messages)
+
+
 @pytest.mark.parametrize(("name", "workers", "microbatches", "step"), GROWING)
 @pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
 def test_grown_equals_built(name, workers, microbatches, step, link):
@@ -50,6 +71,53 @@ def test_grown_equals_built(name, workers, microbatches, step, link):
         np.testing.assert_allclose(grown, built, rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "link", ["delay", *(pytest.param(n, marks=slow) for n in LINKS if n != "delay")]
+)
+@pytest.mark.parametrize("name", pj.schedules.names())
+def test_every_schedule_grows_as_it_is_built(name, link):
+    program = lowered(name, 4, 32, LINKS[link])
+    if name in IRREGULAR:
+        with pytest.raises(ValueError, match="hold no period"):
+            steady_state(program)
+        return
+    step = steady_state(program).microbatches
+    batch = all_costs(program)
+    costs = jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
+    for more in (step, 3 * step):
+        grown = pj.extrapolated_makespans(program, batch, num_microbatches=32 + more)
+        whole = lowered(name, 4, 32 + more, LINKS[link])
+        built = run_on_host(whole, np.asarray(cost_vector(whole, costs))).finish.max()
+        assert float(grown[0]) == pytest.approx(built, rel=1e-13)
+
+
+@slow
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", sorted(set(pj.schedules.names()) - set(IRREGULAR)))
+def test_every_cycle_time_is_the_growth_of_the_makespan(name, link):
+    check_cycle_time(lowered(name, 4, 32, LINKS[link]), 32)
+
+
+@pytest.mark.parametrize("name", sorted(set(pj.schedules.names()) - set(IRREGULAR)))
+def test_a_period_is_for_as_many_microbatches_under_every_link_model(name):
+    steps = {
+        link: steady_state(lowered(name, 4, 32, links)).microbatches
+        for link, links in LINKS.items()
+    }
+    assert set(steps.values()) == {steps["delay"]}, steps
+
+
+def test_an_update_belongs_to_no_pipe():
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    for name, workers, microbatches, step in UPDATING:
+        program = lowered(name, workers, microbatches)
+        assert steady_state(program).microbatches == step
+        if name != "local-sgd":  # which flushes
+            assert pj.cycle_time(program, costs).tolist() == [3.0]
+            far = pj.extrapolated_makespans(program, costs, num_microbatches=1016)
+            assert far.tolist() == [3.0 * (1016 + 3)]
+
+
 @pytest.mark.parametrize("microbatches", [33, 100, 1023, 4096])
 def test_1f1b_at_many_microbatches(microbatches):
     program = lowered("1f1b", 8, 32)
@@ -59,11 +127,14 @@ def test_1f1b_at_many_microbatches(microbatches):
     np.testing.assert_allclose(grown, built, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("name", "workers", "microbatches", "step"), GROWING)
+@pytest.mark.parametrize(("name", "workers", "microbatches", "step"), [*GROWING, *UPDATING])
 @pytest.mark.parametrize("link", ["delay", "rendezvous"])
 def test_cycle_time_is_the_growth_of_the_makespan(name, workers, microbatches, step, link):
-    program = lowered(name, workers, microbatches, link)
-    costs = random_costs(program, 4, 7)
+    check_cycle_time(lowered(name, workers, microbatches, link), microbatches)
+
+
+def check_cycle_time(program, microbatches):
+    costs, step = all_costs(program), steady_state(program).microbatches
     few, many = (
         np.asarray(
             pj.extrapolated_makespans(program, costs, num_microbatches=microbatches + step * k)

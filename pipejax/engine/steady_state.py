@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pipejax.engine.lowering.program import SOURCE, IntArray, Program
-from pipejax.schedules.cells.ops import NO_MICROBATCH
+from pipejax.schedules.cells.ops import NO_MICROBATCH, STEP_END
 
 NOT_IN_TABLE = -1
 ENDS = -1  # stands in a frontier for the last end of all nodes that nobody waits for
@@ -240,13 +240,14 @@ def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
             for column in range(found.cut, found.cut + found.length)
             for node in columns.nodes[column]
         )
-        kinds_held = set(held)
-        count = len({pipe for _, _, pipe, *_ in held}) * max(held.values())
+        # every microbatch has its own ops; updates, and the all-reduces before them, are for some
+        own = {kind: times for kind, times in held.items() if kind[0] not in STEP_END}
+        count = len({pipe for _, _, pipe, *_ in own}) * max(own.values(), default=0)
         # what comes again by chance is short
         is_steady = 2 * found.repeats * count >= num_microbatches
-        if is_steady and len(set(held.values())) == 1 and not covered & kinds_held:
+        if is_steady and len(set(own.values())) == 1 and not covered & set(held):
             chosen.append(found._replace(microbatches=count))
-            covered |= kinds_held
+            covered |= set(held)
         if covered == kinds:
             return chosen
     kind = sorted(kinds - covered)[0]
