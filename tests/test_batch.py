@@ -172,6 +172,84 @@ def test_single_precision_is_close():
 
 
 @pytest.mark.parametrize("unroll", [False, True])
+def test_arrays_may_change_after_the_call(unroll, monkeypatch):
+    """A kernel that still runs must not see it, where JAX reads the caller's own memory."""
+    monkeypatch.setattr(interpreter, "_num_threads", lambda *_: 1)  # threads are waited for anyway
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=8, num_microbatches=32))
+    size = 200_000
+    memory = np.ones(size + 16, np.float32)
+    first = -memory.ctypes.data % 64 // memory.itemsize  # what is aligned, JAX does not copy
+    given = memory[first : first + size]
+    costs = pj.Costs(forward=given, backward=2.0)
+    for _ in range(4):
+        found = pj.makespans(program, costs, unroll=unroll)
+        given[:] = 1000.0
+        assert np.all(np.asarray(found) == 39 * 3.0)
+        given[:] = 1.0
+
+
+def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
+    """The default of JAX decides nothing outside of a trace."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    program, exact = pj.lower(table), 19 * (0.1 + 0.2)
+    single = np.float32([0.1, 0.1])
+    with jax.enable_x64(False):
+        for forward, dtype in {
+            "a number": (0.1, np.float64),
+            "float64": (np.full(2, 0.1), np.float64),
+            "a scalar beside float32": (np.float64(0.1), np.float64),
+            "float32": (single, np.float32),
+            "on the device": (jnp.asarray(single), np.float32),
+            "float16": (single.astype(np.float16), np.float32),
+            "bfloat16": (jnp.asarray(single, jnp.bfloat16), np.float32),
+        }.values():
+            backward = 0.2 if dtype is np.float64 else np.float32(0.2)
+            costs = pj.Costs(forward=forward, backward=backward, transmit=0)
+            values, counts = pj.makespans_and_grad(program, costs, batch_size=2)
+            for found in (pj.makespans(program, costs, batch_size=2), values):
+                assert found.dtype == dtype
+                assert found.tolist() == pytest.approx(
+                    [exact] * 2, rel=1e-15 if dtype is np.float64 else 0.02
+                )
+            assert counts.forward.tolist() == [19.0, 19.0]
+            one = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
+            for found in (
+                pj.makespan(program, one),
+                pj.finish_times(program, one),
+                pj.slack(program, one),
+            ):
+                assert found.dtype == np.float64
+
+
+def test_gradients_of_numpy_arrays_follow_the_default():
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=16))
+    delays = np.full(3, 0.25)
+
+    def total(delays):
+        costs = pj.Costs(forward=1.0, backward=np.full(3, 2.0), transmit=delays)
+        return pj.makespans(program, costs).sum()
+
+    for exact, dtype in ((False, np.float32), (True, np.float64)):
+        with jax.enable_x64(exact):
+            for transform in (jax.grad, lambda f: jax.jit(jax.grad(f)), jax.jacfwd):
+                slope = transform(total)(delays)
+                assert slope.dtype == dtype
+                assert slope.tolist() == [28.0] * 3
+
+
+def test_costs_in_a_trace_that_are_no_tracers_are_numbers():
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=16))
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    with jax.enable_x64(False):
+        for found in (
+            jax.jit(lambda x: x + pj.makespan(program, costs))(1.0),
+            jax.jit(lambda x: x + pj.makespans(program, costs, batch_size=3))(1.0)[2],
+            jax.vmap(lambda x: x + pj.makespans_and_grad(program, costs)[0][0])(jnp.ones(2))[1],
+        ):
+            assert (found, found.dtype) == (58.0, np.float32)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
 def test_a_large_batch_goes_through_in_parts(unroll):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     program = pj.lower(table)

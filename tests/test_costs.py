@@ -254,6 +254,9 @@ FORBIDDEN = {
     "JAX complex numbers": jnp.array([1j]),
     "text": "1.5",
     "texts": ["1.5", "2"],
+    "a boolean among numbers": [np.array([True]), np.array([1.0])],
+    "a masked number in a list": [1.0, np.ma.masked],
+    "random keys": jax.random.key(0),
     "a masked array": np.ma.MaskedArray([1.0, 2.0], mask=[True, False]),
     "times": np.array([1, 2], "timedelta64[s]"),
     "nothing among numbers": [1.0, None],
@@ -300,15 +303,16 @@ def test_types_of_numbers():
     assert pj.Costs(forward=np.arange(3)).forward.dtype == np.float64
     assert pj.Costs(forward=[1, 2]).forward.dtype == np.float64
     assert pj.Costs(forward=jnp.arange(3)).forward.dtype == jnp.result_type(float)
-    for dtype in (np.float16, np.float32, np.float64, jnp.bfloat16):
-        for make in (np.ones, jnp.ones):
+    for dtype in (np.float16, np.float32, np.float64, np.longdouble, jnp.bfloat16):
+        size = np.dtype(dtype).itemsize
+        wanted = {np.dtype(np.float32 if size <= 4 else np.float64)}  # smaller cannot add up a step
+        for make in (np.ones, jnp.ones)[: 1 if size > 8 else 2]:
             costs = pj.Costs(forward=make(2, dtype), backward=make(2, dtype))
-            assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == {
-                np.dtype(dtype)
-            }
+            assert {leaf.dtype for leaf in jax.tree.leaves(costs) if np.ndim(leaf)} == wanted
         batch = pj.Costs.uniform(TABLE, forward=np.ones(2, dtype), backward=1.0)
-        wanted = {np.dtype(dtype) if dtype != jnp.bfloat16 else batch.backward.dtype}
         assert {leaf.dtype for leaf in jax.tree.leaves(batch)} == wanted
+    with jax.enable_x64(False):
+        assert pj.Costs(forward=jnp.array([2**24 + 1])).forward.tolist() == [2**24 + 1]
     inside = jax.jit(lambda a, b: pj.Costs(forward=[a, b, 1.0]).forward)(1.0, 2.0)
     assert inside.tolist() == [1.0, 2.0, 1.0]
 

@@ -171,6 +171,18 @@ def test_gradients_sum_to_the_makespan():
         np.testing.assert_allclose(slopes[name], getattr(counts, name), err_msg=name)
 
 
+@pytest.mark.parametrize("microbatches", [10**6, 10**9 + 7, 10**10, 2**48 + 1])
+def test_a_default_without_float64_loses_no_digits(microbatches):
+    program, exact = lowered("1f1b", 8, 32), [3.0 * (microbatches + 7)]
+    with jax.enable_x64(False):
+        for forward in (1, 1.0, np.float32(1), np.ones(1), jnp.ones(1)):
+            costs = pj.Costs(forward=forward, backward=2.0)
+            far = pj.extrapolated_makespans(program, costs, num_microbatches=microbatches)
+            assert far.dtype == np.float64
+            assert far.tolist() == exact
+        assert pj.cycle_time(program, pj.Costs(forward=0.1, backward=0.2)).tolist() == [0.1 + 0.2]
+
+
 def test_scalars_and_single_precision():
     program = lowered("1f1b", 8, 32)
     exact = 3.0 * (10**6 + 7)
@@ -179,8 +191,8 @@ def test_scalars_and_single_precision():
     with jax.enable_x64(False):
         single = pj.Costs(forward=np.ones(3, np.float32), backward=np.full(3, 2, np.float32))
         values = pj.extrapolated_makespans(program, single, num_microbatches=10**6)
-    assert values.dtype == np.float32
-    np.testing.assert_allclose(values, [exact] * 3, rtol=1e-6)
+    assert values.dtype == np.float64
+    assert values.tolist() == [exact] * 3
 
 
 def test_wrong_numbers_of_microbatches_are_refused():
@@ -188,6 +200,13 @@ def test_wrong_numbers_of_microbatches_are_refused():
     for count in (12, 18):
         with pytest.raises(ValueError, match=f"num_microbatches={count}: a period is for 4 micro"):
             pj.extrapolated_makespans(program, costs, num_microbatches=count)
+    for count in (True, 20.0, "20", 0, -4):
+        with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least"):
+            pj.extrapolated_makespans(program, costs, num_microbatches=count)
+    with pytest.raises(
+        ValueError, match=r"too large for float64: .* the largest is backward = 2 s"
+    ):
+        pj.extrapolated_makespans(program, costs, num_microbatches=16 + 4 * 10**310)
     with pytest.raises(ValueError, match="backward must be finite"):
         pj.extrapolated_makespans(program, unchecked_costs({"backward": -1.0}), num_microbatches=20)
     with pytest.raises(ValueError, match="forward must be finite"):

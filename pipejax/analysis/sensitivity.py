@@ -22,7 +22,7 @@ from pipejax.costs.model import Model
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
-from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.batched.makespans import Found, makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
@@ -149,14 +149,14 @@ def swings(
 
 def resource_shares(
     program: Program, work: StageWork, systems: System, dtype: Any = float
-) -> tuple[Float[Array, " batch"], Float[Array, "batch resources"]]:
+) -> tuple[Found, Float[Array, "batch resources"]]:
     """Step times, and shares of the critical path by resource, for a batch of systems.
 
     Returns (batch) step times [s] in the given dtype, and (batch, resources) shares in the order of
     `RESOURCES`, which sum to 1.
     """
 
-    def step_times(systems: System) -> Float[Array, " batch"]:
+    def step_times(systems: System) -> Found:
         return makespans(program, system_costs(work, systems, dtype=dtype), unroll=False)
 
     times, pull = jax.vjp(step_times, systems)

@@ -17,6 +17,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import unknown
 from pipejax.base.short_repr import abbreviated, short_repr
+from pipejax.costs.precision import float_type, is_traced, on_host
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -58,7 +59,8 @@ class Costs:
     A time that is not given is unknown, not 0: a program that needs it cannot be priced. What
     follows from others is filled in: I = W = B / 2, or B = I + W, or what one of I and W leaves of
     B; and L = O. Messages, A, U and sharding cost nothing where they are not given. Lists become
-    arrays and whole numbers floats; an array of floats keeps its type.
+    arrays and whole numbers float64; arrays of float32 and float64 keep their type, which decides
+    that of `makespans`, and float16 and bfloat16, which cannot add up a step, become float32.
 
     Attributes:
       forward: F [s].
@@ -221,13 +223,12 @@ class Costs:
         batch = np.broadcast_shapes(*map(jnp.shape, times.values()))
         if batch:
             times = {**_FREE, **times}
-            xp: Any = jnp if any(isinstance(v, jax.Array) for v in times.values()) else np
-            dtype = xp.result_type(*times.values())
+            dtype = float_type(*times.values())
             for name, value in times.items():
                 axes = (1,) * (3 if name in MESSAGE_FIELDS else 1)
-                times[name] = xp.broadcast_to(
-                    xp.asarray(value, dtype).reshape(*jnp.shape(value), *axes), (*batch, *axes)
-                )
+                xp: Any = jnp if isinstance(value, jax.Array) else np
+                array = value if hasattr(value, "dtype") else np.asarray(value, dtype)
+                times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
         if part is not None:
             times |= {
                 name: value * part for name, value in times.items() if name not in MESSAGE_FIELDS
@@ -349,11 +350,11 @@ def checked_seconds(name: str, value: Any) -> Any:
     dtype = np.dtype(bool) if numbers is None else numbers.dtype
     if not (dtype.kind in "iu" or jnp.issubdtype(dtype, jnp.floating)):
         raise ValueError(f"{name} must be a number or an array of them, got {abbreviated(value)}")
-    if dtype.kind in "iu":
-        numbers = numbers.astype(float)
-    if isinstance(numbers, jax.core.Tracer):
+    if dtype not in (np.float32, np.float64):
+        numbers = _as_float(numbers)
+    if is_traced(numbers):
         return numbers
-    here = _here(numbers)
+    here = on_host(numbers)
     # a NaN is neither: the smallest and the largest tell of it at less than a test of each
     if here.size and not (here.min() >= 0 and here.max() < np.inf):
         wrong = here[~(np.isfinite(here) & (here >= 0))].ravel()[0]
@@ -361,6 +362,15 @@ def checked_seconds(name: str, value: Any) -> Any:
     if isinstance(numbers, jax.Array):
         return numbers
     return numbers[()] if numbers.ndim or hasattr(value, "dtype") else float(numbers)
+
+
+def _as_float(numbers: Any) -> Any:
+    """Turn whole numbers into float64, and floats of other types into the nearest that can add."""
+    if numbers.dtype.kind not in "iu":  # float16 and bfloat16 have too few digits, or long doubles
+        return numbers.astype(np.float32 if numbers.dtype.itemsize < 4 else np.float64)
+    if isinstance(numbers, jax.Array) and not is_traced(numbers) and numbers.is_fully_addressable:
+        numbers = np.asarray(numbers)  # JAX's default has no float64 to hold them
+    return numbers.astype(float)
 
 
 def _as_array(value: Any) -> Any:
@@ -372,19 +382,14 @@ def _as_array(value: Any) -> Any:
     try:
         if isinstance(value, list | tuple):
             entries = jax.tree.leaves(value)
-            if any(isinstance(entry, bool | np.bool_) for entry in entries):
-                return None  # among numbers NumPy reads it as one
+            if any(
+                isinstance(entry, bool | np.ma.MaskedArray)
+                or getattr(entry, "dtype", None) == "bool"
+                for entry in entries
+            ):
+                return None  # among numbers NumPy reads them as such
             if any(isinstance(entry, jax.Array) for entry in entries):
                 return jnp.asarray(value)
         return np.asarray(value)
     except (TypeError, ValueError):
         return None
-
-
-def _here(value: Any) -> NumpyArray:
-    """The numbers of a cost; of an array over several processes, those that this one holds."""
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return np.concatenate(
-            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
-        )
-    return np.asarray(value)

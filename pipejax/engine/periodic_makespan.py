@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
+from pipejax.base.array_types import Array, Bool, Float, NumpyArray
+from pipejax.base.checks import whole_number
 from pipejax.costs.costs import Costs, unchecked_costs
+from pipejax.costs.precision import in_float64
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price
@@ -27,13 +29,15 @@ BITS = 8  # of M at a time: a compilation takes longer than products of matrices
 
 Matrix = Float[Array, "outputs inputs"]
 Vector = Float[Array, " frontier"]
+Times = Float[Array, " batch"] | Float[NumpyArray, " batch"]
 
 _known: weakref.WeakKeyDictionary[Program, SteadyState] = weakref.WeakKeyDictionary()
 
 
+@in_float64
 def extrapolated_makespans(
     program: Program, costs: Costs, *, num_microbatches: int, batch_size: int | None = None
-) -> Float[Array, " batch"]:
+) -> Times:
     """Makespans of the same schedule with more microbatches than it was lowered with.
 
     Args:
@@ -45,11 +49,11 @@ def extrapolated_makespans(
       batch_size: as for `makespans`.
 
     Returns:
-      (batch) makespans [s].
+      (batch) makespans [s]: float64 where the costs are not traced.
 
     Raises:
-      ValueError: if the schedule has no periods, they do not add up to M, or the costs are wrong
-        as for `makespans`.
+      ValueError: if the schedule has no periods, they do not add up to M, the costs are wrong as
+        for `makespans`, or the times overflow.
 
     Cost:
       A product of matrices for every bit of M, whose bits are rounded up to bytes: one
@@ -70,6 +74,7 @@ def extrapolated_makespans(
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     """
     costs.check_values()
+    num_microbatches = whole_number(num_microbatches, "num_microbatches")
     steady = _steady_state(program)
     more, left = divmod(num_microbatches - program.num_microbatches, steady.microbatches)
     if left or more < 0:
@@ -80,14 +85,11 @@ def extrapolated_makespans(
         )
     pieces = [(period.before, period.piece) for period in steady.periods]
     times = [more * steady.microbatches // period.microbatches for period in steady.periods]
-    bits = np.arange(-(-max(times).bit_length() // BITS) * BITS)
-    given = (pieces, steady.rest, np.array(times), bits)
-    return _of_batch(_last_end, program, costs, batch_size, *given)
+    return _of_batch(_last_end, program, costs, batch_size, pieces, steady.rest, _bits(times))
 
 
-def cycle_time(
-    program: Program, costs: Costs, *, batch_size: int | None = None
-) -> Float[Array, " batch"]:
+@in_float64
+def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None) -> Times:
     """Cycle time: what every further microbatch adds to the makespan.
 
     Args:
@@ -97,7 +99,7 @@ def cycle_time(
       batch_size: as for `makespans`.
 
     Returns:
-      (batch) cycle times [s per microbatch].
+      (batch) cycle times [s per microbatch]: float64 where the costs are not traced.
 
     Raises:
       ValueError: if the schedule has no periods, or the costs are wrong as for `makespans`.
@@ -117,6 +119,12 @@ def cycle_time(
     pieces = [period.piece for period in steady.periods]
     microbatches = np.array([period.microbatches for period in steady.periods])
     return _of_batch(_cycle_time, program, costs, batch_size, pieces, microbatches)
+
+
+def _bits(numbers: list[int]) -> Bool[NumpyArray, "numbers bits"]:
+    """Write numbers in binary, the lowest bit first: no integer type of JAX holds them all."""
+    width = -(-max(numbers).bit_length() // BITS) * BITS
+    return np.array([[number >> bit & 1 for bit in range(width)] for number in numbers], bool)
 
 
 def _steady_state(program: Program) -> SteadyState:
@@ -152,12 +160,12 @@ def _mapped(
 
 
 def _last_end(
-    costs: NodeCosts, pieces: list[tuple[Piece, Piece]], rest: Piece, times: Array, bits: Array
+    costs: NodeCosts, pieces: list[tuple[Piece, Piece]], rest: Piece, bits: Bool[Array, "periods _"]
 ) -> Float[Array, ""]:
     ends = jnp.zeros(2, costs.duration.dtype)  # the source, and no sink so far
     for k, (before, piece) in enumerate(pieces):
         ends = _times(_matrix(before, costs), ends)
-        ends = _power(_matrix(piece, costs), times[k], bits, ends)
+        ends = _power(_matrix(piece, costs), bits[k], ends)
     return _times(_matrix(rest, costs), ends)[ENDS_PLACE]
 
 
@@ -195,16 +203,15 @@ def _times(left: Matrix, right: Array) -> Array:
     return (left[:, :, None] + right[None, :, :]).max(axis=1)
 
 
-def _power(matrix: Matrix, exponent: Array, bits: Array, vector: Vector) -> Vector:
+def _power(matrix: Matrix, exponent: Bool[Array, " bits"], vector: Vector) -> Vector:
     """Max-plus product of a power of a matrix and a vector, by repeated squaring."""
 
-    def step(carry: tuple[Matrix, Vector], bit: Array) -> tuple[tuple[Matrix, Vector], None]:
+    def step(carry: tuple[Matrix, Vector], is_set: Array) -> tuple[tuple[Matrix, Vector], None]:
         square, vector = carry
-        is_set = (exponent >> bit) & 1 == 1
         vector = jnp.where(is_set, _times(square, vector), vector)
         return (_times(square, square), vector), None
 
-    (_, vector), _ = jax.lax.scan(step, (matrix, vector), bits)
+    (_, vector), _ = jax.lax.scan(step, (matrix, vector), exponent)
     return vector
 
 

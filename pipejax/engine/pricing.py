@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.precision import float_type
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 
@@ -61,10 +62,11 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     layout = program.layout
     costs.check_shapes(layout.num_stages, layout.num_pipes)
     check_known(program, costs)
-    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(costs)) else np
+    leaves = jax.tree.leaves(costs)
+    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
     stages = (layout.num_stages,)
     links = (2, layout.num_pipes, layout.num_stages - 1)
-    dtype = xp.result_type(float, *jax.tree.leaves(costs))
+    dtype = np.result_type(float, *leaves) if xp is np else float_type(*leaves)
 
     def fill(value: Any, shape: tuple[int, ...]) -> Any:
         # what no node reads may be unknown

@@ -17,21 +17,25 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
+from pipejax.costs.precision import in_float64
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price
 
 Times = Float[Array, " nodes"]
+Found = Times | Float[NumpyArray, " nodes"]  # NumPy's where JAX's default knows no float64
 Preds = Int[Array, "nodes max_preds"]
 Lags = Float[Array, "nodes max_preds"]
 Graph = tuple[Preds, Times, Lags]
 Row = tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]  # of a graph, its number first
 
 
-def finish_times(program: Program, costs: Costs) -> Times:
+@in_float64
+def finish_times(program: Program, costs: Costs) -> Found:
     """Earliest finish time of every node when each starts as soon as it may.
 
     Args:
@@ -39,7 +43,7 @@ def finish_times(program: Program, costs: Costs) -> Times:
       costs: unbatched costs, as for `makespan`.
 
     Returns:
-      (nodes) finish times [s]; the source and padding finish at 0.
+      (nodes) finish times [s], in float64 as for `makespan`; the source and padding finish at 0.
 
     Raises:
       ValueError: as `makespan`.
@@ -65,22 +69,24 @@ def finish_times(program: Program, costs: Costs) -> Times:
     return _scan(*_graph(program, costs))[0]
 
 
-def makespan(program: Program, costs: Costs) -> Float[Array, ""]:
+@in_float64
+def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
     """Return the time from the first start to the last end over all ops.
 
     A pure function: jit, vmap, grad and jvp work, and neither costs nor programs of one shape
-    cause a second compilation.
+    cause a second compilation. Costs that are numbers are solved in float64, whatever JAX's
+    default; a trace, and so a gradient, is float32 unless `jax_enable_x64` is set.
 
     Args:
       program: lowered schedule.
       costs: unbatched costs; batch with `jax.vmap`.
 
     Returns:
-      Makespan [s], a scalar.
+      Makespan [s], a scalar: float64 where the costs are not traced.
 
     Raises:
       ValueError: if a cost that is not traced is negative or not finite, or one has the wrong
-        number of entries, or a phase of the program has no cost.
+        number of entries, or a phase of the program has no cost, or the times overflow.
 
     Differentiation:
       The derivative with respect to a cost is the number of times that the cost stands on a
@@ -173,7 +179,8 @@ def critical_path(
     return CriticalPath(finish, nodes, nodes[:, None] & chosen)
 
 
-def slack(program: Program, costs: Costs) -> Times:
+@in_float64
+def slack(program: Program, costs: Costs) -> Found:
     """How much longer each node could take before the makespan grows.
 
     Args:
@@ -181,7 +188,7 @@ def slack(program: Program, costs: Costs) -> Times:
       costs: unbatched costs, as for `makespan`.
 
     Returns:
-      (nodes) slack [s]; 0 on every critical path, up to rounding.
+      (nodes) slack [s], in float64 as for `makespan`; 0 on every critical path, up to rounding.
 
     Raises:
       ValueError: as `makespan`.

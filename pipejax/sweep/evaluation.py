@@ -132,11 +132,10 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
         steps, shares = resource_shares(point.program, work, systems, sweep.dtype)
-        share = np.asarray(shares)
+        times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
-        steps = makespans(point.program, given, unroll=False)
-    times = np.asarray(steps)
+        times = np.asarray(makespans(point.program, given, unroll=False))
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     busy = np.asarray(_busy(given, _busy_weights(point.program)))

@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import whole_number
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.precision import float_type, known
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
@@ -74,7 +75,7 @@ def batch_leaves(
     size = _batch_size({name: shape for name, shape in shapes.items() if shape}, layout, batch_size)
     trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
     trailing.check_shapes(layout.num_stages, layout.num_pipes)
-    dtype = jnp.result_type(float, *given.values())
+    dtype = float_type(*given.values())
     leaves: Leaves = {}
     for name, leaf in given.items():
         if isinstance(leaf, np.ndarray) and leaf.ndim and leaf.strides[0] == 0:
@@ -82,7 +83,8 @@ def batch_leaves(
         if not isinstance(leaf, jax.Array):
             leaf = np.atleast_1d(np.asarray(leaf, dtype))
         elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else spare JAX an operation
-            leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
+            with known(dtype):
+                leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         leaves[name] = leaf
     return leaves, size
 

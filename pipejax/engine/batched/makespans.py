@@ -20,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pipejax.base.array_types import Array, Float
+from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive
 from pipejax.costs.costs import Costs, unchecked_costs
+from pipejax.costs.precision import check_finite, handed_over, is_traced, known
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
 from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.engine.batched.interpreted_program import (
@@ -43,6 +44,7 @@ WORTH_COMPILING = 10**6  # numbers in a batch that are not copied for the sake o
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 Values = Float[Array, " batch"]
+Found = Values | Float[NumpyArray, " batch"]  # NumPy's where JAX's default knows no float64
 
 
 class _Plan:
@@ -89,7 +91,7 @@ def makespans(
     temperature: float | None = None,
     unroll: bool | None = None,
     max_bytes: int = MAX_BYTES,
-) -> Values:
+) -> Found:
     """Makespans of a batch of costs.
 
     A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. Outside of jit
@@ -137,8 +139,11 @@ def makespans(
     """
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
     read = problem.plan.rows.only_read(leaves)
-    values = _values(problem, read) if _is_traced(read) else _solve(problem, read)[0]
-    return values if len(values) == size else jnp.broadcast_to(values, (size,))
+    if is_traced(read):
+        return _whole(_values(problem, read), size)
+    values, _ = _solve(problem, read)
+    check_finite(values, costs)
+    return _whole(values, size)
 
 
 def makespans_and_grad(
@@ -148,7 +153,7 @@ def makespans_and_grad(
     batch_size: int | None = None,
     temperature: float | None = None,
     max_bytes: int = MAX_BYTES,
-) -> tuple[Values, Costs]:
+) -> tuple[Found, Costs]:
     """Makespans of a batch, and the derivative with respect to every cost.
 
     One choice per op is kept, not the finish times; the counts follow it back from the end.
@@ -176,14 +181,26 @@ def makespans_and_grad(
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, None, max_bytes)
-    values, counts = _solve(problem, problem.plan.rows.only_read(leaves), with_counts=True)
-    gradient = {}
-    for name, leaf in leaves.items():
-        found = counts[name] if name in counts else np.zeros((1,) * leaf.ndim, leaf.dtype)
-        xp = jnp if isinstance(found, jax.Array) else np
-        shape = (size, *leaf.shape[1:])
-        gradient[name] = found if found.shape == shape else xp.broadcast_to(found, shape)
-    return jnp.broadcast_to(values, (size,)), unchecked_costs(gradient)
+    read = problem.plan.rows.only_read(leaves)
+    values, counts = _solve(problem, read, with_counts=True)
+    if not is_traced(read):
+        check_finite((values, counts), costs)
+    gradient = {
+        name: _whole(counts.get(name, np.zeros((1,) * leaf.ndim, leaf.dtype)), size, leaf.shape[1:])
+        for name, leaf in leaves.items()
+    }
+    return _whole(values, size), unchecked_costs(gradient)
+
+
+def _whole(found: Any, size: int, trailing: tuple[int, ...] = ()) -> Any:
+    """Write a result out for the whole batch, where all configurations share it."""
+    if is_traced(found):
+        return jnp.broadcast_to(found, (size, *trailing))
+    if found.shape != (size, *trailing):
+        xp: Any = jnp if isinstance(found, jax.Array) else np
+        with jax.core.eval_context(), known(found.dtype):
+            found = xp.broadcast_to(found, (size, *trailing))
+    return handed_over(found)
 
 
 def _prepare(
@@ -200,7 +217,7 @@ def _prepare(
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
     if unroll and temperature is not None:
         raise ValueError(f"unroll=True is for exact maxima, got temperature={temperature!r}")
-    if _is_traced(program):
+    if is_traced(program):
         raise ValueError(
             "the program is traced: close over it, as in jax.jit(lambda costs: "
             "pj.makespans(program, costs)), or make it a static argument"
@@ -218,10 +235,6 @@ def _plan(program: Program, costs: Costs) -> _Plan:
         ops = binary_ops(program) if known is None else known.ops
         plans[shapes] = _Plan(ops, cost_rows(program, costs))
     return plans[shapes]
-
-
-def _is_traced(tree: Program | Leaves) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -243,7 +256,7 @@ def _values_jvp(
     (leaves,), (moved,) = primals, tangents
     fixed = leaves if problem.temperature is None else _without_curvature(leaves)
     values, counts = _solve(problem, jax.lax.stop_gradient(fixed), with_counts=True)
-    if _is_traced(leaves):
+    if is_traced(leaves):
         values = _values(problem, leaves)
     return values, _along_path(counts, {name: moved[name] for name in counts})
 
@@ -273,9 +286,10 @@ def _solve(
     problem: _Problem, leaves: Leaves, *, with_counts: bool = False
 ) -> tuple[Values, Leaves]:
     """Makespans of a batch (batch) [s], and if wanted the counts of each leaf on the path."""
-    if _is_traced(leaves):
+    if is_traced(leaves):
         return _solve_in_trace(problem, leaves, with_counts)
-    with jax.core.eval_context():  # numbers stay numbers, whatever trace is under way
+    dtype = next(iter(leaves.values())).dtype
+    with jax.core.eval_context(), known(dtype):  # numbers stay numbers, whatever trace is under way
         return _solve_in_parts(problem, leaves, with_counts)
 
 

@@ -1,0 +1,119 @@
+"""Which floating-point type numbers are solved in, and whether what comes out is finite.
+
+JAX's default knows no float64, and float32 loses what a person reads: after 20,000 additions the
+fourth digit may be wrong. So numbers are solved in float64 whatever the default, and come back as
+NumPy's, which no later operation of JAX cuts unasked. A batch of float32 arrays stays in float32.
+In a trace JAX's own rules hold, for what it traces has one of its types already.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import NumpyArray
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def is_traced(*trees: Any) -> bool:
+    """Return whether JAX traces a number of these, so that its value is out of sight."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def known(dtype: np.dtype | type) -> AbstractContextManager[Any]:
+    """A context in which JAX knows a type; what its default knows, it knows anyway."""
+    return jax.enable_x64(_has_float64() or dtype == np.float64)
+
+
+def _has_float64() -> bool:
+    return bool(jax.config.read("jax_enable_x64"))
+
+
+def float_type(*values: Any) -> np.dtype:
+    """Type in which values are added up.
+
+    Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
+    numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
+    """
+    with known(np.float32 if is_traced(values) else np.float64):
+        return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
+
+
+def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Take numbers as float64, whatever JAX's default; where one is traced, change nothing.
+
+    `function` gets copies: what it starts may still run while the caller changes his arrays.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        if is_traced(arguments, options):
+            return function(*arguments, **options)
+        # numbers stay numbers, whatever trace is under way
+        with jax.core.eval_context(), known(np.float64):
+            found = function(*map(_exact, arguments), **options)
+        check_finite(found, arguments)
+        return handed_over(found)
+
+    return run
+
+
+def _exact(tree: Any) -> Any:
+    """Copy numbers to float64; a tree without any, as a program, stays the same object."""
+    leaves, form = jax.tree.flatten(tree)
+    exact = [np.array(leaf, np.float64) if _is_real(leaf) else leaf for leaf in leaves]
+    is_same = all(one is other for one, other in zip(leaves, exact, strict=True))
+    return tree if is_same else jax.tree.unflatten(form, exact)
+
+
+def _is_real(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    is_masked = isinstance(leaf, np.ma.MaskedArray)  # left for `Costs` to refuse
+    return is_array and not is_masked and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def handed_over(tree: Any) -> Any:
+    """Turn JAX's float64 arrays into NumPy's, where JAX itself would cut them to float32."""
+    if _has_float64():
+        return tree
+    # [()]: a NumPy scalar, unlike an array without axes, is a Python float
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf)[()] if _is_real(leaf) and leaf.dtype == np.float64 else leaf,
+        tree,
+    )
+
+
+def check_finite(found: Any, given: Any) -> None:
+    """Refuse results that overflowed, and name the largest number that they were made of.
+
+    It waits for the results: nothing reads the given arrays any more.
+    """
+    here = [on_host(leaf) for leaf in jax.tree.leaves(found)]
+    # a NaN is not below infinity either, and one pass over the smallest or largest tells of it
+    if all(leaf.size == 0 or -np.inf < leaf.min() <= leaf.max() < np.inf for leaf in here):
+        return
+    sizes = {
+        jax.tree_util.keystr(path).rpartition(".")[2]: float(on_host(leaf).max(initial=0.0))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(given)
+        if isinstance(leaf, float) or _is_real(leaf)
+    }
+    name = max(sizes, key=lambda name: sizes[name], default="")
+    raise ValueError(
+        f"the times are too large for {here[0].dtype}: costs must be smaller, the largest is "
+        f"{name} = {sizes.get(name, 0.0):g} s"
+    )
+
+
+def on_host(value: Any) -> NumpyArray:
+    """A value as NumPy's; of an array over several processes, the numbers that this one holds."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return np.concatenate(
+            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
+        )
+    return np.asarray(value)
