@@ -376,7 +376,7 @@ def _as_float(numbers: Any) -> Any:
 def _as_array(value: Any) -> Any:
     """Convert a value to an array, or return None where it does not consist of numbers."""
     if isinstance(value, jax.Array):
-        return value
+        return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
     if isinstance(value, np.ma.MaskedArray):
         return None
     try:
