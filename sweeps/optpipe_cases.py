@@ -270,24 +270,9 @@ def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
 
     Returns:
       As `measured`, with lower_bound [s], status, source, seconds (of all), best_seconds (until
-      the best schedule was found); no schedule found counts as out of memory.
+      the best schedule was found).
     """
-    better = solutions(setting, seconds)
-    found: list[Solution] = []
-    try:
-        found.extend(better)
-    except ValueError:  # of the search: no schedule was found in time
-        return {
-            "makespan": np.nan,
-            "peak": np.nan,
-            "offloaded": 0,
-            "out_of_memory": True,
-            "lower_bound": 0.0,
-            "status": "unknown",
-            "source": "",
-            "seconds": seconds,
-            "best_seconds": np.nan,
-        }
+    found = list(solutions(setting, seconds))
     last = found[-1]
     first_best = next(one for one in found if one.makespan <= last.makespan * (1 + ROUNDING))
     return {

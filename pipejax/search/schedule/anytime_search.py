@@ -1,5 +1,6 @@
 """Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
 
+import dataclasses
 import time
 from collections.abc import Generator, Iterator
 
@@ -8,7 +9,6 @@ import numpy as np
 from pipejax.analysis.evaluate import lower_and_price, spans
 from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
-from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
@@ -16,16 +16,23 @@ from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import relaxed_bound, search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
-from pipejax.search.schedule.initial_plans import greedy_plan, greedy_starts, is_pipe, pipe_plans
+from pipejax.search.schedule.initial_plans import (
+    greedy_plan,
+    greedy_starts,
+    is_pipe,
+    one_by_one,
+    pipe_plans,
+)
 from pipejax.search.schedule.plan import (
     Plan,
     gradient_end,
     keeps_limits,
     objective_of,
+    table_keeps_limits,
     to_plan,
     to_table,
 )
-from pipejax.search.schedule.problem import InfeasibleError, Problem
+from pipejax.search.schedule.problem import Problem
 from pipejax.search.schedule.ring import Ring, cut, shortest_ring
 from pipejax.search.schedule.similarity import rows_keep_limits
 from pipejax.search.schedule.solution import Solution
@@ -47,6 +54,7 @@ class AnytimeSearch:
     def __init__(
         self,
         problem: Problem,
+        given: ScheduleTable,
         costs: Costs,
         links: Links,
         time_limit: float,
@@ -54,8 +62,8 @@ class AnytimeSearch:
         store: SolvedProblems | None,
     ) -> None:
         """Start the clock."""
-        self.problem, self.costs, self.links, self.num_threads = problem, costs, links, num_threads
-        self.store = store
+        self.problem, self.given, self.costs, self.links = problem, given, costs, links
+        self.num_threads, self.store = num_threads, store
         self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
         self.bound = lower_bound(problem)
@@ -63,7 +71,7 @@ class AnytimeSearch:
         self.value = 0
         self.best: Solution | None = None
         self.baseline: dict[str, float | None] = {}
-        self.is_answered = self.is_infeasible = False
+        self.is_answered = False
 
     @property
     def left(self) -> float:
@@ -75,13 +83,13 @@ class AnytimeSearch:
         """Whether the plan meets the bound."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
-    def solutions(self, table: ScheduleTable) -> Generator[Solution, None, None]:
+    def solutions(self) -> Generator[Solution, None, None]:
         """Run all steps until the plan meets the bound, or time is up."""
         try:
             for step in (
                 self._stored,
                 self._first,
-                lambda: self._baselines(table),
+                self._baselines,
                 self._greedy,
                 self._relaxed,
                 self._period,
@@ -90,20 +98,11 @@ class AnytimeSearch:
                 if (not self.is_closed and self.left > 0) or self.plan is None:
                     yield from step()
             if not self.baseline:  # ended before: at least the given one is looked at
-                yield from self._baselines(table)
-            if self.best is None:
-                raise self._failure()
+                yield from self._baselines()
+            assert self.best is not None  # microbatches one by one fit wherever anything does
             yield self._solution(self.best.table, self.best.makespan, self.best.source)
         finally:  # however it ends: what was found is kept
             self._save()
-
-    def _failure(self) -> ValueError:
-        if self.is_infeasible:
-            return InfeasibleError("no schedule keeps memory_limit: infeasible")
-        return ValueError(
-            f"no schedule within memory_limit was found in {self.until - self.begun:g} "
-            "seconds: give more time_limit or memory_limit"
-        )
 
     def _stored(self) -> Iterator[Solution]:
         """Use the store: solutions of the problem itself, or of similar ones."""
@@ -134,16 +133,18 @@ class AnytimeSearch:
 
     def _first(self) -> Iterator[Solution]:
         plan = greedy_plan(self.problem, self.problem.limits)
-        if plan is not None:
+        if plan is None:
+            yield from self._offer("one by one", one_by_one(self.problem))
+        else:
             yield from self._offer("greedy", plan)
 
-    def _baselines(self, table: ScheduleTable) -> Iterator[Solution]:
-        for name, other in baseline_tables(self.problem, table):
-            plan = to_plan(self.problem, other)
-            keeps = keeps_limits(self.problem, plan)
+    def _baselines(self) -> Iterator[Solution]:
+        for name, other in baseline_tables(self.problem, self.given):
+            keeps = table_keeps_limits(self.problem, other)
             self.baseline[name] = self._measure(other) if keeps else None
-            if keeps:
-                yield from self._offer(name, plan)
+            yield from self._offer(name, to_plan(self.problem, other))
+            if keeps and not (other.offloads or other.is_fused.any()):
+                yield from self._take(name, other)  # may be better by less than a unit
             if self.left <= 0:
                 return
 
@@ -213,7 +214,6 @@ class AnytimeSearch:
                 yield from self._offer("search", found.plan, problem)
             elif time.monotonic() > self.told + BETWEEN and self.best is not None:
                 yield from self._tell(self.best.table, self.best.makespan, self.best.source)
-            self.is_infeasible = found.closed and self.plan is None
 
     @property
     def _parts(self) -> int:
@@ -225,14 +225,9 @@ class AnytimeSearch:
     @property
     def _horizon(self) -> int:
         """Horizon in units; a short span may take a longer one."""
-        if self.plan is not None:
-            end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
-            return self.value if self.problem.objective == "makespan" else 2 * end
-        work = self.problem.forward + self.problem.input_grad + self.problem.weight_grad
-        hops = int(self.problem.lag.max(initial=0) + self.problem.transmit.max(initial=0))
-        host = sum(int(self.problem.times[phase].sum()) for phase in HOST)
-        each = int(work.sum()) + 2 * self.problem.num_stages * hops + host
-        return self.problem.num_microbatches * each + int(self.problem.step_end.max())
+        assert self.plan is not None
+        end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
+        return self.value if self.problem.objective == "makespan" else 2 * end
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
         """Take a plan if it is better; it may come from the problem on another grid."""
@@ -240,10 +235,14 @@ class AnytimeSearch:
         value = objective_of(problem, plan) * problem.unit
         if self.plan is not None and value >= self.value * self.problem.unit * (1 - 1e-9):
             return
+        if not keeps_limits(problem, plan):  # ops of no length hold nothing in the solver's model
+            return
         yield from self._take(source, to_table(problem, plan, f"optimized {source}"))
 
     def _take(self, source: str, table: ScheduleTable) -> Iterator[Solution]:
-        """Take a table that keeps the limits, if it is better."""
+        """Take a table that keeps the limits, if it is better; it is drawn as the given one."""
+        slots, shares = self.given.slots, self.given.stage_shares
+        table = dataclasses.replace(table, slots=slots, stage_shares=shares)
         plan = to_plan(self.problem, table)  # as early as its rows allow
         value = objective_of(self.problem, plan)
         if self.plan is None or value < self.value:
@@ -276,7 +275,6 @@ class AnytimeSearch:
             lower_bound=bound,
             status="optimal" if makespan - bound <= rounding else "feasible",
             rounding=0.0 if self.problem.exact else rounding,
-            offloaded=0 if self.plan is None else self.plan.offloaded,
             source=source,
             seconds=time.monotonic() - self.begun,
             baseline=dict(self.baseline),

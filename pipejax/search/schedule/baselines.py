@@ -14,6 +14,7 @@ from pipejax.search.schedule.problem import NAMES, Problem
 # the most promising first: a short time limit may leave out the last ones
 IN_MEMORY: tuple[str, ...] = ("zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", "1f1b")
 WITH_OFFLOADS: tuple[str, ...] = ("ada-offload", "pipe-offload")
+LEAST = 1e-4  # of the longest time: slots have a length, and sums of floats tell them apart
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
@@ -37,9 +38,12 @@ def _options(problem: Problem) -> Mapping[str, Any]:
     def mean(times: np.ndarray) -> float:
         return float(np.mean(times)) if np.size(times) else 0.0
 
+    times = {phase.name: mean(problem.times[phase]) for phase in (*SPLIT, Phase.B)}
+    transfer = mean(problem.lag + problem.transmit)
+    shortest = LEAST * max(*times.values(), transfer) or 1.0
     options: dict[str, Any] = {
-        "slots": {p.name: max(mean(problem.times[p]), 1e-9) for p in (*SPLIT, Phase.B)},
-        "transfer": mean(problem.lag + problem.transmit),
+        "slots": {letter: max(time, shortest) for letter, time in times.items()},
+        "transfer": transfer,
         "memory_limit": float((problem.limits / problem.sizes).min()),
         "weight_share": float((problem.kept / problem.sizes).max()),
     }

@@ -99,14 +99,37 @@ def greedy_plan(
 ) -> Plan | None:
     """Run the workers greedily, nothing offloaded; None where memory stops them."""
     trip = paths(problem).trip + problem.forward + problem.input_grad
+    work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     rules = Rules(
-        depth=(-(-trip // (problem.forward + problem.gradient)) + variant.extra).tolist(),
+        depth=(-(-trip // work) + variant.extra).tolist(),
         active=variant.active,
         backlog=variant.backlog,
         patience=(Phase.F, Phase.I) if variant.patient else (),
     )
     run = list_schedule(_work(problem, limits), rules)
     return None if run is None else _plan(problem, TimedOps.of(run.log))
+
+
+def one_by_one(problem: Problem) -> Plan:
+    """Run microbatch after microbatch, one op at a time: this fits wherever anything does.
+
+    Activations go to the host where their worker has no room for all its stages of a microbatch.
+    """
+    at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
+    hop, lasts = problem.lag + problem.transmit, {p.name: t for p, t in problem.times.items()}
+    now = 0
+    for microbatch, pipe in enumerate(problem.pipe_of.tolist()):
+        row = problem.placement[pipe]
+        held = np.bincount(row, problem.sizes, problem.num_workers)
+        goes = (held > problem.limits)[row]
+        there = [("FO" if goes[stage] else "F", stage, 0) for stage in range(len(row))]
+        back = [("LIW" if goes[stage] else "IW", stage, 1) for stage in range(len(row))]
+        for letters, stage, way in there + back[::-1]:
+            for letter in letters:
+                at[letter][stage, microbatch] = now
+                now += int(lasts[letter][stage])
+            now += int(hop[way, pipe].max(initial=0))
+    return Plan.of(at)
 
 
 def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:

@@ -80,7 +80,8 @@ def optimize(
         if (error.name or "").partition(".")[0] != "ortools":
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
-    return AnytimeSearch(problem, costs, links, time_limit, num_threads, store).solutions(table)
+    run = AnytimeSearch(problem, table, costs, links, time_limit, num_threads, store)
+    return run.solutions()
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

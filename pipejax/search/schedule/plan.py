@@ -13,6 +13,7 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.table.held_activations import held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import NAMES, Problem
@@ -116,24 +117,43 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List the ops of a plan with their times."""
+    """List the ops of a plan with their times as ranks, in which every op has a length.
+
+    Ops of no length, or of less than a unit, may share a moment. They are put in an order in which
+    they can run there, between what ends and what starts: gradients of forwards before that
+    moment come first, since they make room; then the microbatches that pass as a whole, one after
+    the other; then the others.
+    """
     split, out = ~plan.whole, plan.offload != NEVER
     every = np.ones_like(split)
+    turn = 2 * problem.num_stages  # the way of a microbatch: F by stage, then gradients back
     parts = []
-    for phase, start, which in (
-        (Phase.F, plan.forward, every),
-        (Phase.I, plan.input_grad, split),
-        (Phase.W, plan.weight_grad, split),
-        (Phase.B, plan.input_grad, plan.whole),
-        (Phase.O, plan.offload, out),
-        (Phase.L, plan.load, out),
+    for phase, start, which, way, direction in (
+        (Phase.F, plan.forward, every, 0.0, 1),
+        (Phase.O, plan.offload, out, 0.2, 1),
+        (Phase.L, plan.load, out, turn - 0.2, -1),
+        (Phase.I, plan.input_grad, split, turn, -1),
+        (Phase.B, plan.input_grad, plan.whole, turn, -1),
+        (Phase.W, plan.weight_grad, split, turn + 0.2, -1),
     ):
         stage, microbatch = np.nonzero(which)
         end = start[which] + problem.times[phase][stage]
-        code = np.full_like(stage, phase)
-        parts.append((code, stage, microbatch, problem.worker[which], start[which], end))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return TimedOps(*columns[:4], *(time.astype(float) for time in columns[4:]))
+        code, on_way = np.full_like(stage, phase), way + direction * stage
+        worker = problem.worker[which]
+        parts.append((code, stage, microbatch, worker, start[which], end, on_way))
+    *ops, start, end, on_way = map(np.concatenate, zip(*parts, strict=True))
+    microbatch = ops[2]
+    at_once = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
+    passes = input_grad_end(problem, plan)[0, microbatch] == start
+    group = np.where(at_once.any(axis=0), 2 - passes, 0)
+    order = np.lexsort((on_way, microbatch, group))
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    is_long, ticks = end > start, 2 * len(order) + 2  # of a moment
+    start = ticks * start + np.where(is_long, ticks - 1, 2 * number + 1)
+    end = ticks * end + np.where(is_long, 0, 2 * number + 2)
+    ranks = np.unique(np.stack([start, end]), return_inverse=True)[1].reshape(2, -1).astype(float)
+    return TimedOps(*ops, *ranks)
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
@@ -159,6 +179,14 @@ def keeps_limits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan keeps the problem's limits, and offloads only where that may be."""
     may_offload = problem.offload is not None or not plan.offloaded
     return may_offload and bool((peaks(problem, plan) <= problem.limits).all())
+
+
+def table_keeps_limits(problem: Problem, table: ScheduleTable) -> bool:
+    """Return whether the rows of a table keep the limits; at its own times where it offloads."""
+    if table.offloads:
+        return keeps_limits(problem, to_plan(problem, table))
+    sizes = np.stack([problem.sizes, problem.kept, problem.sizes])
+    return bool((held_in_rows(table).peaks(sizes, problem.num_workers) <= problem.limits).all())
 
 
 def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:

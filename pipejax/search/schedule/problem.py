@@ -199,17 +199,21 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
     return Grid(largest / COARSE, False)
 
 
-def common_parts(values: Sequence[float], finest: int = FINEST) -> list[int]:
-    """Return whole numbers in the proportion of the values, the first ones rounded up."""
+def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
+    """Return whole numbers in the proportion of the values: sizes rounded up, limits down."""
+    values = [value / max(sizes) for value in (*sizes, *limits)]
     small = [Fraction(value).limit_denominator(10**4) for value in values]
     if all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(small, values, strict=True)):
         scale = math.lcm(*(f.denominator for f in small))
         whole = [int(f * scale) for f in small]
-        common = math.gcd(*whole) or 1
-        if max(whole) // common <= finest:
+        common = math.gcd(*whole)
+        if max(whole) // common <= FINEST:
             return [n // common for n in whole]
-    scale_by = finest / values[-1]
-    return [*(math.ceil(v * scale_by * (1 - _EQUAL)) for v in values[:-1]), finest]
+    scale_by = FINEST / max(limits)
+    return [
+        *(math.ceil(v * scale_by * (1 - _EQUAL)) for v in sizes),
+        *(math.floor(v * scale_by * (1 + _EQUAL)) for v in limits),
+    ]
 
 
 def pose(
@@ -233,8 +237,8 @@ def pose(
     size = _positive(sizes, table.num_stages, "sizes", "stages")
     limits = _positive(memory_limit, table.num_workers, "memory_limit", "workers")
     _check_room(table, size, limits, offload)
-    whole = np.array(common_parts([*size, *size * shares, *limits]))
     stages = table.num_stages
+    parts, kept, room = _parts(table, size, shares, limits, offload)
 
     def seconds(name: str, *shape: int) -> Float[NumpyArray, "..."]:
         return np.broadcast_to(np.asarray(getattr(costs, name), float), shape)
@@ -258,9 +262,9 @@ def pose(
         lag=grid.down(lag),
         transmit=grid.down(transmit),
         host_links=tuple(map(tuple, links.host_links)),
-        sizes=whole[:stages],
-        kept=whole[stages : 2 * stages],
-        limits=whole[2 * stages :],
+        sizes=parts,
+        kept=kept,
+        limits=room,
         objective=objective,
         unit=grid.unit,
         exact=grid.exact,
@@ -282,20 +286,49 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
-    """Check that one microbatch alone fits, with all its stages on a worker if none can go out.
+    """Check that one microbatch alone fits, with all its stages on a worker if none can go out."""
+    needs = _of_one_microbatch(table, size, offload)
+    for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
+        if need > limit * (1 + _EQUAL):
+            one, stages = "one activation", int((table.placement == worker).sum(axis=1).max())
+            if not offload and stages > 1:
+                one += f" of each of its {stages} stages"
+            why = f"memory_limit {limit:g} of worker {worker} is below {one}, {need:g}"
+            raise InfeasibleError(f"{why}: infeasible")
+
+
+def _of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
+    """Return what a worker must hold for one microbatch: (workers), in the unit of the sizes.
 
     The gradients of a microbatch begin at its last stage, when all its forwards are done.
     """
-    for pipe in table.placement:
-        for worker, limit in enumerate(limits.tolist()):
-            held = size[pipe == worker]
-            need = float(held.max(initial=0) if offload else held.sum())
-            if need > limit * (1 + 1e-9):
-                one = "one activation"
-                if not offload and len(held) > 1:
-                    one += f" of each of its {len(held)} stages"
-                why = f"memory_limit {limit:g} of worker {worker} is below {one}, {need:g}"
-                raise InfeasibleError(f"{why}: infeasible")
+    needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
+    pipes = np.arange(table.num_pipes)[:, None]
+    (np.maximum if offload else np.add).at(needs, (pipes, table.placement), size)
+    return needs.max(axis=0)
+
+
+def _parts(
+    table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
+) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
+    """Count in whole parts: sizes and what W needs of them (stages), and limits (workers).
+
+    What all activations of a worker take together is a limit like any larger one: the problem is
+    the same. Nor does rounding take away what fits exactly.
+    """
+    counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
+
+    def of_all(size: NumpyArray) -> NumpyArray:
+        every = np.zeros(table.num_workers, size.dtype)
+        np.add.at(every, table.placement, counts[:, None] * size)
+        return every
+
+    useful = np.minimum(limits, of_all(size))
+    whole = np.array(common_parts([*size, *size * shares], [*useful]), np.int64)
+    parts, kept, room = np.split(whole, [len(size), 2 * len(size)])
+    room = np.maximum(room, _of_one_microbatch(table, parts, offload))
+    is_ample = limits >= of_all(size) * (1 - _EQUAL)
+    return parts, kept, np.where(is_ample, of_all(parts), room)
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipejax.base.short_repr import short_repr
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 
@@ -18,7 +19,6 @@ class Solution:
       lower_bound: no schedule that keeps the limits is shorter.
       status: "optimal" where the two meet within the rounding, otherwise "feasible".
       rounding: by how much whole units may keep the two apart.
-      offloaded: activations that go to the host and back.
       source: what made the schedule.
       seconds: time since the start.
       baseline: makespan of other schedules under the same limits, by name; None for those that
@@ -27,7 +27,7 @@ class Solution:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> best = Solution(table, 8.0, 6.0, "feasible", 0.0, 0, "1f1b", 0.1, {})
+      >>> best = Solution(table, 8.0, 6.0, "feasible", 0.0, "1f1b", 0.1, {})
       >>> best.gap
       0.25
     """
@@ -37,10 +37,14 @@ class Solution:
     lower_bound: float
     status: str
     rounding: float
-    offloaded: int
     source: str
     seconds: float
     baseline: Mapping[str, float | None]
+
+    @property
+    def offloaded(self) -> int:
+        """Activations that go to the host and back."""
+        return int((self.table.phase == Phase.O).sum())
 
     @property
     def gap(self) -> float:
