@@ -71,6 +71,7 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
         run.peak_at.values,
         np.ones(data.attrs["workers"]),
         np.zeros(data.attrs["workers"]),
+        np.ones(data.attrs["workers"]),
     )
     draw_memory(axes, Curves(held, "activations held", "{:.3g}".format), until=until)
 

@@ -2,6 +2,7 @@
 
 from pipejax import schedules as schedules, training as training
 from pipejax.analysis.activation_memory import activation_memory as activation_memory
+from pipejax.analysis.certificate import certificate as certificate
 from pipejax.analysis.comparison import compare as compare
 from pipejax.analysis.distributions import (
     Distribution as Distribution,
@@ -15,6 +16,7 @@ from pipejax.analysis.robustness import robustness as robustness
 from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness
 from pipejax.analysis.timeline import chrome_trace as chrome_trace
+from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
 from pipejax.costs.model import Model as Model, load_model as load_model

@@ -78,6 +78,27 @@ def wrong_imports(path):
             yield f"{path}: {part} imports {imported}"
 
 
+# what the checker of certificates may use, so that it agrees with the engine by nothing but truth
+OF_THE_CHECKER = (
+    "pipejax.analysis.verify.",
+    "pipejax.base.checks",
+    "pipejax.base.units",
+    "pipejax.schedules.cells.ops",
+    "pipejax.schedules.cells.schedule_error",
+    "pipejax.schedules.table.links",
+    "pipejax.schedules.table.table.",
+    "pipejax.schedules.table.table_files",
+)
+
+
+def test_the_checker_shares_no_code_with_the_engine():
+    checker = sorted((PACKAGE / "analysis" / "verify").glob("*.py"))
+    used = {name for path in checker for name in imports(path)}
+    beyond = {name for name in used if name.split(".")[0] not in sys.stdlib_module_names}
+    assert len(checker) > 1
+    assert sorted(name for name in beyond if not name.startswith(OF_THE_CHECKER)) == []
+
+
 def test_the_rooms_are_those_of_the_house():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert rooms == set(RANK)

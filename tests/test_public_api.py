@@ -27,6 +27,7 @@ NAMES = [
     "WeightRule",
     "Workload",
     "activation_memory",
+    "certificate",
     "chrome_trace",
     "compare",
     "cycle_time",
@@ -57,6 +58,7 @@ NAMES = [
     "training",
     "transfer_waits",
     "tune",
+    "verify",
     "write_table",
 ]
 

@@ -26,6 +26,7 @@ class ActivationMemory(NamedTuple):
       peak_at: (workers) when it first holds that much [s].
       sizes: (stages) size of an activation.
       weight_share: (stages) share of it that the weight gradient needs after I.
+      checkpoints: (stages) what is held of it between F and R.
 
     Example:
       >>> import pipejax as pj
@@ -42,6 +43,7 @@ class ActivationMemory(NamedTuple):
     peak_at: Float[NumpyArray, " workers"]
     sizes: Float[NumpyArray, " stages"]
     weight_share: Float[NumpyArray, " stages"]
+    checkpoints: Float[NumpyArray, " stages"]
 
     def curve(
         self, worker: int
@@ -114,7 +116,7 @@ def activation_memory(
     np.maximum.at(peak, worker, held)
     is_peak = np.flatnonzero(held == peak[worker])[::-1]  # the first one is written last
     peak_at[worker[is_peak]] = time[is_peak]
-    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares)
+    return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs)
 
 
 def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:

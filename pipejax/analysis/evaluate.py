@@ -46,6 +46,7 @@ class Evaluation:
       critical: (nodes) whether a node of the program is on the critical path.
       path_share: share of the makespan that each cost takes on the critical path.
       table: the schedule.
+      costs: what it was priced with.
       program: the lowered schedule.
       node_start: (nodes) start of each node: exactly its last arrival.
       node_finish: (nodes) finish time of each node.
@@ -79,6 +80,7 @@ class Evaluation:
     critical: Bool[NumpyArray, " nodes"]
     path_share: Mapping[str, float]
     table: ScheduleTable
+    costs: Costs
     program: Program
     node_start: Float[NumpyArray, " nodes"]
     node_finish: Float[NumpyArray, " nodes"]
@@ -158,6 +160,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
         critical=critical,
         path_share=_path_share(program, vector, critical, edges),
         table=table,
+        costs=costs,
         program=program,
         node_start=start,
         node_finish=finish,

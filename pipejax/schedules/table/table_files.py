@@ -205,7 +205,12 @@ def _from_json(text: str) -> ScheduleTable:
         data = parse_json(text)
     except ValueError as error:
         raise ScheduleError(f"this is not JSON: {error}") from None
-    _check_json(data)
+    check_json(data)
+    return from_json(data)
+
+
+def from_json(data: Mapping[str, Any]) -> ScheduleTable:
+    """Make a table of what `to_json` wrote, once its form is checked."""
     try:
         given = {name: data[name] for name in FIELDS} | {
             "weights": _weights(data.get("weights", {}))
@@ -227,7 +232,7 @@ def _weights(rule: Any) -> WeightRule:
         raise ScheduleError(f"weights: {error}") from None
 
 
-def _check_json(data: Mapping[str, Any]) -> None:
+def check_json(data: Mapping[str, Any]) -> None:
     """Check the keys and the types of their values; the table checks what they mean."""
     if data.get("format") != FORMAT or data.get("version") != VERSION:
         raise ScheduleError(

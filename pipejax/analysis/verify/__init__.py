@@ -1,0 +1,1 @@
+"""The checker: certificates derived again by other means than the engine's."""

@@ -1,0 +1,136 @@
+"""What a certificate holds, and reading one: what has not its form is refused."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax.analysis.verify.event_run import Seconds
+from pipejax.analysis.verify.memory import ActivationSizes
+from pipejax.base.checks import number, one_of
+from pipejax.base.units import load_json
+from pipejax.schedules.cells.ops import TIMED
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import check_json, from_json
+
+FORMAT = "pipejax-certificate"
+VERSION = 1
+PARTS = ("table", "links", "costs", "memory", "question", "claims")
+SIZES = ("sizes", "weight_share", "checkpoints")
+QUESTION = ("objective", "limits", "offload")
+CLAIMS = (
+    *("makespan", "max_span", "busy", "peak_in_flight", "offloaded", "ops", "transfers"),
+    *("peak_memory", "held_from", "held", "lower_bounds"),
+)
+LINK_FIELDS = ("model", "queues", "host_links")  # that the checker's run knows
+MESSAGE = ("latency", "transmit")
+OBJECTIVES = ("makespan", "span")
+OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders add up
+
+
+class CertificateContent(NamedTuple):
+    """A certificate that was read.
+
+    Attributes:
+      table: the schedule.
+      links: how messages travel.
+      costs: seconds as lists: phase letter and "pair" (stages), "latency" and "transmit" (2, pipes,
+        stages - 1).
+      sizes: what activations take, by stage.
+      objective: what was to be least: "makespan" or "span".
+      limits: (workers) memory for activations, or None.
+      offload: whether activations may go to the host and back.
+      claims: what is claimed.
+    """
+
+    table: ScheduleTable
+    links: Links
+    costs: Seconds
+    sizes: ActivationSizes
+    objective: str
+    limits: Sequence[float] | None
+    offload: bool
+    claims: Mapping[str, Any]
+
+
+def read_certificate(source: str | Path | Mapping[str, Any]) -> CertificateContent:
+    """Read a certificate; a `ScheduleError` says that its table cannot run."""
+    name = "certificate" if isinstance(source, Mapping) else str(source)
+    data = source if isinstance(source, Mapping) else load_json(Path(source))
+    if data.get("format") != FORMAT or repr(data.get("version")) != repr(VERSION):
+        raise ValueError(
+            f'{name} is not a certificate: expected "format": "{FORMAT}" and "version": {VERSION}, '
+            f"got {data.get('format')!r} and {data.get('version')!r}"
+        )
+    _check_keys(data, ("format", "version", *PARTS), name)
+    links = _links(data["links"], f"{name}: links")
+    memory = _check_keys(data["memory"], SIZES, f"{name}: memory")
+    question = _check_keys(data["question"], QUESTION, f"{name}: question")
+    one_of(question["objective"], OBJECTIVES, f"{name}: objective")
+    one_of(question["offload"], (True, False), f"{name}: offload")
+    claims = _check_keys(data["claims"], CLAIMS, f"{name}: claims")
+    bounds = claims["lower_bounds"]
+    for given in bounds if isinstance(bounds, list) else [None]:
+        bound = _check_keys(given, ("by", "value"), f"{name}: a lower bound")
+        _check_numbers(bound["value"], (), f"{name}: a lower bound")
+    table = _table(data["table"], f"{name}: table")
+    _check_costs(data["costs"], table, OF_BOUNDS if bounds else (), f"{name}: costs")
+    for key in SIZES:
+        _check_numbers(memory[key], (table.num_stages,), f"{name}: {key}")
+    if question["limits"] is not None:
+        _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
+    sizes = ActivationSizes(*(memory[key] for key in SIZES))
+    return CertificateContent(table, links, data["costs"], sizes, **question, claims=claims)
+
+
+def _table(data: Any, where: str) -> ScheduleTable:
+    try:
+        check_json(_check_keys(data, {*getattr(data, "keys", tuple)()}, where))
+    except ScheduleError as error:  # no table at all: nothing that could be wrong of it
+        raise ValueError(f"{where}: {error.reason}") from None
+    return from_json(data)
+
+
+def _check_keys(section: Any, keys: Collection[str], where: str) -> Mapping[str, Any]:
+    """Return a section, which has exactly these keys."""
+    if not isinstance(section, Mapping) or set(section) != set(keys):
+        got = sorted(section) if isinstance(section, Mapping) else section
+        raise ValueError(f"{where} must have the keys {', '.join(keys)}, got {got!r}")
+    return section
+
+
+def _check_numbers(value: Any, shape: tuple[int, ...], where: str) -> None:
+    """A value is a finite number of at least 0, or a list of lists of them of a shape."""
+    if not shape:
+        number(value, where)
+        return
+    if not isinstance(value, list) or len(value) != shape[0]:
+        raise ValueError(f"{where} must be {shape[0]} numbers or lists, got {value!r}")
+    for entry in value:
+        _check_numbers(entry, shape[1:], where)
+
+
+def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where: str) -> None:
+    """Every time has its shape; there is one of all that the table holds and that bounds add up."""
+    cells = [cell for row in table.rows() for cell in row]
+    priced = [cell for cell in cells if len(cell) == 1 or "pair" not in costs]
+    needs = {op.phase.name for cell in priced for op in cell if op.phase in TIMED}
+    known = [*(phase.name for phase in TIMED), "pair", *MESSAGE]
+    _check_keys(costs, {key for key in known if key in costs} | needs | {*more, *MESSAGE}, where)
+    for key, value in costs.items():
+        shape: tuple[int, ...] = (table.num_stages,)
+        if key in MESSAGE:
+            shape = 2, table.num_pipes, table.num_stages - 1
+        _check_numbers(value, shape, f"{where}: {key}")
+
+
+def _links(record: Any, where: str) -> Links:
+    """Read the links; what the checker's run does not know must be as it is by default."""
+    fields = [field.name for field in dataclasses.fields(Links)]
+    links = Links(**_check_keys(record, fields, where))
+    known = {name: getattr(links, name) for name in LINK_FIELDS}
+    if links != Links(**known):
+        raise ValueError(f"{where}: the checker knows {', '.join(LINK_FIELDS)} alone, got {links}")
+    return links

@@ -1,0 +1,278 @@
+"""The checker's own run of a table: events that wait for events, in plain Python.
+
+It shares nothing with the engine but the reader of tables. An event is a cell, a message between
+workers, an all-reduce or an update behind the rows; it starts when the last event that it waits
+for is there. The numbers in comments are those of docs/semantics.md.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+from pipejax.schedules.cells.ops import TIMED
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+
+Named = tuple[str, int, int]  # an op: letters of its phase, stage, microbatch
+Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..) or ("U", ..)
+Seconds = Mapping[str, Any]  # by phase letter (stages); "pair"; "latency", "transmit" by boundary
+UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
+HOST = ("O", "L")
+NOT_RUN = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+# Order 2, Offloading 2: phases on the same stage that an op waits for, of those that are there
+SAME_STAGE = {"R": "FL", "B": "FRL", "I": "FRL", "W": "I", "U": "BW", "O": "F", "L": "O"}
+SAME_STAGE["WAIT_O"] = "O"
+
+
+def inputs(op: Named) -> Iterator[Named]:
+    """Name the ops that an op waits for, whether or not the table holds them."""
+    phase, stage, microbatch = op
+    for letter in SAME_STAGE.get(phase, ""):
+        yield letter, stage, microbatch
+    if phase == "F":
+        yield "F", stage - 1, microbatch
+    if phase in ("B", "I"):
+        yield "I", stage + 1, microbatch
+        yield "B", stage + 1, microbatch
+
+
+class EventRun:
+    """Start and end of every event [s].
+
+    Attributes:
+      rows: cells by worker and slot, each a list of ops.
+      at: place (worker, slot) of every op.
+      lasts: duration of each event [s].
+      waits: what each event waits for, and how long after its end.
+      ends_of_row: of each worker, the last event in its row.
+      message: worker from, worker to, and latency behind what occupies the link, by SEND.
+      start: of each event [s]; those that can never start are not there: a deadlock.
+      end: of each event [s].
+      last: what each event waited for last; itself where it waits for nothing.
+    """
+
+    def __init__(self, table: ScheduleTable, costs: Seconds, links: Links) -> None:
+        """Collect what waits for what, and run it."""
+        self.table, self.costs, self.links = table, costs, links
+        self.rows = [
+            [[(op.phase.name, op.stage, op.microbatch) for op in cell] for cell in row]
+            for row in table.rows()
+        ]
+        self.at = {
+            op: (worker, slot)
+            for worker, row in enumerate(self.rows)
+            for slot, cell in enumerate(row)
+            for op in cell
+        }
+        self.lasts: dict[Event, float] = {}
+        self.waits: dict[Event, list[tuple[Event, float]]] = {}
+        self.next_in_row: dict[Event, Event] = {}
+        self.ends_of_row: dict[int, Event] = {}
+        self.message: dict[Named, tuple[int, int, float]] = {}
+        self.has_cells = table.has_communication
+        self.pipe_of = table.pipe_of_microbatch.tolist()
+        self._add_rows()
+        self._share_host_links()
+        self._add_step_end()
+        self._add_messages()
+        self._run()
+
+    def _add(self, event: Event, lasts: float, before: Iterable[Event]) -> None:
+        self.lasts[event], self.waits[event] = lasts, [(other, 0.0) for other in before]
+
+    def _chain(self, events: Iterable[Event]) -> None:
+        for before, event in pairwise(events):
+            self.waits[event].append((before, 0.0))
+
+    def _time(self, cell: Sequence[Named]) -> float:
+        """Order 3: a fused pair lasts the sum unless it has a cost."""
+        if len(cell) == 2 and "pair" in self.costs:
+            return float(self.costs["pair"][cell[0][1]])
+        times = (self.costs[phase][stage] for phase, stage, _ in cell if phase != "WAIT_O")
+        return float(sum(times))
+
+    def _add_rows(self) -> None:
+        """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""
+        for worker, row in enumerate(self.rows):
+            before: list[Event] = []
+            for slot, cell in enumerate(row):
+                if not cell or cell[0][0] in NOT_RUN:
+                    continue
+                here = worker, slot
+                self._add(here, self._time(cell), before)
+                if cell[0][0] not in HOST:
+                    self.next_in_row |= dict.fromkeys(before, here)
+                    before = [here]
+            self.ends_of_row[worker] = before[0]
+
+    def _share_host_links(self) -> None:
+        """Offloading 4: in the order of the columns, ties by worker."""
+        link_of = {worker: group for group in self.links.host_links for worker in group}
+        queues = defaultdict(list)
+        for slot, worker in sorted(self.at[op][::-1] for op in self.at if op[0] in HOST):
+            queues[link_of.get(worker, (worker,))].append((worker, slot))
+        for queue in queues.values():
+            self._chain(queue)
+
+    def _add_step_end(self) -> None:
+        """Order 5: A after the last gradient of every copy of a stage, U behind A and the row."""
+        if not any([*self.costs["A"], *self.costs["U"]]):
+            return
+        runs = self.table.weights.runs
+        last: dict[Event, Event] = {}  # gradient of a worker's copy of a stage, by run
+        copies: dict[tuple[int, int], Event] = {}
+        for (phase, stage, microbatch), cell in sorted(self.at.items(), key=itemgetter(1)):
+            key = cell[0], stage, microbatch % runs
+            if phase in ("B", "W"):
+                last[key] = copies[key[:2]] = cell
+            elif phase == "U":
+                reduction = "A", stage, microbatch
+                self._add(reduction, float(self.costs["A"][stage]), [last[key]])
+                self.waits[cell].append((reduction, 0.0))
+        if self.table.updates_within:
+            return
+        for stage, lasts in enumerate(self.costs["A"]):
+            ends = [cell for (_, own), cell in copies.items() if own == stage]
+            self._add(("A", stage, -1), float(lasts), ends)
+        for (worker, stage), _ in sorted(copies.items(), key=itemgetter(1)):
+            update, before = ("U", stage, worker), self.ends_of_row[worker]
+            self._add(update, float(self.costs["U"][stage]), [before, ("A", stage, -1)])
+            self.next_in_row[before] = self.ends_of_row[worker] = update
+
+    def _add_messages(self) -> None:
+        """Order 2: what an op waits for. Messages: what crosses between workers, and how."""
+        queues: dict[Event, list[tuple[Any, Named]]] = defaultdict(list)
+        for op, cell in self.at.items():
+            for made in inputs(op):
+                if made in self.at and self.at[made][0] == cell[0]:
+                    self.waits[cell].append((self.at[made], 0.0))
+                elif made in self.at:
+                    send = "SEND_F" if made[1] < op[1] else "SEND_B", *made[1:]
+                    self._add_message(send, self.at[made], cell, min(made[1], op[1]))
+                    for queue, rank in self._places(send, self.at[made], op):
+                        queues[queue].append((rank, send))
+        for users in queues.values():
+            self._chain(send for _, send in sorted(users, key=itemgetter(0)))
+
+    def _add_message(self, send: Named, producer: Event, consumer: Event, boundary: int) -> None:
+        place = int(send[0] == "SEND_B"), self.pipe_of[send[2]], boundary
+        latency, transmit = (
+            self.costs[name][place[0]][place[1]][place[2]] for name in ("latency", "transmit")
+        )
+        on_link, behind = latency + transmit, 0.0
+        if self.links.model in ("queued", "blocking"):
+            on_link, behind = transmit, latency
+        self.message[send] = producer[0], consumer[0], behind
+        self._add(send, on_link, [producer])
+        self.waits[consumer].append((send, behind))
+        if self.links.model == "blocking" and producer in self.next_in_row:
+            self.waits[self.next_in_row[producer]].append((send, 0.0))
+
+    def _places(self, send: Named, producer: Event, op: Named) -> Iterator[tuple[Event, Any]]:
+        """Name the queues that a message goes through, and its rank in each."""
+        (sender, slot), receiver, model = producer, self.at[op][0], self.links.model
+        direction = send[0][-1]
+        if model in ("queued", "blocking"):
+            yield (sender, receiver), (slot, direction == "B")
+        receive = f"RECV_{direction}", *op[1:]
+        ends = ((send, sender, receiver), (receive, receiver, sender))
+        for cell, worker, other in ends if model == "rendezvous" else ():
+            scope = {"worker": (worker,), "pair": (worker, other), "direction": (worker, direction)}
+            rank: Any = self.at.get(cell)
+            if not self.has_cells:
+                rank = self.unit_ends[producer], sender, *send[1:]
+            yield scope[self.links.queues], rank
+
+    @functools.cached_property
+    def unit_ends(self) -> Mapping[Event, float]:
+        """End of each cell in the run that orders transfers: only `UNIT_TIMES` pass there."""
+        stages, pipes = self.table.num_stages, self.table.num_pipes
+        costs: dict[str, Any] = {p.name: [UNIT_TIMES.get(p.name, 0.0)] * stages for p in TIMED}
+        costs |= dict.fromkeys(("latency", "transmit"), [[[0.0] * stages] * pipes] * 2)
+        return EventRun(self.table, costs, Links(host_links=self.links.host_links)).end
+
+    def _run(self) -> None:
+        """Start every event when the last that it waits for is there."""
+        followers = defaultdict(list)
+        for event, before in self.waits.items():
+            for other, _ in before:
+                followers[other].append(event)
+        left = {event: len(before) for event, before in self.waits.items()}
+        ready = [event for event, count in left.items() if count == 0]
+        self.start: dict[Event, float] = {}
+        self.end: dict[Event, float] = {}
+        self.last: dict[Event, Event] = {}
+        while ready:
+            event = ready.pop()
+            arrivals = [(self.end[other] + lag, other) for other, lag in self.waits[event]]
+            begins, self.last[event] = max(arrivals, key=itemgetter(0), default=(0.0, event))
+            self.start[event], self.end[event] = begins, begins + self.lasts[event]
+            for follower in followers[event]:
+                left[follower] -= 1
+                if not left[follower]:
+                    ready.append(follower)
+
+    def deadlock(self) -> list[Event]:
+        """Return events of which each waits for the next, and the last for the first, if any do."""
+        event = next((event for event in self.waits if event not in self.end), None)
+        way: list[Event] = []
+        while event is not None and event not in way:
+            way.append(event)
+            event = next(other for other, _ in self.waits[event] if other not in self.end)
+        return way[way.index(event) :] if event is not None else []
+
+    def worker_of(self, event: Event) -> int | None:
+        """Worker whose row an event stands in; messages, all-reduces and host ops run beside it."""
+        if event in self.message or event[0] == "A":
+            return None
+        if event[0] == "U":
+            return int(event[2])
+        return None if self.holds(event, HOST) else int(event[0])
+
+    def holds(self, event: Event, phases: Sequence[str]) -> bool:
+        """Whether an event in a row is a cell that holds one of some phases."""
+        return event[0] != "U" and self.rows[event[0]][event[1]][0][0] in phases
+
+    def name(self, event: Event) -> str:
+        """Name an event as certificates do."""
+        if event in self.message:
+            return transfer_name(_text(event), *self.message[event][:2])
+        if event[0] == "A":
+            return reduction_name(*event[1:])
+        if event[0] == "U":
+            return update_name(*event[1:])
+        worker, slot = event
+        return cell_name(";".join(map(_text, self.rows[worker][slot])), worker, slot)
+
+
+def _text(op: Event) -> str:
+    phase, stage, microbatch = op
+    return f"{stage}{phase}{microbatch if microbatch >= 0 else ''}"
+
+
+def cell_name(ops: str, worker: int, slot: int) -> str:
+    """Name a cell in a certificate."""
+    return f"{ops} (worker {worker}, slot {slot})"
+
+
+def transfer_name(send: str, sender: int, receiver: int) -> str:
+    """Name a message in a certificate."""
+    return f"{send} (worker {sender} to {receiver})"
+
+
+def reduction_name(stage: int, microbatch: int) -> str:
+    """Name an all-reduce in a certificate, by the update that it is for where cells update."""
+    return _text(("A", stage, microbatch))
+
+
+def update_name(stage: int, worker: int) -> str:
+    """Name an update behind the rows in a certificate."""
+    return f"{stage}U (worker {worker})"
+
+
+def by_worker(values: Iterable[Any]) -> dict[str, Any]:
+    """Name the workers of a certificate."""
+    return {f"worker {worker}": value for worker, value in enumerate(values)}

@@ -1,0 +1,219 @@
+"""`verify`: everything that a certificate claims, derived again and compared."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipejax.analysis.verify.bounds import derived_bounds
+from pipejax.analysis.verify.certificate_file import CertificateContent, read_certificate
+from pipejax.analysis.verify.event_run import Event, EventRun, by_worker
+from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
+from pipejax.schedules.cells.schedule_error import ScheduleError
+
+SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no ops for spans
+ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may differ
+ROUNDING_OF_BOUNDS = 1e-8  # the search counts in whole units, which rounds durations as well
+
+
+class Discrepancy(NamedTuple):
+    """One claim that does not hold.
+
+    Attributes:
+      claim: what is claimed, down to the op, with its worker and slot, or the worker.
+      claimed: the value that the certificate states; None where it states none.
+      derived: the value that was derived; None where there is none.
+      why: what decides the derived value.
+    """
+
+    claim: str
+    claimed: Any
+    derived: Any
+    why: str = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        claimed, derived = (
+            "nothing" if value is None else value for value in (self.claimed, self.derived)
+        )
+        line = f"{self.claim}: claimed {claimed}, derived {derived}"
+        return line + f", {self.why}" * bool(self.why)
+
+
+class CheckedBound(NamedTuple):
+    """A lower bound that a certificate claims.
+
+    Attributes:
+      value: the bound [s].
+      by: what it rests on: "path", "worker", "stage" or "memory chain"; anything else is the word
+        of who found it, as "solver".
+      checked: whether it was derived again.
+    """
+
+    value: float
+    by: str
+    checked: bool
+
+
+class Verdict(NamedTuple):
+    """What a certificate is worth.
+
+    Attributes:
+      makespan: as derived [s]; None where the schedule cannot run.
+      problems: claims that do not hold.
+      bounds: the lower bounds that are claimed.
+    """
+
+    makespan: float | None
+    problems: tuple[Discrepancy, ...]
+    bounds: tuple[CheckedBound, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all claims hold."""
+        return not self.problems
+
+
+def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
+    """Derive everything that a certificate claims by other means than the engine, and compare.
+
+    The checker shares no code with the engine but the reader of tables: it runs the table as
+    events that wait for events, in plain Python, as docs/semantics.md says.
+
+    Args:
+      certificate: what `certificate` returned, or a file that holds it.
+
+    Returns:
+      The makespan as derived, the claims that do not hold, and what lower bounds rest on.
+
+    Raises:
+      ValueError: if it is no certificate: another version, a key that is missing or unknown, costs
+        that do not fit the table.
+      OSError: if the file cannot be read.
+
+    Cost:
+      Linear in the ops of the table but for sorting: some seconds for a hundred thousand.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> claimed = pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> verdict = pj.verify(claimed)
+      >>> verdict.ok, verdict.makespan
+      (True, 15.0)
+      >>> claimed["claims"]["ops"]["1F0 (worker 1, slot 1)"]["start"] = 0.5
+      >>> print(*pj.verify(claimed).problems)
+      ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
+    """
+    try:
+        content = read_certificate(certificate)
+    except ScheduleError as error:  # there is a table, and it cannot run
+        return Verdict(None, (Discrepancy("table", "legal", error.reason),))
+    run = EventRun(content.table, content.costs, content.links)
+    if cycle := run.deadlock():
+        waits = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
+        return Verdict(None, (Discrepancy("run", "to the end", f"deadlock: {waits}"),))
+    derived = derived_claims(run, content)
+    problems = [
+        problem
+        for name, value in derived.items()
+        for problem in _differences(content.claims[name], value, ROUNDING * _largest(value), name)
+    ]
+    problems = [*_explained(run, problems), *_above_limits(content, derived["peak_memory"])]
+    bounds, wrong = _check_bounds(content, derived)
+    return Verdict(derived["makespan"], (*problems, *wrong), bounds)
+
+
+def derived_claims(run: EventRun, content: CertificateContent) -> dict[str, Any]:
+    """Derive what a certificate claims of a run, in the form in which it does."""
+    events = sorted(run.end, key=lambda event: run.start[event])  # so that causes come first
+    own: list[list[Event]] = [[] for _ in run.rows]
+    for event in events:
+        if (worker := run.worker_of(event)) is not None:
+            own[worker].append(event)
+    spans = [
+        max(run.end[e] for e in ops) - min(run.start[e] for e in ops)
+        for ops in ([e for e in each if not run.holds(e, SHARDING)] for each in own)
+    ]
+    curves = memory_curves(run, content.sizes)
+    return {
+        "makespan": max(run.end.values()),
+        "max_span": max(spans),
+        "busy": by_worker(sum(run.lasts[e] for e in each) for each in own),
+        "peak_in_flight": by_worker(peaks_in_flight(run)),
+        "offloaded": sum(op[0] == "O" for op in run.at),
+        "ops": {
+            run.name(e): {"start": run.start[e], "end": run.end[e]}
+            for e in events
+            if e not in run.message
+        },
+        "transfers": {
+            run.name(e): {"leaves": run.start[e], "arrives": run.end[e] + run.message[e][2]}
+            for e in events
+            if e in run.message
+        },
+        "peak_memory": by_worker(max((held for _, held in c), default=0.0) for c in curves),
+        "held_from": by_worker([moment for moment, _ in curve] for curve in curves),
+        "held": by_worker([held for _, held in curve] for curve in curves),
+    }
+
+
+def _largest(value: Any) -> float:
+    """Largest number within a claim."""
+    if isinstance(value, Mapping | list):
+        values = value.values() if isinstance(value, Mapping) else value
+        return max(map(_largest, values), default=0.0)
+    return abs(float(value))
+
+
+def _differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
+    """Compare a claim with what was derived, down to single numbers."""
+    if claimed == derived:  # to the last bit, as nearly always
+        return
+    if isinstance(claimed, Mapping) and isinstance(derived, Mapping):
+        for key in [*derived, *(key for key in claimed if key not in derived)]:
+            pair = claimed.get(key), derived.get(key)
+            yield from _differences(*pair, within, f"{where}: {key}")
+    elif isinstance(claimed, list) and isinstance(derived, list) and len(claimed) == len(derived):
+        for number, pair in enumerate(zip(claimed, derived, strict=True)):
+            yield from _differences(*pair, within, f"{where}[{number}]")
+    elif not (_is_float(claimed) and _is_float(derived) and abs(claimed - derived) <= within):
+        yield Discrepancy(where, claimed, derived)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _explained(run: EventRun, problems: Iterable[Discrepancy]) -> Iterator[Discrepancy]:
+    """Say of each wrong start what the op or transfer waits for."""
+    events: dict[str, Event] = {}
+    for problem in problems:
+        events = events or {run.name(event): event for event in run.end}
+        _, _, name = problem.claim.partition(": ")
+        event = events.get(name.rpartition(": ")[0])
+        if event in run.last and name.endswith(("start", "leaves")) and run.last[event] != event:
+            problem = problem._replace(why=f"behind {run.name(run.last[event])}")
+        yield problem
+
+
+def _above_limits(content: CertificateContent, peaks: Mapping[str, float]) -> Iterator[Discrepancy]:
+    for limit, (worker, peak) in zip(content.limits or (), peaks.items(), strict=False):
+        if peak > limit * (1 + ROUNDING):
+            yield Discrepancy(f"limit: {worker}", limit, peak)
+
+
+def _check_bounds(
+    content: CertificateContent, derived: Mapping[str, Any]
+) -> tuple[tuple[CheckedBound, ...], list[Discrepancy]]:
+    """Derive the bounds that are combinatorial; no bound is above what was reached."""
+    reached = derived["max_span" if content.objective == "span" else "makespan"]
+    within = ROUNDING_OF_BOUNDS * reached
+    bounds = [(bound["by"], bound["value"]) for bound in content.claims["lower_bounds"]]
+    known = derived_bounds(content) if bounds else {}
+    wrong = []
+    for by, value in bounds:
+        if by in known and not value <= known[by] + within:
+            wrong.append(Discrepancy(f"lower bound by {by}", value, known[by]))
+        if not value <= reached + within:
+            wrong.append(Discrepancy(f"lower bound by {by}", value, reached, "which was reached"))
+    return tuple(CheckedBound(value, by, by in known) for by, value in bounds), wrong

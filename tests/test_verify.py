@@ -1,0 +1,278 @@
+"""Certificates: what holds is accepted, and each claim that is changed is named."""
+
+import copy
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given, settings, strategies as st
+
+import pipejax as pj
+
+LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
+LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
+SMALL = {"num_workers": 4, "num_microbatches": 8}
+
+
+def certified(table, costs, link="delay", **options):
+    """Certificate of a run, through JSON as in a file."""
+    claimed = pj.certificate(pj.evaluate(table, costs, link=link), **options)
+    return json.loads(json.dumps(claimed))
+
+
+def random_costs(table, seed, **options):
+    """Costs of any floats, whose sums round."""
+    rng = np.random.default_rng(seed)
+    costs = strategies.price(table, [], rng, **options).costs
+    drawn = {
+        field.name: rng.random(np.shape(value))
+        for field in dataclasses.fields(costs)
+        if np.ndim(value := getattr(costs, field.name)) and field.name != "backward"
+    }
+    return dataclasses.replace(costs, **drawn)
+
+
+@pytest.mark.parametrize("name", sorted(pj.schedules.REGISTRY))
+def test_every_schedule_is_accepted(name):
+    table = pj.schedules.build(name, **SMALL)
+    for number, links in enumerate(LINKS):
+        costs = random_costs(table, number, pairs=number % 2 == 0, step_end=number % 3 > 0)
+        verdict = pj.verify(certified(table, costs, links))
+        assert (verdict.ok, verdict.problems) == (True, ())
+        assert verdict.makespan == pj.evaluate(table, costs, link=links).makespan
+
+
+def accept(data, link):
+    cells = data.draw(st.booleans())
+    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    groups = data.draw(strategies.host_links(case.table.num_workers))
+    links = dataclasses.replace(link, host_links=groups)
+    try:
+        run = pj.evaluate(case.table, case.costs, link=links)
+    except pj.ScheduleError:  # a shared host link can be a deadlock
+        return
+    stages = case.table.num_stages
+    sizes, shares = ([data.draw(st.sampled_from([0, 0.25, 1]))] * stages for _ in range(2))
+    checkpoints = [data.draw(st.sampled_from([0, 0.125]))] * stages
+    memory = pj.activation_memory(run, sizes=sizes, weight_share=shares, checkpoints=checkpoints)
+    claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
+    assert pj.verify(claimed).problems == ()
+
+
+@settings(max_examples=25)
+@given(data=st.data(), link=st.sampled_from(LINKS))
+def test_every_table_is_accepted(data, link):
+    accept(data, link)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(data=st.data(), link=st.sampled_from(LINKS))
+def test_many_tables_are_accepted(data, link):
+    accept(data, link)
+
+
+@pytest.fixture(scope="module")
+def claimed():
+    """The certificate of a run with all that one can claim."""
+    table = pj.schedules.build("zb-h1", num_workers=3, num_microbatches=4)
+    costs = pj.Costs(
+        forward=1.0, input_grad=1.5, weight_grad=0.5, latency=0.25, transmit=1.0, all_reduce=2.0
+    )
+    bounds = {"worker": 12.0, "stage": 12.0, "memory chain": 12.0, "solver": 12.0, "path": 12.0}
+    return certified(table, costs, "queued", limits=[3.0, 2.5, 2.0], lower_bounds=bounds)
+
+
+def test_it_says_which_bounds_it_could_check(claimed):
+    verdict = pj.verify(claimed)
+    assert verdict.problems == ()
+    assert {bound.by for bound in verdict.bounds if not bound.checked} == {"solver"}
+
+
+F10 = "1F0 (worker 1, slot 1)"
+
+
+def claims(change):
+    """A mutation of what is claimed."""
+    return lambda certificate: change(certificate["claims"])
+
+
+def rename(section, old, new):
+    """Claim one op or transfer in another place."""
+    section[new] = section.pop(old)
+
+
+def swap(rows):
+    """Exchange two forwards of the first row."""
+    row = rows[0]
+    first, second = row.index("0F1"), row.index("0F2")
+    row[first], row[second] = row[second], row[first]
+
+
+def raise_bound(by):
+    def change(claims):
+        next(bound for bound in claims["lower_bounds"] if bound["by"] == by)["value"] = 1e3
+
+    return claims(change)
+
+
+MUTATIONS = {
+    "a start": (
+        claims(lambda c: c["ops"][F10].update(start=1.0)),
+        rf"ops: {F10}: start: claimed 1.0, derived 2.25, behind 0SEND_F0 \(worker 0 to 1\)",
+    ),
+    "an end": (
+        claims(lambda c: c["ops"][F10].update(end=9.0)),
+        rf"ops: {F10}: end: claimed 9.0, derived 3.25",
+    ),
+    "no number": (
+        claims(lambda c: c["ops"][F10].update(end=None)),
+        rf"ops: {F10}: end: claimed nothing",
+    ),
+    "not a number": (
+        claims(lambda c: c["ops"][F10].update(end=float("nan"))),
+        rf"ops: {F10}: end: claimed nan",
+    ),
+    "worker of an op": (
+        claims(lambda c: rename(c["ops"], F10, "1F0 (worker 0, slot 1)")),
+        rf"ops: {F10}: claimed nothing, derived \{{.*ops: 1F0 \(worker 0, slot 1\): claimed \{{.*\}}, derived nothing",
+    ),
+    "a missing op": (claims(lambda c: c["ops"].pop(F10)), rf"ops: {F10}: claimed nothing"),
+    "the makespan": (
+        claims(lambda c: c.update(makespan=c["makespan"] * (1 + 1e-6))),
+        "makespan: claimed",
+    ),
+    "busy": (
+        claims(lambda c: c["busy"].update({"worker 2": 11.0})),
+        "busy: worker 2: claimed 11.0, derived 12.0",
+    ),
+    "a span": (claims(lambda c: c.update(max_span=1.0)), "max_span: claimed 1.0"),
+    "a peak": (
+        claims(lambda c: c["peak_in_flight"].update({"worker 0": 2})),
+        "peak_in_flight: worker 0: claimed 2, derived 3",
+    ),
+    "an activation too many": (
+        claims(lambda c: c["held"]["worker 0"].__setitem__(0, 2.0)),
+        r"held: worker 0\[0\]: claimed 2.0, derived 1.0",
+    ),
+    "a moment": (
+        claims(lambda c: c["held_from"]["worker 0"].pop()),
+        "held_from: worker 0: claimed",
+    ),
+    "peak memory": (
+        claims(lambda c: c["peak_memory"].update({"worker 1": 0.0})),
+        "peak_memory: worker 1: claimed 0.0",
+    ),
+    "offloads": (claims(lambda c: c.update(offloaded=1)), "offloaded: claimed 1, derived 0"),
+    "messages that overlap": (
+        claims(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(leaves=1.5)),
+        r"transfers: 0SEND_F1 \(worker 0 to 1\): leaves: claimed 1.5, derived 2.0, behind",
+    ),
+    "arrival": (
+        claims(lambda c: c["transfers"]["0SEND_F1 (worker 0 to 1)"].update(arrives=0.0)),
+        r"0SEND_F1 \(worker 0 to 1\): arrives: claimed 0.0",
+    ),
+    "a bound of paths": (raise_bound("stage"), "lower bound by stage: claimed 1000.0, derived"),
+    "a bound of memory": (
+        raise_bound("memory chain"),
+        "lower bound by memory chain: claimed 1000.0, derived",
+    ),
+    "a bound of work": (raise_bound("worker"), "lower bound by worker: claimed 1000.0, derived"),
+    "a bound of the run": (raise_bound("path"), "lower bound by path: claimed 1000.0, derived"),
+    "a bound on trust": (
+        raise_bound("solver"),
+        "lower bound by solver: claimed 1000.0, derived .*, which was reached",
+    ),
+    "a cost": (
+        lambda c: c["costs"]["F"].__setitem__(0, 1.25),
+        r"ops: 0F0 \(worker 0, slot 0\): end: claimed 1.0, derived 1.25",
+    ),
+    "a message cost": (
+        lambda c: c["costs"]["latency"][0][0].__setitem__(0, 0.5),
+        r"0SEND_F0 .*arrives: claimed 2.25, derived 2.5",
+    ),
+    "the link model": (lambda c: c["links"].update(model="blocking"), "ops: .*start: claimed"),
+    "a limit": (
+        lambda c: c["question"]["limits"].__setitem__(0, 2.9),
+        "limit: worker 0: claimed 2.9, derived 3.0",
+    ),
+    "a size": (
+        lambda c: c["memory"]["sizes"].__setitem__(0, 2.0),
+        r"peak_memory: worker 0: claimed 3.0, derived 6.0",
+    ),
+    "an order": (lambda c: swap(c["table"]["rows"]), r"ops: 0F1 .*claimed \{.*, derived nothing"),
+    "a row": (
+        lambda c: c["table"]["rows"][1].remove("1F0"),
+        "table: claimed legal, derived missing op 1F0",
+    ),
+    "a deadlock": (
+        lambda c: c["table"]["rows"][0].reverse(),
+        "table: claimed legal, derived deadlock",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_is_changed_is_named(claimed, name):
+    mutate, message = MUTATIONS[name]
+    changed = copy.deepcopy(claimed)
+    mutate(changed)
+    verdict = pj.verify(changed)
+    assert not verdict.ok
+    assert re.search(
+        message.replace("(worker 1, slot 1)", r"\(worker 1, slot 1\)"),
+        " ".join(map(str, verdict.problems)),
+    )
+
+
+FORMS = {
+    "another version": (lambda c: c.update(version=2), "is not a certificate: expected .* and 2"),
+    "a truth for a version": (lambda c: c.update(version=True), "is not a certificate"),
+    "a missing key": (lambda c: c["claims"].pop("held"), "claims must have the keys .*held"),
+    "an unknown key": (lambda c: c.update(more=1), "must have the keys .*'more'"),
+    "a missing cost": (lambda c: c["costs"].pop("W"), "costs must have the keys .*W"),
+    "a negative cost": (
+        lambda c: c["costs"]["F"].__setitem__(0, -1),
+        "costs: F must be a number of at least 0, got -1",
+    ),
+    "too few costs": (lambda c: c["costs"]["F"].pop(), "costs: F must be 3 numbers"),
+    "an unknown link": (lambda c: c["links"].update(model="wire"), "unknown link model 'wire'"),
+    "no table": (lambda c: c.update(table=[]), "table must have the keys"),
+    "half a table": (lambda c: c["table"].pop("rows"), "missing key 'rows' in the table"),
+    "no objective": (lambda c: c["question"].update(objective="speed"), "objective must be one of"),
+    "a bound of no number": (
+        lambda c: c["claims"]["lower_bounds"][0].update(value="1"),
+        "a lower bound must be a number",
+    ),
+    "no bounds": (
+        lambda c: c["claims"].update(lower_bounds=None),
+        "a lower bound must have the keys",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_no_certificate_is_refused(claimed, name):
+    mutate, message = FORMS[name]
+    changed = copy.deepcopy(claimed)
+    mutate(changed)
+    with pytest.raises(ValueError, match=message):
+        pj.verify(changed)
+
+
+def test_a_deadlock_of_transfers_is_named():
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows)
+    claimed = certified(table, pj.Costs(forward=1.0, backward=1.0), "queued")
+    claimed["links"]["model"] = "rendezvous"
+    (problem,) = pj.verify(claimed).problems
+    cycle = r"deadlock: .*0SEND_F1 \(worker 0 to 1\) waits for 1SEND_B0 \(worker 1 to 0\)"
+    assert re.search(cycle, str(problem))
+    with pytest.raises(pj.ScheduleError, match="deadlock"):
+        pj.lower(table, link="rendezvous")
