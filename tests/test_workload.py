@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import LayerSplit, layer_activation_bytes, layer_flop, model_names
+from pipejax.costs.model import (
+    RECOMPUTE,
+    WHOLE,
+    LayerSplit,
+    boundary_bytes,
+    edge_activation_bytes,
+    head_flop,
+    layer_activation_bytes,
+    layer_flop,
+    layer_weight_grad_bytes,
+    model_names,
+    step_flop,
+)
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
-from pipejax.costs.workload import stage_bytes, stage_layers
+from pipejax.costs.workload import stage_bytes, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
@@ -151,6 +163,55 @@ def test_all_reduce():
     latency, volume = 500e-9, 1e9
     expected = 2 * 2 * latency + 2 * 3 / 4 * volume / 50e9  # r = 4: 2 log2 r hops, 2 (r-1)/r bytes
     assert float(all_reduce_time(system.network, volume, 4)) == pytest.approx(expected)
+
+
+def everything_of(model, size, layers):
+    """All that is counted from a model."""
+    properties = ("kv_hidden", "matrix_parameters", "layer_parameters", "embedding_parameters")
+    parts = {name: getattr(model, name) for name in (*properties, "head_parameters", "parameters")}
+    for recompute in RECOMPUTE:
+        parts[f"flop {recompute}"] = layer_flop(model, size, recompute)
+        parts[f"step {recompute}"] = step_flop(model, size * 4096, recompute)
+        parts[f"kept {recompute}"] = layer_activation_bytes(model, size, WHOLE, recompute)
+    functions = (head_flop, layer_weight_grad_bytes, edge_activation_bytes, boundary_bytes)
+    parts |= {function.__name__: function(model, size) for function in functions}
+    return parts | {"stages": stage_parameters(model, layers)}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3-405b",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in model_names() if n != "llama3-405b"),
+    ],
+)
+def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
+    """JAX's default integers have 32 bits, and nothing says so when they overflow."""
+    given = pj.load_model(name), 64, np.full(8, 16, np.int32)
+    eager = everything_of(*given)
+    with jax.enable_x64(False):
+        traced = jax.jit(everything_of)(*given)
+        narrow = everything_of(*jax.tree.map(np.int32, given))
+        some = jax.jit(lambda size, layers: everything_of(given[0], size, layers))(*given[1:])
+    for found in (traced, narrow, some):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), found, eager)
+
+
+@pytest.mark.compiles
+def test_prices_are_float64_and_the_same_in_a_trace():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(pj.load_model("llama3-405b"), minibatch=8 * 64, data_parallel=64)
+    h100 = pj.load_system("h100")
+    whole = dataclasses.replace(h100, peak_flops=int(h100.peak_flops), memory_bandwidth=10**13)
+    for system in (h100, whole):
+        exact = pj.stage_costs(workload, system, table)
+        with jax.enable_x64(False):
+            eager = pj.stage_costs(workload, system, table)
+            traced = jax.jit(lambda system: pj.stage_costs(workload, system, table))(system)
+        assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(eager)} == {np.dtype(np.float64)}
+        jax.tree.map(np.testing.assert_array_equal, eager, exact)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), traced, exact)
 
 
 def test_layers_are_assigned_whole():

@@ -16,6 +16,7 @@ import jax
 from pipejax.base.checks import known_as, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json
+from pipejax.costs.precision import as_float, floats_in
 from pipejax.costs.system import Number, _names, data_file
 
 RECOMPUTE = ("none", "selective", "full")
@@ -71,6 +72,10 @@ class Model:
     element_bytes: Number = 2
     optimizer_bytes: Number = 12
 
+    def __post_init__(self) -> None:
+        """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
+        floats_in(self, but=int)
+
     @property
     def kv_hidden(self) -> Number:
         """Width of keys and of values."""
@@ -94,12 +99,12 @@ class Model:
     def embedding_parameters(self) -> Number:
         """Parameters of the token and position embedding on the first stage."""
         positions = self.sequence if self.learned_positions else 0
-        return self.hidden * (self.vocabulary + positions) * (self.vocabulary > 0)
+        return 1.0 * self.hidden * (self.vocabulary + positions) * (self.vocabulary > 0)
 
     @property
     def head_parameters(self) -> Number:
         """Parameters of the output head, counted also where it is tied to the embedding."""
-        return self.hidden * self.vocabulary
+        return 1.0 * self.hidden * self.vocabulary
 
     @property
     def parameters(self) -> Number:
@@ -151,6 +156,11 @@ class PhaseFlop(NamedTuple):
     weight_grad: Number
 
 
+def _tokens(model: Model, microbatch_size: Number) -> Number:
+    """Tokens of a microbatch, a float: what is counted by it is beyond the integers of a trace."""
+    return as_float(microbatch_size) * model.sequence
+
+
 def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -> PhaseFlop:
     """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT.
 
@@ -158,7 +168,7 @@ def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     """
     recompute = check_recompute(recompute)
-    tokens = microbatch_size * model.sequence
+    tokens = _tokens(model, microbatch_size)
     linear = 2 * tokens * model.matrix_parameters
     scores = 4 * tokens * model.sequence * model.hidden
     in_attention = scores / 2 if model.flash_attention else 0.0
@@ -171,7 +181,7 @@ def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -
 
 def head_flop(model: Model, microbatch_size: Number) -> PhaseFlop:
     """FLOP of the output head: 2bshV in each phase."""
-    each = 2 * microbatch_size * model.sequence * model.head_parameters
+    each = 2 * _tokens(model, microbatch_size) * model.head_parameters
     return PhaseFlop(each, each, each)
 
 
@@ -194,7 +204,7 @@ def layer_activation_bytes(
       Korthikanti et al. (arXiv:2205.05198), Table 2.
     """
     recompute = check_recompute(recompute)
-    tokens = microbatch_size * model.sequence
+    tokens = _tokens(model, microbatch_size)
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / split.shared_by
     e, masks = model.element_bytes, (2 if model.dropout else 0)
@@ -217,7 +227,7 @@ def layer_weight_grad_bytes(
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     """
-    e, h, tokens = model.element_bytes, model.hidden, microbatch_size * model.sequence
+    e, h, tokens = model.element_bytes, model.hidden, _tokens(model, microbatch_size)
     # whole: inputs of the first product of attention and MLP, gradients of the second one's output
     whole = 4 * h
     # split: queries, keys, values and the projection's input; all of the MLP in between
@@ -233,7 +243,7 @@ def edge_activation_bytes(
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
     """
-    tokens = microbatch_size * model.sequence * (model.vocabulary > 0)
+    tokens = _tokens(model, microbatch_size) * (model.vocabulary > 0)
     mask = tokens * model.hidden / split.shared_by if model.dropout else 0.0
     inputs = tokens * 2 * model.element_bytes * model.hidden / split.shared_by
     return mask, inputs + tokens * 4 * model.vocabulary / split.tensor_parallel
@@ -241,7 +251,7 @@ def edge_activation_bytes(
 
 def boundary_bytes(model: Model, microbatch_size: Number, split: LayerSplit = WHOLE) -> Number:
     """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
-    volume = microbatch_size * model.sequence * model.hidden * model.element_bytes
+    volume = _tokens(model, microbatch_size) * model.hidden * model.element_bytes
     return volume / split.shared_by
 
 

@@ -6,6 +6,7 @@ NumPy's, which no later operation of JAX cuts unasked. A batch of float32 arrays
 In a trace JAX's own rules hold, for what it traces has one of its types already.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -87,6 +88,24 @@ def handed_over(tree: Any) -> Any:
         lambda leaf: np.asarray(leaf)[()] if _is_real(leaf) and leaf.dtype == np.float64 else leaf,
         tree,
     )
+
+
+def as_float(number: Any) -> Any:
+    """Turn whole numbers into floats: products of the 32-bit integers of a trace wrap around."""
+    if isinstance(number, tuple):
+        return tuple(map(as_float, number))
+    if isinstance(number, int) and not isinstance(number, bool):
+        return float(number)
+    is_array = isinstance(number, jax.Array | np.ndarray | np.integer)
+    return number.astype(float) if is_array and number.dtype.kind in "iu" else number
+
+
+def floats_in(record: Any, *, but: type | tuple[type, ...] = ()) -> None:
+    """Turn the whole numbers of a new frozen record into floats; static fields are none."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if not (field.metadata or isinstance(value, but)):
+            object.__setattr__(record, field.name, as_float(value))
 
 
 def check_finite(found: Any, given: Any) -> None:

@@ -5,6 +5,7 @@ turns it into seconds. Both are pytrees of arrays: one compilation serves all mo
 sizes and systems with as many stages, and every number may be batched or differentiated.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import (
+    Model,
     PhaseFlop,
     boundary_bytes,
     edge_activation_bytes,
@@ -21,6 +23,7 @@ from pipejax.costs.model import (
     layer_activation_bytes,
     layer_flop,
 )
+from pipejax.costs.precision import in_float64
 from pipejax.costs.system import Link, Number, System, all_reduce_time, roofline_time
 from pipejax.costs.workload import PerStage, StageLayers, Workload, assign_layers, stage_parameters
 from pipejax.schedules.table.table import ScheduleTable
@@ -195,7 +198,8 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       table: the schedule.
 
     Returns:
-      Costs with one entry per stage and, for messages, per direction, pipe and boundary.
+      Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
+      float64 where no number of model and system is traced.
 
     Raises:
       ValueError: if the microbatches do not divide the minibatch, or layers are too few.
@@ -208,4 +212,11 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       >>> print(f"{float(costs.forward[0]):.4f} s")
       0.0616 s
     """
+    return _stage_costs(workload.model, system, workload, table)
+
+
+@in_float64
+def _stage_costs(model: Model, system: System, workload: Workload, table: ScheduleTable) -> Costs:
+    """Price with the model beside its workload, into which JAX does not look: it may be traced."""
+    workload = dataclasses.replace(workload, model=model)
     return work_costs(stage_work(workload, table, gpus_per_node=system.gpus_per_node), system)

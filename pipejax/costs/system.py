@@ -16,6 +16,7 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import checked_type, efficiency, known_as, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
+from pipejax.costs.precision import as_float, floats_in
 
 DATA = Path(__file__).parent / "data"
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
@@ -32,6 +33,10 @@ class Efficiency:
 
     sizes: tuple[Number, ...] = (0.0,)
     shares: tuple[Number, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
 
     def at(self, size: Number) -> Number:
         """Return the share of the peak at a size [FLOP or bytes]."""
@@ -54,6 +59,10 @@ class Link:
     bandwidth: Number
     latency: Number
     efficiency: Number = 1.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
 
     @property
     def rate(self) -> Number:
@@ -100,6 +109,10 @@ class System:
     name: str = dataclasses.field(metadata={"static": True})
     source: str = dataclasses.field(metadata={"static": True})
 
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
 
 for _kind in (Efficiency, Link, System):
     jax.tree_util.register_dataclass(_kind)
@@ -113,6 +126,7 @@ def roofline_time(system: System, flop: Number, volume: Number) -> Number:
     References:
       Barley et al. (arXiv:2605.24006), section on the cost model.
     """
+    flop, volume = as_float(flop), as_float(volume)
     compute = flop / (system.peak_flops * system.compute_efficiency.at(flop))
     memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
     return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
@@ -126,6 +140,7 @@ def all_reduce_time(link: Link, volume: Number, participants: Number) -> Number:
     References:
       Chimera (arXiv:2107.06925), section 3.4.
     """
+    volume, participants = as_float(volume), as_float(participants)
     hops = 2 * jnp.log2(participants)
     return hops * link.latency + 2 * (participants - 1) / participants * volume / link.rate
 

@@ -22,6 +22,7 @@ from pipejax.costs.model import (
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
+from pipejax.costs.precision import as_float
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
@@ -159,6 +160,7 @@ def stage_parameters(model: Model, layers: PerStage) -> PerStage:
 
     Returns (stages) parameters.
     """
+    layers = as_float(layers)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     is_copy = len(layers) > 1 or not model.tied_embeddings
     return (
