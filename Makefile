@@ -6,6 +6,8 @@ READY := .venv/ready
 # what is kept here belongs to the targets: made again, it is replaced
 RESULTS := results
 FIGURES := figures/out
+# of the fuzzer
+EXAMPLES ?= 100000
 # processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -16,7 +18,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help paper pipedream optpipe sweeps figures quick test test-all lint types tests sample bench format lock clean
+.PHONY: help paper pipedream optpipe sweeps figures quick test test-all lint types tests fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,6 +80,9 @@ types: $(READY)  ## mypy, strict
 
 tests: $(READY)  ## tests and doctests
 	$(PYTEST) -m "not slow"
+
+fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
+	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py
 
 sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
 	XLA_FLAGS= $(PYTEST) $(TYPED) $(SAMPLE)
