@@ -27,7 +27,6 @@ from pipejax.engine.batched.makespans import (
     makespans as makespans,
     makespans_and_grad as makespans_and_grad,
 )
-from pipejax.engine.lowering.communication_cells import insert_transfers as insert_transfers
 from pipejax.engine.lowering.lower import lower as lower
 from pipejax.engine.lowering.program import Program as Program
 from pipejax.engine.periodic_makespan import (
@@ -42,6 +41,7 @@ from pipejax.engine.recurrence import (
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError as ScheduleError
 from pipejax.schedules.cells.weight_rule import WeightRule as WeightRule
+from pipejax.schedules.table.communication_cells import insert_transfers as insert_transfers
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable
 from pipejax.schedules.table.table_files import read_table as read_table, write_table as write_table

@@ -6,7 +6,7 @@ start until all is done; a run that stops before is a deadlock.
 
 import re
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "F": [("F", -1)],
@@ -18,6 +18,8 @@ WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "O": [("F", 0)],
     "L": [("O", 0)],
     "WAIT_O": [("O", 0)],
+    "WAIT_SEND_F": [],  # the message is found by name
+    "WAIT_SEND_B": [],
 }
 HOST = ("O", "L")  # beside compute, on the host link of the worker
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
@@ -46,9 +48,21 @@ def split(text):
 class Run:
     """One execution of a table under one link model."""
 
-    def __init__(self, rows, pipe_of, costs, link="delay", queues="worker", host_links=()):
+    def __init__(
+        self,
+        rows,
+        pipe_of,
+        costs,
+        link="delay",
+        queues="worker",
+        host_links=(),
+        posting="early",
+        shared_links=(),
+    ):
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
         self.texts, self.host_links = rows, host_links
+        self.posting, self.shared_links = posting, shared_links
+        self.known_ends = None
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
         runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
@@ -74,6 +88,9 @@ class Run:
             for p in self.producers(op)
             if self.cell_of[p][0] != self.cell_of[op][0]
         ]
+        self.posted = {}  # message: cells of both rows after which its ends are posted
+        if link == "rendezvous" and posting == "program":
+            self.post()
         self.start, self.end = {}, {}
         self.run()
 
@@ -143,41 +160,133 @@ class Run:
         chain |= {("host", link): users for link, users in self.host.items()}
         chain |= {("reduction", *reduction): [reduction] for reduction in self.joined}
         order = {user: k for users in chain.values() for k, user in enumerate(users)}
+        for a in sorted(self.joined, key=self.made) if self.joined else ():
+            for w in self.participants(a):
+                chain.setdefault(("collectives", w), []).append(a)
         if self.link in ("queued", "blocking"):
             for message in sorted(
                 self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))
             ):
-                chain.setdefault(("link", message[0][0], message[1][0]), []).append(message)
+                ends = message[0][0], message[1][0]
+                if not list(self.groups_of(ends)):
+                    chain.setdefault(("link", *ends), []).append(message)
         if self.link == "rendezvous":
             for _, key, message in sorted(self.ranked(), key=lambda x: x[0]):
                 chain.setdefault(("queue", *key), []).append(message)
+        if self.shared_links:
+            for user in sorted([*self.messages, *self.joined], key=self.made):
+                for group in {g for pair in self.pairs(user) for g in self.groups_of(pair)}:
+                    chain.setdefault(("shared", group), []).append(user)
         return chain
 
-    def ranked(self):
-        """(rank, queue, message) for both sides of every transfer."""
-        has_cells = any(c[0][0].startswith("SEND") for row in self.rows for c in row)
-        if has_cells:
-            slot = {c[0]: t for row in self.rows for t, c in enumerate(row)}
-        else:
+    def pairs(self, user):
+        """Directed pairs of workers that a message or an all-reduce uses."""
+        if user[0] == "A":
+            return list(permutations(self.participants(user), 2))
+        return [(user[0][0], user[1][0])]
+
+    def groups_of(self, pair):
+        """Shared links that carry what goes from one worker to another."""
+        if self.shared_links == "pairs":
+            return [tuple(sorted(pair))]
+        return [k for k, group in enumerate(self.shared_links) if pair in map(tuple, group)]
+
+    def participants(self, reduction):
+        return sorted({w for w, _ in self.joined[reduction]})
+
+    def unit_ends(self):
+        """Ends of all cells in the message-free run with unit slots."""
+        if self.known_ends is None:
             free = Costs({(p, s): UNIT.get(p, 0) for p in UNIT for s in range(1000)}, {}, {})
             rows = [
                 [text if text.strip() and split(text)[0][0] in WAITS else "" for text in row]
                 for row in self.texts
             ]
-            ends = Run(rows, self.pipe_of, free, host_links=self.host_links).end
-            slot = {}
-            for k, message in enumerate(
-                sorted(self.messages, key=lambda x: (ends[x[0]], x[0][0], x[2][1], x[2][2]))
-            ):
-                slot[message] = k
+            self.known_ends = Run(rows, self.pipe_of, free, host_links=self.host_links).end
+        return self.known_ends
+
+    def made(self, user):
+        """When a message or an all-reduce is made in that run, and what decides ties."""
+        ends = self.unit_ends()
+        if user[0] == "A":
+            return max(ends[cell] for cell in self.joined[user]), 1, 0, user[1], 0
+        return ends[user[0]], 0, user[0][0], user[2][1], user[2][2]
+
+    def letter(self, message):
+        return "B" if message[3][1] < message[2][1] else "F"
+
+    def has_cells(self):
+        return any(c[0][0].startswith("SEND") for row in self.rows for c in row)
+
+    def in_rounds(self):
+        """Cells as PyTorch's lowering meets them: each worker in turn takes the next, if it can."""
+        left = [[c for c in row if c[0][0] in WAITS] for row in self.rows]
+        met, run, late = [], set(), []
+        before_on_host = {b: a for users in self.host.values() for a, b in pairwise(users)}
+
+        def can(cell):
+            waits = [self.cell_of[p] for op in cell[1] for p in self.producers(op)]
+            waits += [c[cell] for c in (self.issued, before_on_host) if cell in c]
+            return all(other in run for other in waits)
+
+        while any(left):
+            size = len(met) + len(run)
+            for cell in list(late):
+                if can(cell):
+                    run.add(cell)
+            late = [cell for cell in late if cell not in run]
+            for w, row in enumerate(left):
+                if row and (can((w, row[0])) or row[0][0][0] in HOST):
+                    cell = w, row.pop(0)
+                    met.append(cell)
+                    (run.add if can(cell) else late.append)(cell)
+            if size == len(met) + len(run):
+                raise DeadlockError(left)
+        return met
+
+    def inserted(self):
+        """Rows of cells and ends of messages, ("SEND" or "RECV", message), as PyTorch has them."""
+        rows = [[] for _ in self.rows]
+        for cell in self.in_rounds():
+            rows[cell[0]].append(cell)
+            sent = [m for m in self.messages if m[0] == cell]
+            for message in sorted(sent, key=self.letter, reverse=True):  # F before B
+                rows[cell[0]].append(("SEND", message))
+                rows[message[1][0]].append(("RECV", message))
+        return rows
+
+    def written(self):
+        """The same of a table that says itself where its messages stand."""
+        named = {}
+        for m in self.messages:
+            letter, (_, _, p, op) = self.letter(m), m
+            named[(f"SEND_{letter}", *p[1:])] = ("SEND", m)
+            named[(f"RECV_{letter}", *op[1:])] = ("RECV", m)
+        return [[named.get(c[0], (w, c)) for c in row] for w, row in enumerate(self.rows)]
+
+    def post(self):
+        """Each end is posted when what the row executes before it has ended."""
+        for row in self.written() if self.has_cells() else self.inserted():
+            last = None
+            for user in row:
+                if user[0] in ("SEND", "RECV"):
+                    self.posted.setdefault(user[1], []).extend([] if last is None else [last])
+                elif user[1][0][0] in WAITS and user[1][0][0] not in HOST:
+                    last = user
+
+    def ranked(self):
+        """(rank, queue, message) for both sides of every transfer."""
+        if self.has_cells() or self.posting == "program":
+            rows = self.written() if self.has_cells() else self.inserted()
+            rank = {user: k for row in rows for k, user in enumerate(row)}
+        else:
+            ordered = sorted(self.messages, key=self.made)
+            rank = {(end, m): k for k, m in enumerate(ordered) for end in ("SEND", "RECV")}
         for message in self.messages:
-            (w, _), (v, _), p, op = message
-            letter = "B" if op[1] < p[1] else "F"
-            send = slot[(f"SEND_{letter}", p[1], p[2])] if has_cells else slot[message]
-            receive = slot[(f"RECV_{letter}", op[1], p[2])] if has_cells else slot[message]
-            for rank, one, other in ((send, w, v), (receive, v, w)):
+            w, v, letter = message[0][0], message[1][0], self.letter(message)
+            for end, one, other in (("SEND", w, v), ("RECV", v, w)):
                 key = {"worker": (one,), "pair": (one, other), "direction": (one, letter)}
-                yield rank, key[self.queues], message
+                yield rank[end, message], key[self.queues], message
 
     def run(self):
         chain = self.chains()
@@ -205,7 +314,7 @@ class Run:
         if user[0] == "A":
             waits += [(cell, 0.0) for cell in self.joined[user]]
         elif is_message:
-            waits.append((user[0], 0.0))
+            waits += [(cell, 0.0) for cell in (user[0], *self.posted.get(user, []))]
         else:
             waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
             waits += [(self.issued[user], 0.0)] if user in self.issued else []
@@ -215,6 +324,10 @@ class Run:
                 for p in self.producers(op)
                 if self.cell_of[p][0] == user[0]
             ]
+            phase, *numbers = user[1][0]
+            if phase.startswith("WAIT_SEND") and self.link == "rendezvous":
+                op = phase.removeprefix("WAIT_SEND_"), *numbers
+                waits += [(m, 0.0) for m in self.messages if (self.letter(m), *m[2][1:]) == op]
             for message in self.messages:
                 if message[1] == user:
                     lag, transmit = self.lags(message)

@@ -62,6 +62,8 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
     rows = _run(rng, placement, pipe_of, does, communication)
     if draw(st.integers(0, 3)) == 0:
         rows = [_with_updates(rng, row) for row in rows]
+    if communication and draw(st.booleans()):
+        rows = [_with_waits(rng, row) for row in rows]
     for row in rows:  # idle cells mean order only
         for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
@@ -79,6 +81,33 @@ def host_links(draw, workers):
     order = draw(st.permutations(range(workers)))
     cut = draw(st.integers(1, workers))
     return [group for group in (order[:cut], order[cut:]) if group]
+
+
+@st.composite
+def carried(draw, link, workers):
+    """Draw what else `pj.Links` and the reference take: posting and shared links, often neither."""
+    found = {}
+    if link == "rendezvous" and draw(st.booleans()):
+        found["posting"] = "program"
+    pairs = [(a, b) for a in range(workers) for b in range(workers) if a != b]
+    if link != "delay" and pairs and draw(st.booleans()):
+        groups = st.lists(st.lists(st.sampled_from(pairs), min_size=1, unique=True), min_size=1)
+        found["shared_links"] = draw(st.just("pairs") | groups)
+    return found
+
+
+def _with_waits(rng, row):
+    """Put waits for some SENDs anywhere behind them."""
+    waits = []
+    for place, cell in enumerate(row):
+        for phase, stage, microbatch in reference.split(cell) if cell else []:
+            if phase.startswith("SEND") and rng.random() < 0.5:
+                wait = f"{stage}WAIT_{phase}{microbatch}"
+                waits.append((rng.integers(place, len(row)) + 1, wait))
+    row = list(row)
+    for place, wait in sorted(waits, reverse=True):
+        row.insert(place, wait)
+    return row
 
 
 def _with_updates(rng, row):

@@ -25,9 +25,9 @@ RANDOM = st.integers(0, 2**32 - 1)
 _path = jax.jit(critical_path)
 
 
-def lowered(table, costs, link="delay", queues="worker", host_links=()):
+def lowered(table, costs, link="delay", queues="worker", host_links=(), **more):
     """Program padded to the common shape, and its node costs."""
-    program = pj.lower(table, link=pj.Links(link, queues, host_links))
+    program = pj.lower(table, link=pj.Links(link, queues, host_links, **more))
     program = strategies.padded(program, num_nodes=NODES, max_preds=PREDS)
     return program, price(program, costs)
 
@@ -57,20 +57,21 @@ def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
     cells = data.draw(st.booleans()) if link == "rendezvous" else data.draw(st.just(False))
     case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
+    more = data.draw(strategies.carried(link, case.table.num_workers))
+    links = pj.Links(link, queues, groups, **more)
+    pipe_of = case.table.pipe_of_microbatch.tolist()
     try:
-        expected = reference.Run(
-            case.rows, case.table.pipe_of_microbatch.tolist(), case.theirs, link, queues, groups
-        )
-    except reference.DeadlockError:  # the order of columns cannot be that of a shared host link
+        expected = reference.Run(case.rows, pipe_of, case.theirs, link, queues, groups, **more)
+    except reference.DeadlockError:  # the order of a shared link need not be that of the rows
         with pytest.raises(pj.ScheduleError, match="deadlock"):
-            pj.lower(case.table, link=pj.Links(link, queues, groups))
+            pj.lower(case.table, link=links)
         return
-    program, priced = lowered(case.table, case.costs, link, queues, groups)
+    program, priced = lowered(case.table, case.costs, link, queues, groups, **more)
     finish = np.asarray(_path(program.preds, priced).finish)
     assert finish.max() == pytest.approx(expected.makespan, rel=1e-12)
     graph = graph_of(program, priced)
     assert nx.dag_longest_path_length(graph) == pytest.approx(finish.max(), rel=1e-12)
-    result = pj.evaluate(case.table, case.costs, link=pj.Links(link, queues, groups))
+    result = pj.evaluate(case.table, case.costs, link=links)
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
     assert result.peak_in_flight.tolist() == expected.peak_in_flight()

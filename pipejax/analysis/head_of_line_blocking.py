@@ -15,7 +15,6 @@ from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.communication_cells import send_and_receive
 from pipejax.schedules.cells.ops import Op
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import QUEUES, Links
@@ -128,7 +127,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
 
 def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int]) -> TransferWait:
     program, sent = evaluation.program, evaluation.program.messages
-    send, receive = send_and_receive(program, transfer)
+    send, receive = sent.cells(transfer)
     sender, receiver = int(sent.sender[transfer]), int(sent.receiver[transfer])
     ready = float(evaluation.node_finish[sent.producer[transfer]])
     waited = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[transfer]))
@@ -142,7 +141,7 @@ def _wait(evaluation: Evaluation, transfer: int, transfer_of: Mapping[int, int])
     return waited._replace(
         worker=worker,
         cell=send if worker == sender else receive,
-        front=send_and_receive(program, front)[ends.index(worker)],
+        front=sent.cells(front)[ends.index(worker)],
         blocked=max(0.0, float(evaluation.message_start[front]) - ready),
     )
 

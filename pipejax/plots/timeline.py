@@ -19,7 +19,7 @@ from pipejax.base.files import drafted, write_file
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import style
 from pipejax.plots.memory import Curves, draw_memory
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import WAITS, Phase
 
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
 _HEIGHT = 0.8  # of a bar, relative to the distance of rows
@@ -124,8 +124,8 @@ def _is_long(evaluation: Evaluation) -> bool:
 
 
 def _shown(evaluation: Evaluation) -> list[Bar]:
-    """What has a length: a wait for an offload is not drawn."""
-    return [bar for bar in bars(evaluation) if bar.ops[0].phase is not Phase.WAIT_O]
+    """What has a length: waits are not drawn."""
+    return [bar for bar in bars(evaluation) if bar.ops[0].phase not in WAITS]
 
 
 def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:

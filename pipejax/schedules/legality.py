@@ -15,9 +15,10 @@ from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
-    COMMUNICATION,
     HOST,
+    MESSAGES,
     SHARDING,
+    WAITS,
     Op,
     Phase,
     format_cell,
@@ -128,7 +129,8 @@ def check_once(content: Content) -> None:
 def check_complete(content: Content) -> None:
     """Every microbatch meets every stage: a forward, and a whole or a split backward.
 
-    An activation that is offloaded is loaded for its backward; loads and waits have an offload.
+    An activation that is offloaded is loaded for its backward; loads have an offload, and waits
+    have what they wait for.
     """
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
@@ -138,17 +140,21 @@ def check_complete(content: Content) -> None:
             (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in present
         )
         raise _missing(content, Op(Phase.F, stage, microbatch), "there is no forward")
-    whole, grad, weight, offload, load, wait = (
-        content.where[phase] != NOWHERE
-        for phase in (Phase.B, Phase.I, Phase.W, *HOST, Phase.WAIT_O)
+    whole, grad, weight, offload, load = (
+        content.where[phase] != NOWHERE for phase in (Phase.B, Phase.I, Phase.W, *HOST)
     )
+    awaited = {wait: Phase[wait.name.removeprefix("WAIT_")] for wait in WAITS}
+    lone_waits = [
+        (phase, (content.where[phase] == NOWHERE) & (content.where[wait] != NOWHERE))
+        for wait, phase in awaited.items()
+    ]
     for phase, absent, why in (
         (Phase.B, ~(whole | grad | weight), "there is no backward"),
         (Phase.I, ~grad & weight, "there is a weight gradient alone"),
         (Phase.W, grad & ~weight, "there is an input gradient alone"),
         (Phase.L, offload & ~load, "the backward needs what is offloaded"),
         (Phase.O, ~offload & load, "there is a load alone"),
-        (Phase.O, ~offload & wait, "there is a wait for it alone"),
+        *((phase, alone, "there is a wait for it alone") for phase, alone in lone_waits),
     ):
         for stage, microbatch in np.argwhere(absent).tolist():
             raise _missing(content, Op(phase, stage, microbatch), why)
@@ -232,14 +238,14 @@ def _reads_early(content: Content, newest: NumpyArray) -> Bool[NumpyArray, "stag
 
 def check_communication(content: Content) -> None:
     """Each message between workers has one SEND after its producer, one RECV before its use."""
-    is_message = np.isin(content.ops.phase, COMMUNICATION)
+    is_message = np.isin(content.ops.phase, MESSAGES)
     if not is_message.any():
         return
     expected = np.zeros(content.cells.phase.size, bool)
     for producer, consumer, source, target, microbatch, _, direction, _ in zip(
         *(field.tolist() for field in find_dependencies(content).messages()), strict=True
     ):
-        send, receive = COMMUNICATION[:2] if direction == FORWARD else COMMUNICATION[2:]
+        send, receive = MESSAGES[:2] if direction == FORWARD else MESSAGES[2:]
         expected[_transfer(content, Op(send, source, microbatch), producer, after=True)] = True
         expected[_transfer(content, Op(receive, target, microbatch), consumer, after=False)] = True
     cells = content.ops.cell[is_message]

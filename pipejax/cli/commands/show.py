@@ -15,6 +15,7 @@ from pipejax.cli.options.groups import Pricing, or_slots
 from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.report import pick, print_written
+from pipejax.schedules.cells.ops import WAITS
 
 if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
@@ -126,9 +127,7 @@ def _print(
     drawn, sent = bars(evaluation), arrows(evaluation)
     for worker in range(evaluation.workers):
         row = [bar for bar in drawn if bar.worker == worker]
-        compute = [
-            bar for bar in row if not bar.on_host_link and bar.ops[0].phase != pj.Phase.WAIT_O
-        ]
+        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
         lines = {f"worker {worker}": _row(compute, columns, scale)}
         if evaluation.table.offloads:
             on_host = [bar for bar in row if bar.on_host_link]

@@ -25,7 +25,7 @@ from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.cli.output.files import Output
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.table.links import LINKS, QUEUES, parse_groups
+from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 
@@ -214,16 +214,35 @@ HostLinks = Annotated[
     Text, typer.Option(help="Workers that share a host link for O and L, as 0+1,2+3.")
 ]
 
+Posting = Annotated[
+    str,
+    typer.Option(
+        help=f"When transfers are posted under rendezvous: {', '.join(POSTINGS)}; without SEND and "
+        "RECV cells program puts them producer by producer."
+    ),
+]
+SharedLinks = Annotated[
+    Text,
+    typer.Option(
+        help="Links that carry one message at a time: pairs (both ways of every pair of workers), "
+        "or groups, as 0-1+1-0,2-3+1-3."
+    ),
+]
+
 
 def choose_links(
     link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
     queues: Queues = "worker",
     host_links: HostLinks = None,
+    posting: Posting = "early",
+    shared_links: SharedLinks = None,
 ) -> pj.Links:
     """Read the link model and what is shared."""
     link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
+    posting = one_of(posting, POSTINGS, "--posting")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
-    return pj.Links(link, queues, groups)
+    pairs = () if shared_links is None else parse_pairs(shared_links, "--shared-links")
+    return pj.Links(link, queues, groups, posting, pairs)
 
 
 def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -> pj.Links:

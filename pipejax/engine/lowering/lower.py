@@ -10,14 +10,14 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.remembered import remembered
+from pipejax.engine.lowering.collectives import add_reductions_within, add_step_end
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.link_models import LINK_MODELS
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
-from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import EXECUTED, HOST, TIMED, Phase
-from pipejax.schedules.cells.weight_versions import find_versions
+from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order
@@ -73,10 +73,8 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
     if table.offloads:
         _add_host_ops(builder)
     if step_end:
-        (_add_reductions if table.updates_within else _add_step_end)(builder)
-    found = table.dependencies.messages()
-    # in the order in which their producers stand in their rows
-    found = found.take(np.lexsort((found.direction, found.producer)))
+        (add_reductions_within if table.updates_within else add_step_end)(builder)
+    found = messages_of(table)
     messages = LINK_MODELS[links.model](builder, found, _messages(builder, found))
     return builder.finish(messages, pairs)
 
@@ -137,51 +135,3 @@ def _messages(builder: ProgramBuilder, found: Dependencies) -> MessageTable:
         sender=found.producer // builder.table.num_slots,
         receiver=found.consumer // builder.table.num_slots,
     )
-
-
-def _add_reductions(builder: ProgramBuilder) -> None:
-    """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
-    table = builder.table
-    update_cell = find_versions(table).update_cell
-    where = table.where
-    update, which = np.unique(update_cell, return_inverse=True)
-    last = np.full(len(update), NOWHERE)  # gradient before each update
-    np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
-    stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
-    reductions = builder.add_nodes(
-        duration=builder.layout.op(Phase.A, stage),
-        phase=np.full_like(stage, Phase.A),
-        stage=stage,
-        microbatch=table.microbatch.ravel()[update],
-    )
-    builder.add_edges(nodes[last], reductions, ZERO)
-    builder.add_edges(reductions, nodes[update], ZERO)
-
-
-def _add_step_end(builder: ProgramBuilder) -> None:
-    """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
-    table, layout = builder.table, builder.layout
-    place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
-    for cells in (table.cells, table.partners):
-        worker, slot = np.nonzero(np.isin(cells.phase, [Phase.B, Phase.W]))
-        np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
-    copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
-    copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
-    stages = np.arange(table.num_stages)
-    reductions = builder.add_nodes(
-        duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
-    )
-    worker, stage = copies.T
-    last = builder.node_of_cell[worker, place[worker, stage]]
-    builder.add_edges(last, reductions[stage], ZERO)
-    row_end = builder.row_ends()
-    updates = builder.add_nodes(
-        duration=layout.op(Phase.U, stage),
-        phase=np.full_like(stage, Phase.U),
-        stage=stage,
-        worker=worker,
-    )
-    is_first = np.append(True, worker[1:] != worker[:-1])
-    before = np.where(is_first, row_end[worker], np.roll(updates, 1))
-    builder.add_edges(before, updates, ZERO)
-    builder.add_edges(reductions[stage], updates, ZERO)

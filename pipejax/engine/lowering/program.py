@@ -6,10 +6,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Int, NumpyArray
+from pipejax.base.array_types import Array, Index, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.engine.lowering.cost_layout import CostLayout
-from pipejax.schedules.cells.ops import STEP_END, Op, Phase
+from pipejax.schedules.cells.ops import STEP_END, Op, Phase, receive_of
 from pipejax.schedules.table.links import Links
 
 SOURCE = 0  # node 0 ends at time 0; a node without a predecessor waits for it
@@ -44,6 +44,14 @@ class MessageTable(NamedTuple):
     microbatch: Messages
     sender: Messages
     receiver: Messages
+
+    def cells(self, message: Index) -> tuple[Op, Op]:
+        """Return the SEND and the RECV of a message."""
+        phase, stage, microbatch = (
+            int(field[message]) for field in (self.phase, self.stage, self.microbatch)
+        )
+        send = Op(Phase(phase), stage, microbatch)
+        return send, receive_of(send)
 
 
 @short_repr
@@ -105,6 +113,11 @@ class Program:
     links: Links = dataclasses.field(metadata={"static": True})
 
     @property
+    def transfer_order(self) -> Messages:
+        """Order of all transfers (messages) that is consistent with every queue."""
+        return np.argsort(self.messages.carrier, kind="stable")
+
+    @property
     def num_nodes(self) -> int:
         """Number of nodes, source and padding included."""
         return self.preds.shape[0]
@@ -128,10 +141,3 @@ class Program:
 
 
 jax.tree_util.register_dataclass(Program)
-
-
-def receive_of(send: Op) -> Op:
-    """Return the RECV of a SEND, on the stage that the message goes to."""
-    if send.phase == Phase.SEND_F:
-        return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
-    return Op(Phase.RECV_B, send.stage - 1, send.microbatch)

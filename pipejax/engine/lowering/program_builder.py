@@ -1,19 +1,40 @@
 """A program under construction: nodes and edges are added in any order and sorted at the end."""
 
+import functools
+from typing import NamedTuple
+
 import numpy as np
 
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.longest_path import lay_out_edges
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program, receive_of
-from pipejax.schedules.cells.ops import HOST, SHARDING, Op, Phase
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
+from pipejax.schedules.cells.ops import HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_durations import UNIT_SLOTS
+from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
 _FIELDS = ("duration", "phase", "stage", "microbatch", "pipe", "worker", "sender", "receiver")
 _EMPTY = {"duration": ZERO, "phase": int(Phase.IDLE)}  # every other field is -1 where unused
+
+
+class Reductions(NamedTuple):
+    """All-reduces between workers of a table.
+
+    Attributes:
+      node: (reductions) node; they go by stage.
+      end: (reductions) end of the last gradient in the message-free run [unit slots].
+      of_copy: (copies) all-reduce in which a copy of a stage takes part.
+      worker: (copies) worker that holds the copy.
+    """
+
+    node: Int[NumpyArray, " reductions"]
+    end: Float[NumpyArray, " reductions"]
+    of_copy: Int[NumpyArray, " copies"]
+    worker: Int[NumpyArray, " copies"]
 
 
 class ProgramBuilder:
@@ -23,10 +44,16 @@ class ProgramBuilder:
         """Start with the source alone."""
         self.table, self.links, self.layout = table, links, layout
         self.node_of_cell = np.full(table.cells.phase.shape, SOURCE)
+        self.reductions = Reductions(*np.zeros((4, 0), int))
         self._nodes: list[dict[str, NumpyArray]] = []
         self._num_nodes = 0
         self._edges: list[NumpyArray] = []
         self.add_nodes(duration=np.array([ZERO]))
+
+    @functools.cached_property
+    def unit_ends(self) -> Float[NumpyArray, " cells"]:
+        """End of each cell (cells) in the message-free run with unit slots."""
+        return slot_times(self.table, UNIT_SLOTS, shares=False, link=self.links)[1].ravel()
 
     def add_nodes(self, *, duration: NumpyArray, **fields: NumpyArray) -> Int[NumpyArray, " new"]:
         """Add nodes: (new) their numbers."""
@@ -111,7 +138,7 @@ class ProgramBuilder:
         heads = number[head][by_head]
         preds[heads, column], lags[heads, column] = number[tail][by_head], lag[by_head]
         nodes = {name: self._column(name)[order].astype(np.int32) for name in _FIELDS}
-        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING)
+        is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], SHARDING + WAIT_SEND)
         on_worker = np.flatnonzero(is_op)
         first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
         last_node[nodes["worker"][on_worker]] = on_worker
@@ -147,16 +174,24 @@ class ProgramBuilder:
             op = Op(Phase(phase), stage, microbatch)
             if phase in HOST:  # it stands in the row of its stage's worker
                 names.append(f"{op} (host link of worker {self.table.placement[pipe, stage]})")
+            elif phase == Phase.A:
+                names.append(f"{op} (all-reduce)")
             elif sender == NO_WORKER:
                 names.append(f"{op} (worker {worker})")
             else:
                 names.append(f"{op}/{receive_of(op)} (worker {sender} to {receiver})")
-        scope = f" with one queue per {self.links.queues}" * (self.links.model == "rendezvous")
-        phase, stage, microbatch, pipe, worker, sender, _ = nodes[0]
+        links = self.links
+        scope = f" with one queue per {links.queues}" * (links.model == "rendezvous")
+        scope += " and posting by program" * (links.posting == "program")
+        scope += f"{' and' if scope else ' with'} shared links" * bool(links.shared_links)
+        # an all-reduce has no row to mark; what it waits for has one
+        phase, stage, microbatch, pipe, worker, sender, _ = next(
+            node for node in nodes if node[0] != Phase.A
+        )
         cells = self.table.cells
         same = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
         return self.table.error(
-            f"deadlock under {self.links.model}{scope}: nothing in this cycle can start: "
+            f"deadlock under {links.model}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
             int(self.table.placement[pipe, stage]) if phase in HOST else max(worker, sender),
             int(np.argwhere(same)[0][1]) if same.any() else None,

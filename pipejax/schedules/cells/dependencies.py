@@ -42,6 +42,8 @@ RULES = (
     Rule(Phase.O, (Phase.F,), 0),
     Rule(Phase.L, (Phase.O,), 0),
     Rule(Phase.WAIT_O, (Phase.O,), 0),
+    Rule(Phase.WAIT_SEND_F, (Phase.SEND_F,), 0),
+    Rule(Phase.WAIT_SEND_B, (Phase.SEND_B,), 0),
     Rule(Phase.R, (Phase.L,), 0),
     Rule(Phase.B, (Phase.L,), 0),
     Rule(Phase.I, (Phase.L,), 0),

@@ -41,17 +41,22 @@ class Phase(enum.IntEnum):
     O = 16  # offload an activation to the host  # noqa: E741
     L = 17  # load it back
     WAIT_O = 18  # wait for that offload
+    WAIT_SEND_F = 19  # wait until that activation is sent
+    WAIT_SEND_B = 20  # wait until that input gradient is sent
 
 
 COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
 SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
 SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
-COMMUNICATION = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
+MESSAGES = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
+WAIT_SEND = (Phase.WAIT_SEND_F, Phase.WAIT_SEND_B)
+COMMUNICATION = MESSAGES + WAIT_SEND
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
 HOST = (Phase.O, Phase.L)  # run on the worker's host link, beside its compute
 TIMED = COMPUTE + SHARDING + STEP_END + HOST  # phases with a duration
-EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
-CELL_PHASES = EXECUTED + COMMUNICATION + HOST
+WAITS = (Phase.WAIT_O, *WAIT_SEND)  # take no time of their own
+EXECUTED = (*COMPUTE, *SHARDING, Phase.U, *WAITS)  # a worker executes these in row order
+CELL_PHASES = EXECUTED + MESSAGES + HOST
 NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
 
 
@@ -74,6 +79,13 @@ class Op(NamedTuple):
         """Return stage, letter, microbatch."""
         microbatch = "" if self.microbatch == NO_MICROBATCH else str(self.microbatch)
         return f"{self.stage}{self.phase.name}{microbatch}"
+
+
+def receive_of(send: Op) -> Op:
+    """Return the RECV of a SEND, on the stage that the message goes to."""
+    if send.phase == Phase.SEND_F:
+        return Op(Phase.RECV_F, send.stage + 1, send.microbatch)
+    return Op(Phase.RECV_B, send.stage - 1, send.microbatch)
 
 
 Cell = tuple[Op, ...]  # () is idle, (op,) an op, (forward, backward) a fused pair

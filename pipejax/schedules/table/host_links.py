@@ -9,9 +9,10 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import EXECUTED, HOST
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, row_order
+from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Cells = Int[NumpyArray, " edges"]  # worker * slots + slot
 
@@ -35,15 +36,14 @@ def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
     cells, executed = row_order(table, HOST), row_order(table, EXECUTED)
-    place = np.searchsorted(executed, cells) - 1
-    before = executed[place] if len(executed) else place
-    issued = (place >= 0) & (before // table.num_slots == cells // table.num_slots)
+    before = op_before(table, cells)
+    issued = before != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
     order = np.lexsort((worker, slot, link[worker]))
     same = link[worker[order[1:]]] == link[worker[order[:-1]]]
     queue = cells[order]
     return (
-        np.concatenate([before[issued], queue[:-1][same]]),
+        np.concatenate([executed[before[issued]], queue[:-1][same]]),
         np.concatenate([cells[issued], queue[1:][same]]),
     )
 

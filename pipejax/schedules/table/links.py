@@ -1,7 +1,7 @@
 """Links: how messages between workers, and offloads to the host and back, are carried.
 
-One record serves everything that runs a table: link model, scope of the communication queues, host
-links. docs/semantics.md defines the link models.
+One record serves everything that runs a table: link model, scope of the communication queues, when
+transfers are posted, links that are shared, host links. docs/semantics.md defines what each means.
 """
 
 import dataclasses
@@ -11,8 +11,11 @@ from pipejax.base.checks import known_as, whole_number
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 QUEUES = ("worker", "pair", "direction")
+POSTINGS = ("early", "program")
+PAIRS = "pairs"  # stands for a group of both directions of every pair of workers
 
 Groups = Sequence[Sequence[int]]
+PairGroups = Sequence[Sequence[Sequence[int]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +30,16 @@ class Links:
       queues: scope of the communication queues under rendezvous: "worker", "pair" or "direction".
       host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
         has its own.
+      posting: when the two ends of a transfer are posted under rendezvous: "early" (from the
+        start) or "program" (when the row of a worker reaches the SEND or RECV; where a table has
+        none, they stand as `insert_transfers` puts them).
+      shared_links: groups of directed pairs of workers that carry one message or all-reduce at a
+        time, as (((0, 1), (1, 0)), ((2, 3), (1, 3))), or "pairs": both directions of every pair;
+        not for "delay", where messages use no resource.
 
     Raises:
-      ValueError: if the model or the scope is unknown, or host_links has an empty group or names
-        a worker twice.
+      ValueError: if a name is unknown, a group is empty or names a worker or a pair twice, or the
+        link model knows no posting or no shared links.
 
     Example:
       >>> import pipejax as pj
@@ -43,15 +52,36 @@ class Links:
     model: str = "delay"
     queues: str = "worker"
     host_links: Groups = ()
+    posting: str = "early"
+    shared_links: str | PairGroups = ()
 
     def __post_init__(self) -> None:
         """Check all that can be checked without a table."""
         for name, known, kind in (
             ("model", LINKS, "link model"),
             ("queues", QUEUES, "queue scope"),
+            ("posting", POSTINGS, "posting"),
         ):
             object.__setattr__(self, name, known_as(getattr(self, name), known, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
+        object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
+        if self.posting == "program" and self.model != "rendezvous":
+            raise ValueError(
+                f"posting 'program' needs the link model rendezvous, got {self.model!r}: only "
+                "there both ends of a transfer are posted"
+            )
+        if self.shared_links and self.model == "delay":
+            raise ValueError(
+                "shared_links need the link model queued, blocking or rendezvous, got 'delay', "
+                "where messages use no resource"
+            )
+
+    @property
+    def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Groups of directed pairs that share a link; none where these are all "pairs"."""
+        if isinstance(self.shared_links, str):
+            return ()
+        return tuple(tuple((a, b) for a, b in group) for group in self.shared_links)
 
     @classmethod
     def of(cls, link: "str | Links") -> "Links":
@@ -73,6 +103,54 @@ def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
                 )
             named.add(worker)
     return tuple(found)
+
+
+def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
+    if isinstance(groups, str):
+        if groups.strip().casefold() == PAIRS:
+            return PAIRS
+        raise ValueError(
+            f"shared_links are {PAIRS!r} or groups of pairs of workers, got {groups!r}"
+        )
+    found = []
+    for group in groups:
+        if len(group) == 0:
+            raise ValueError("shared_links has an empty group: a group is the pairs of one link")
+        found.append(tuple(map(_checked_pair, group)))
+        if len(set(found[-1])) < len(group):
+            twice = next(pair for pair in found[-1] if found[-1].count(pair) > 1)
+            raise ValueError(f"shared_links names the pair {twice} twice in one group")
+    return tuple(found)
+
+
+def _checked_pair(pair: Sequence[int]) -> tuple[int, int]:
+    if isinstance(pair, str) or len(pair) != 2:
+        raise ValueError(f"shared_links: a pair is a sender and a receiver, got {pair!r}")
+    sender, receiver = (whole_number(w, "shared_links: a worker", least=0) for w in pair)
+    if sender == receiver:
+        raise ValueError(f"shared_links: worker {sender} sends nothing to itself")
+    return sender, receiver
+
+
+def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...], ...]:
+    """Read groups of directed pairs of workers, as 0-1+1-0,2-3+1-3, or "pairs"."""
+    if text.strip().casefold() == PAIRS:
+        return PAIRS
+    groups = [[pair.strip().split("-") for pair in group.split("+")] for group in text.split(",")]
+    for pair in (pair for group in groups for pair in group):
+        if len(pair) != 2 or not all(worker.strip().isdecimal() for worker in pair):
+            raise ValueError(
+                f"{where}: expected {PAIRS}, or pairs of workers in groups, as 0-1+1-0,2-3+1-3, "
+                f"got {text!r}"
+            )
+    return tuple(tuple((int(a), int(b)) for a, b in group) for group in groups)
+
+
+def format_pairs(groups: str | PairGroups) -> str:
+    """Return the text of groups of pairs; the inverse of `parse_pairs`."""
+    if isinstance(groups, str):
+        return groups
+    return ",".join("+".join(f"{a}-{b}" for a, b in group) for group in groups)
 
 
 def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:

@@ -15,10 +15,11 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
-from pipejax.schedules.cells.cells import Cells, Content, lay_out
+from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.ops import (
-    COMMUNICATION,
+    EXECUTED,
+    MESSAGES,
     Cell,
     Phase,
     check_cell,
@@ -188,7 +189,7 @@ class ScheduleTable(Content):
     @property
     def has_communication(self) -> bool:
         """Whether the rows hold SEND and RECV cells."""
-        return bool(np.isin(self.cells.phase, COMMUNICATION).any())
+        return bool(np.isin(self.cells.phase, MESSAGES).any())
 
     @property
     def offloads(self) -> bool:
@@ -307,3 +308,13 @@ def _plain(duration: float) -> float:
 def row_order(table: ScheduleTable, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells (cells) that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())
+
+
+def op_before(table: ScheduleTable, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
+    """Return the op that is executed before each cell in its row, or `NOWHERE`.
+
+    Returns (cells) numbers of ops, in the order of `row_order(table, EXECUTED)`.
+    """
+    executed, rows = row_order(table, EXECUTED), cells // table.num_slots
+    before = np.searchsorted(executed, cells) - 1
+    return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)

@@ -16,10 +16,10 @@ from pipejax.analysis.evaluate import lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times_of_many
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.communication_cells import without_transfers
 from pipejax.engine.lowering.link_models import queue_keys
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.host_links import link_of_worker
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

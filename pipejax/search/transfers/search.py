@@ -20,10 +20,10 @@ from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.communication_cells import insert_transfers, order_of, producer_order
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.communication_cells import insert_transfers, producer_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.transfers.graph import (
@@ -163,7 +163,7 @@ def order(
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
     """The order of the table's own cells, or the default one; None for a deadlock."""
     try:
-        return order_of(lower(table, link=links, step_end=False))
+        return lower(table, link=links, step_end=False).transfer_order
     except ScheduleError:
         return None
 
