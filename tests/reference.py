@@ -64,6 +64,8 @@ class Run:
         self.posting, self.shared_links = posting, shared_links
         self.known_ends = None
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
+        if link != "rendezvous":  # no transfer is waited for
+            self.rows = [[c for c in row if "WAIT_SEND" not in c[0][0]] for row in self.rows]
         runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
         self.ops = [[c for c in row if c[0][0] not in HOST] for row in runs]
@@ -325,7 +327,7 @@ class Run:
                 if self.cell_of[p][0] == user[0]
             ]
             phase, *numbers = user[1][0]
-            if phase.startswith("WAIT_SEND") and self.link == "rendezvous":
+            if phase.startswith("WAIT_SEND"):
                 op = phase.removeprefix("WAIT_SEND_"), *numbers
                 waits += [(m, 0.0) for m in self.messages if (self.letter(m), *m[2][1:]) == op]
             for message in self.messages:

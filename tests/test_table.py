@@ -85,6 +85,26 @@ WRONG = {
         [["0F0", "0SEND_F0", "0B0", "0RECV_B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
         r"deadlock: 0RECV_B0 .* after 0B0, which waits",
     ),
+    "WAIT_SEND before its SEND": (
+        [["0F0", "0WAIT_SEND_F0", "0SEND_F0", "0B0"], ["1RECV_F0", "1F0", "1B0"]],
+        r"deadlock: 0WAIT_SEND_F0 on worker 0 waits for 0SEND_F0, which stands after it",
+    ),
+    "WAIT_SEND alone": (
+        [["0F0", "0B0"], ["1F0", "1B0", "1WAIT_SEND_B0"]],
+        r"missing op 1SEND_B0 on worker 1: there is a wait for it alone",
+    ),
+    "WAIT_SEND twice": (
+        [["0F0", "0SEND_F0", "0WAIT_SEND_F0", "0WAIT_SEND_F0", "0B0"], ["1F0", "1B0"]],
+        r"op 0WAIT_SEND_F0 stands twice on worker 0: in slots 2 and 3",
+    ),
+    "WAIT_SEND elsewhere": (
+        [["0F0", "0SEND_F0", "0B0"], ["1F0", "0WAIT_SEND_F0", "1B0"]],
+        r"op 0WAIT_SEND_F0 stands on worker 1, but stage 0 .* is placed on worker 0",
+    ),
+    "WAIT_SEND of no microbatch": (
+        [["0F0", "0WAIT_SEND_F7", "0B0"], ["1F0", "1B0"]],
+        r"op 0WAIT_SEND_F7 on worker 0 has no forward: microbatches are 0 to 0",
+    ),
     "SEND to itself": (
         [["0F0", "0SEND_F0", "1RECV_F0", "1F0", "1B0", "0B0"]],
         r"0SEND_F0 .* belongs to no message",

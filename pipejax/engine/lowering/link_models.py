@@ -15,7 +15,7 @@ from pipejax.engine.lowering.program import MessageTable
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import Dependencies
-from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
+from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.shared_links import shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -96,11 +96,12 @@ def _post(
 
     The cells may be those of another table, with the same ops in its rows.
     """
+    own, theirs = (row_order(each, builder.links.executed) for each in (builder.table, table))
+    executed = builder.node_of_cell.ravel()[own]
     for cells in ends:
-        before = op_before(table, cells)
+        before = op_before(table, theirs, cells)
         late = before != NOWHERE
-        row = builder.node_of_cell.ravel()[row_order(builder.table, EXECUTED)]
-        builder.add_edges(row[before[late]], nodes[late], ZERO)
+        builder.add_edges(executed[before[late]], nodes[late], ZERO)
 
 
 def _hold_rows(

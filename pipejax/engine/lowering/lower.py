@@ -16,7 +16,7 @@ from pipejax.engine.lowering.link_models import LINK_MODELS
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
-from pipejax.schedules.cells.ops import EXECUTED, HOST, TIMED, Phase
+from pipejax.schedules.cells.ops import HOST, TIMED, Phase
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links
@@ -101,7 +101,7 @@ def _distinct_pairs(
 def _add_rows(builder: ProgramBuilder, pair_of_cell: Int[NumpyArray, " cells"]) -> None:
     """Add a node per op, chained by row."""
     table, layout = builder.table, builder.layout
-    cells = row_order(table, EXECUTED)
+    cells = row_order(table, builder.links.executed)
     pair, worker = pair_of_cell[cells], cells // table.num_slots
     alone = layout.op(table.phase.ravel()[cells], table.stage.ravel()[cells])
     duration = np.where(pair >= 0, layout.pair(pair), alone)

@@ -55,8 +55,8 @@ STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table 
 HOST = (Phase.O, Phase.L)  # run on the worker's host link, beside its compute
 TIMED = COMPUTE + SHARDING + STEP_END + HOST  # phases with a duration
 WAITS = (Phase.WAIT_O, *WAIT_SEND)  # take no time of their own
-EXECUTED = (*COMPUTE, *SHARDING, Phase.U, *WAITS)  # a worker executes these in row order
-CELL_PHASES = EXECUTED + MESSAGES + HOST
+EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
+CELL_PHASES = EXECUTED + COMMUNICATION + HOST
 NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.schedules.cells.cells import NOWHERE
-from pipejax.schedules.cells.ops import EXECUTED, HOST
+from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
@@ -35,8 +35,8 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
 def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
-    cells, executed = row_order(table, HOST), row_order(table, EXECUTED)
-    before = op_before(table, cells)
+    cells, executed = row_order(table, HOST), row_order(table, links.executed)
+    before = op_before(table, executed, cells)
     issued = before != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
     order = np.lexsort((worker, slot, link[worker]))
@@ -50,7 +50,7 @@ def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
 
 def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     """Return all edges between cells (edges) of a run in which messages take no time."""
-    cells, edges = row_order(table, EXECUTED), table.dependencies
+    cells, edges = row_order(table, links.executed), table.dependencies
     same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
     tail, head = host_edges(table, links)
     return (

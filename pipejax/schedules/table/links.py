@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pipejax.base.checks import known_as, whole_number
+from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 QUEUES = ("worker", "pair", "direction")
@@ -83,6 +84,11 @@ class Links:
             return ()
         return tuple(tuple((a, b) for a, b in group) for group in self.shared_links)
 
+    @property
+    def executed(self) -> tuple[Phase, ...]:
+        """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
+        return EXECUTED + WAIT_SEND if self.model == "rendezvous" else EXECUTED
+
     @classmethod
     def of(cls, link: "str | Links") -> "Links":
         """Return the record that a name or a record stands for."""
@@ -124,7 +130,7 @@ def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
 
 
 def _checked_pair(pair: Sequence[int]) -> tuple[int, int]:
-    if isinstance(pair, str) or len(pair) != 2:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
         raise ValueError(f"shared_links: a pair is a sender and a receiver, got {pair!r}")
     sender, receiver = (whole_number(w, "shared_links: a worker", least=0) for w in pair)
     if sender == receiver:

@@ -18,7 +18,6 @@ from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.ops import (
-    EXECUTED,
     MESSAGES,
     Cell,
     Phase,
@@ -310,11 +309,13 @@ def row_order(table: ScheduleTable, phases: tuple[Phase, ...]) -> Int[NumpyArray
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())
 
 
-def op_before(table: ScheduleTable, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
-    """Return the op that is executed before each cell in its row, or `NOWHERE`.
+def op_before(
+    table: ScheduleTable, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
+) -> Int[NumpyArray, " cells"]:
+    """Return which of the executed cells stands before each cell in its row, or `NOWHERE`.
 
-    Returns (cells) numbers of ops, in the order of `row_order(table, EXECUTED)`.
+    Returns (cells) places in `executed`, a `row_order` of the table.
     """
-    executed, rows = row_order(table, EXECUTED), cells // table.num_slots
+    rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)

@@ -1,0 +1,224 @@
+"""Posting, waits for a SEND, shared links and collectives, on tables small enough to do by hand."""
+
+import re
+
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given, settings, strategies as st
+
+import pipejax as pj
+from pipejax.schedules.cells.ops import WAIT_SEND
+from pipejax.schedules.table.links import format_pairs, parse_pairs
+from pipejax.schedules.table.table import without
+
+F, B, X = 1.0, 2.0, 3.0
+COSTS = pj.Costs(forward=F, backward=B, transmit=X)
+PROGRAM = pj.Links("rendezvous", posting="program")
+PAIRS = pj.Links("queued", shared_links="pairs")
+# worker 0's queue has the first gradient before the second activation
+CROSSED = [
+    ["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"],
+    ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+]
+CHIMERA = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+
+
+def makespan(table, link, costs=COSTS):
+    return pj.evaluate(table, costs, link=link).makespan
+
+
+def table(*rows):
+    return pj.ScheduleTable.from_rows([row.split() for row in rows])
+
+
+@pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
+def test_gpipe_with_posting_by_program(queues):  # M (F + c): the next RECV is posted after an F
+    count, c = 5, 0.5
+    gpipe = pj.schedules.build("gpipe", num_workers=2, num_microbatches=count)
+    costs = pj.Costs(forward=F, backward=B, transmit=c)
+    early = F + c + count * F + count * B + c + B
+    assert makespan(gpipe, pj.Links("rendezvous", queues), costs) == early
+    late = F + count * (c + F) + B + count * (c + B)
+    assert makespan(gpipe, pj.Links("rendezvous", queues, posting="program"), costs) == late
+
+
+def test_wait_holds_the_row():  # 0F1 starts when the first activation has arrived
+    bare = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
+    other = "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1"
+    free, held = table(bare, other), table(bare.replace("0F1 ", "0WAIT_SEND_F0 0F1 "), other)
+    costs = pj.Costs(forward=5.0, backward=B, transmit=X)
+    # worker 1 has run its first forward before the second activation arrives
+    after = 5 + max(B + X, 2 * B) + X + B
+    assert makespan(free, "rendezvous", costs) == (5 + 5 + X) + after
+    assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
+    assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
+
+
+def test_wait_at_the_end_of_a_row_is_no_op():
+    row = "1RECV_F0 1F0 1B0 1SEND_B0"
+    free, held = (table("0F0 0SEND_F0 0RECV_B0 0B0", r) for r in (row, row + " 1WAIT_SEND_B0"))
+    for link in ("delay", "queued", "blocking", "rendezvous", PROGRAM):
+        runs = [pj.evaluate(each, COSTS, link=link) for each in (free, held)]
+        assert runs[0].makespan == runs[1].makespan
+        assert runs[0].max_span == runs[1].max_span
+        assert runs[0].busy.tolist() == runs[1].busy.tolist()
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_other_link_models_ignore_waits(data):
+    case = data.draw(strategies.cases(communication=True, step_end=True))
+    for link in ("delay", "queued", "blocking"):
+        runs = [
+            pj.evaluate(each, case.costs, link=link)
+            for each in (case.table, without(case.table, WAIT_SEND))
+        ]
+        assert runs[0].makespan == runs[1].makespan
+        assert runs[0].max_span == runs[1].max_span
+
+
+def test_both_directions_of_a_cable():
+    rows = "0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"
+    both = table(*rows)
+    # each way of its own: gradients leave at 7, 10 and 13, and the last one costs X + B more
+    assert makespan(both, "queued") == 13 + X + B
+    # unit slots: activations are made at 1, 2, 3, gradients at 4, 7, 10; so three activations,
+    # then three gradients, one after the other
+    assert makespan(both, PAIRS) == F + 6 * X + B
+    one_way = pj.Links("queued", shared_links=[[(0, 1)], [(1, 0)]])
+    assert makespan(both, one_way) == makespan(both, "queued")
+    assert makespan(both, pj.Links("queued", shared_links=[[(1, 0), (0, 1)]])) == F + 6 * X + B
+
+
+def test_one_card_of_two_workers():  # 0 sends to 1 and 2 sends to 3 over one link, nothing else
+    rows = [[f"{s}F0", f"{s}F1", f"{s}B0", f"{s}B1"] for s in range(3)]
+    three = pj.ScheduleTable.from_rows(rows)
+    card = pj.Links("queued", shared_links=(((0, 1), (1, 2)),))
+    costs = pj.Costs(forward=F, backward=B, transmit=np.array([[[X, X]], [[0.0, 0.0]]]))
+    # 0-1: 1 to 4 and 4 to 7; 1F0 ends at 5; without sharing 1-2: 5 to 8 and 8 to 11
+    assert makespan(three, "queued", costs) == 11 + F + B + B + B + B
+    # 1F0 ends at slot 2 as 0F1 does: worker 0 first, then 1-2 from 7 to 10 and from 10 to 13
+    assert makespan(three, card, costs) == 13 + F + B + B + B + B
+
+
+def test_all_reduces_of_a_worker_go_one_by_one():
+    costs = pj.Costs(forward=F, backward=B, all_reduce=5.0)
+    end = (F + F + B) + 5.0 + 5.0  # the first is made by the first backward, the second waits
+    one_worker = table("0F0 1F0 1B0 0B0")
+    updated = table("0F0 1F0 1B0 0B0 0U0 1U0")  # the update that comes first waits for both
+    for each in (one_worker, CHIMERA, updated):
+        for link in ("delay", "queued", "blocking", "rendezvous"):
+            assert makespan(each, link, costs) == end
+    # the order is that of unit slots, whatever the times
+    late = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.0, 9.0]))
+    assert makespan(one_worker, "delay", late) == (F + F + B) + 9.0 + 1.0
+
+
+def test_all_reduces_use_shared_links():
+    costs = pj.Costs(forward=F, backward=B, transmit=1.0, all_reduce=3.0)
+    # 0F0 and 0F1 end at 1, their messages at 2; backwards 3 to 5, gradients 5 to 6, last ones
+    # 6 to 8; stage 1 is reduced from 5 to 8, stage 0 after that
+    assert makespan(CHIMERA, "queued", costs) == 8 + 3
+    # one after the other: messages 1 to 2, 2 to 3; worker 1 runs 2 to 5, worker 0 3 to 6; in unit
+    # slots both gradients are made at 4, worker 0's first: 6 to 7 and 7 to 8; stage 1 is reduced
+    # from 8 to 11; the last backward ends at 10
+    assert makespan(CHIMERA, PAIRS, costs) == 11 + 3
+    apart = pj.Links("queued", shared_links=[[(0, 1)], [(1, 0)]])  # it uses both, each is free at 6
+    assert makespan(CHIMERA, apart, costs) == 6 + 3 + 3
+
+
+def test_an_order_that_shared_links_cannot_follow_is_a_deadlock():
+    crossed = pj.ScheduleTable.from_rows(CROSSED)
+    links = pj.Links("rendezvous", shared_links="pairs", posting="program")
+    says = "one queue per worker and posting by program and shared links: .*0SEND_F1/1RECV_F1"
+    with pytest.raises(pj.ScheduleError, match=f"deadlock under rendezvous with {says}"):
+        pj.lower(crossed, link=links)
+    with pytest.raises(reference.DeadlockError):
+        reference.Run(
+            CROSSED, [0, 0], reference.Costs({}, {}, {}), "rendezvous", shared_links="pairs"
+        )
+    assert makespan(crossed, PAIRS) > 0  # where the cells are not followed, it runs
+
+
+def test_a_deadlock_names_all_reduces():
+    # Microbatches 0 and 1 go through workers 0, 1, 2 and back to 0, microbatch 2 through 3, 4, 5, 3.
+    # In unit slots stage 3 is done at 9 and 1B0 ends at 10, so its message comes after the
+    # all-reduce on the link; but worker 0's queue has it before the activation of 3F1.
+    rows = ["0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1"]
+    rows += ["0F2 3F2 3B2 0B2", "1F2 1B2", "2F2 2B2"]
+    placed = {"placement": [[0, 1, 2, 0], [3, 4, 5, 3]], "pipe_of_microbatch": [0, 0, 1]}
+    both = pj.insert_transfers(pj.ScheduleTable.from_rows([row.split() for row in rows], **placed))
+    cells = [[str(op) for cell in row for op in cell] for row in both.rows()]
+    for row, moved, front in (
+        (0, "0RECV_B0", "3F1"),
+        (0, "3RECV_F1", "3F1"),
+        (2, "2SEND_F1", "2RECV_B1"),
+    ):
+        cells[row].remove(moved)
+        cells[row].insert(cells[row].index(front), moved)
+    crossed = pj.ScheduleTable.from_rows(cells, **placed)
+    assert makespan(crossed, "rendezvous") > 0
+    links = pj.Links("rendezvous", shared_links=[[(0, 3), (3, 0), (1, 0)]])
+    with pytest.raises(pj.ScheduleError, match=r"shared links: .*3A \(all-reduce\)") as caught:
+        pj.lower(crossed, link=links)
+    assert ">" in caught.value.grid
+    assert makespan(both, links) > 0
+
+
+@pytest.mark.parametrize("name", pj.schedules.names())
+def test_posting_by_program_is_that_of_the_cells_put_in(name):
+    built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.3)
+    for queues in ("worker", "pair", "direction"):
+        links = pj.Links("rendezvous", queues, posting="program")
+        run = pj.evaluate(built, costs, link=links)
+        assert run.makespan == makespan(pj.insert_transfers(built), links, costs)
+        assert run.makespan >= makespan(built, "delay", costs)
+        assert run.start.shape == (built.num_workers, built.num_slots)
+
+
+WRONG = {
+    "unknown posting 'late': known are early, program": {"posting": "late"},
+    "posting 'program' needs the link model rendezvous, got 'queued'": {
+        "model": "queued",
+        "posting": "program",
+    },
+    "shared_links need the link model queued, blocking or rendezvous, got 'delay'": {
+        "model": "delay",
+        "shared_links": "pairs",
+    },
+    "shared_links are 'pairs' or groups of pairs of workers, got 'all'": {"shared_links": "all"},
+    "shared_links has an empty group": {"shared_links": [[]]},
+    "a pair is a sender and a receiver, got (0, 1, 2)": {"shared_links": [[(0, 1, 2)]]},
+    "a pair is a sender and a receiver, got 0": {"shared_links": [[0, 1]]},
+    "worker 1 sends nothing to itself": {"shared_links": [[(1, 1)]]},
+    "names the pair (0, 1) twice in one group": {"shared_links": [[(0, 1), (0, 1)]]},
+    "shared_links: a worker must be a whole number": {"shared_links": [[(0, 1.5)]]},
+    "shared_links: a worker must be a whole number of at least 0, got -1": {
+        "shared_links": [[(0, -1)]]
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_links_are_refused(message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pj.Links(**{"model": "rendezvous", **WRONG[message]})
+
+
+def test_a_worker_that_does_not_exist_is_named():
+    links = pj.Links("queued", shared_links=[[(0, 1)], [(1, 7)]])
+    with pytest.raises(ValueError, match="shared_links names worker 7: workers are 0 to 1"):
+        pj.lower(CHIMERA, link=links)
+
+
+def test_text_of_shared_links():
+    for text in ("pairs", "0-1+1-0,2-3+1-3"):
+        assert format_pairs(parse_pairs(text, "shared_links")) == text
+    assert parse_pairs("0-1 + 1-0", "x") == (((0, 1), (1, 0)),)
+    assert pj.Links("queued", shared_links="Pairs") == PAIRS
+    for text in ("", "0", "0-1-2", "0-1,", "a-b", "0+1", "-1-2", "pair"):
+        with pytest.raises(ValueError, match=r"--shared-links: expected pairs, or pairs of"):
+            parse_pairs(text, "--shared-links")
