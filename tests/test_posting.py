@@ -222,3 +222,12 @@ def test_text_of_shared_links():
     for text in ("", "0", "0-1-2", "0-1,", "a-b", "0+1", "-1-2", "pair"):
         with pytest.raises(ValueError, match=r"--shared-links: expected pairs, or pairs of"):
             parse_pairs(text, "--shared-links")
+
+
+@given(data=st.data())
+def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates in rows included
+    drawn, _ = data.draw(strategies.tables())
+    for model in ("queued", "blocking", "rendezvous"):
+        more = data.draw(strategies.carried(model, drawn.num_workers))
+        queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
+        pj.lower(drawn, link=pj.Links(model, queues, **{**more, "posting": "early"}))
