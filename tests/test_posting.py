@@ -219,7 +219,6 @@ def test_text_of_shared_links():
         assert format_pairs(parse_pairs(text, "shared_links")) == text
     assert parse_pairs("0-1 + 1-0", "x") == (((0, 1), (1, 0)),)
     assert pj.Links("queued", shared_links="Pairs") == PAIRS
-    assert pj.Links("queued", shared_links="Pairs") == PAIRS
     for text in ("", "0", "0-1-2", "0-1,", "a-b", "0+1", "-1-2", "pair"):
         with pytest.raises(ValueError, match=r"--shared-links: expected pairs, or pairs of"):
             parse_pairs(text, "--shared-links")
