@@ -307,8 +307,8 @@ def test_the_command_line_shares_host_links(answer, mistake, written):
     assert answer(*arguments, "--host-links", "0+1")["makespan"] == F + 2 * O + 2 * L + B
     assert answer(*arguments, "--host-links", "1, 0")["makespan"] == 2 * F + O + L + 2 * B
     for groups, message in (
-        ("0+5", "host_links names worker 5: workers are 0 to 1"),
-        ("0+1,0", "host_links names worker 0 twice"),
+        ("0+5", "--host-links names worker 5: workers are 0 to 1"),
+        ("0+1,0", "--host-links names worker 0 twice"),
         ("0-1", "--host-links: expected workers in groups, as "),
     ):
         assert message in mistake(*arguments, "--host-links", groups)
@@ -319,9 +319,9 @@ def test_other_commands_know_what_host_links_may_be(mistake):
     tune = ["tune", "--model", "gpt-22b", "--system", "a100", "--minibatch", 8]
     order = ["order", "--schedule", "gpipe", "--workers", 2, "--microbatches", 2, *TIMES]
     for command in (tune, order):
-        assert "host_links names worker 9" in mistake(*command, "--host-links", "0+9")
+        assert "--host-links names worker 9" in mistake(*command, "--host-links", "0+9")
     compare = ["compare", "--schedules", "gpipe", "--workers", 2, "--microbatches", 2, *TIMES]
-    assert "host_links names worker 9" in mistake(*compare, "--host-links", "0+9")
+    assert "--host-links names worker 9" in mistake(*compare, "--host-links", "0+9")
 
 
 def test_exports(call, answer, written, tmp_path):

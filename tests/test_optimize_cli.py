@@ -343,7 +343,7 @@ def test_mistakes(mistake, case):
 
 
 def test_other_commands_read_the_limit_as_before(answer, mistake):
-    assert "1f1b takes no memory_limit" in mistake("evaluate", *THREE)
+    assert "--memory-limit: 1f1b takes no memory limit" in mistake("evaluate", *THREE)
     run = answer("evaluate", "--schedule", "zero-bubble", *THREE[2:])
     assert max(run["activation_memory"]["peak"]) <= 3
 

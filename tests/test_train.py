@@ -309,7 +309,7 @@ def test_summary_needs_its_axes():
         ([*TABLE, "--condition-number", "9"], "--condition-number does not go with .* quadratic"),
         (
             [*TABLE, "--objective", "nesterov", "--condition-number", "nan"],
-            "condition_number must be a finite number above 1, got nan",
+            "--condition-number must be a finite number above 1, got nan",
         ),
         (
             [*TABLE, "--objective", "nesterov", "--batches", "1"],
@@ -318,7 +318,7 @@ def test_summary_needs_its_axes():
         ([*TABLE, "--delta", "3"], "--delta needs --rpd"),
         ([*TABLE, "--updates", "30"], "--updates needs --rpd"),
         ([*TABLE, "--local-steps", "0"], "--local-steps.*got '0'"),
-        ([*TABLE, "--local-steps", "2"], "schedule pipedream takes no local_steps"),
+        ([*TABLE, "--local-steps", "2"], "--local-steps: pipedream takes no local steps"),
         (["--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous, no U cell updates its weights"),
         (["--rpd", "--updates", "100", "--schedule", "1f1b", *TABLE[2:]], "1f1b is synchronous"),
         ([], "give either --schedule with --workers and --microbatches, or --table FILE"),

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import share
+from pipejax.base.checks import as_floats, check_types, share
 from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
 
@@ -100,10 +100,11 @@ def activation_memory(
       >>> memory.peak.tolist(), run.peak_in_flight.tolist()
       ([1.0], [2])
     """
+    check_types(evaluation=(evaluation, Evaluation))
     stages = evaluation.stages
     whole = _per_stage("sizes", sizes, stages)
     inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, stages)
-    shares = np.broadcast_to(np.asarray(weight_share, float), stages)
+    shares = np.broadcast_to(as_floats(weight_share, "weight_share"), stages)
     for one in shares.tolist():
         share(one, "weight_share")
     ops = HeldOps.of(evaluation.table)
@@ -121,7 +122,7 @@ def activation_memory(
 
 def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:
     """Read one number for all stages, or one for each: (stages)."""
-    values = np.asarray(value, float)
+    values = as_floats(value, name)
     if values.shape not in ((), (stages,)):
         raise ValueError(
             f"{name} must be a number or one for each of {stages} stages, got shape {values.shape}"

@@ -21,6 +21,7 @@ from pipejax.analysis.verify.event_run import (
     update_name,
 )
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.cells.ops import COMMUNICATION, Op, Phase
 from pipejax.schedules.table.table_files import to_json
@@ -61,6 +62,7 @@ def certificate(
       >>> pj.verify(claimed).ok
       True
     """
+    check_types(evaluation=(evaluation, Evaluation))
     held = activation_memory(evaluation) if memory is None else memory
     table, sizes = evaluation.table, (held.sizes, held.weight_share, held.checkpoints)
     return {

@@ -7,6 +7,7 @@ import numpy as np
 from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
@@ -94,6 +95,7 @@ def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") 
       >>> pj.compare(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5)).why
       'run above table: messages take 8.3 % of the critical path'
     """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None

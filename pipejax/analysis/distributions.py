@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import is_number, known_as
+from pipejax.base.checks import check_types, is_number, known_as
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
@@ -171,6 +171,11 @@ class Jitter:
     message: Distribution = Distribution()
     straggler: Straggler = Straggler()
     op_straggler: Straggler = Straggler()
+
+    def __post_init__(self) -> None:
+        """Check what varies."""
+        for name, factors in vars(self).items():
+            check_types(**{name: (factors, Straggler if "straggler" in name else Distribution)})
 
 
 def factor_table(distribution: Distribution) -> Float[NumpyArray, " knots"]:

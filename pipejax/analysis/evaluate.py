@@ -8,6 +8,7 @@ import numpy as np
 
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.lower import lower
@@ -126,6 +127,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
       >>> result.makespan, result.peak_in_flight.tolist()
       (33.0, [8, 8, 8, 8])
     """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     costs.check_values()
     with np.errstate(over="ignore"):  # an infinite makespan is refused below
         program, vector = lower_and_price(table, costs, link)

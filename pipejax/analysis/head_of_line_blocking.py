@@ -13,6 +13,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import Op
@@ -105,6 +106,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       >>> f"{worst.cell} waits {worst.wait} s behind {worst.front}, {worst.blocked} s blocked"
       '0SEND_F2 waits 1.0 s behind 0SEND_F1, 0.0 s blocked'
     """
+    check_types(evaluation=(evaluation, Evaluation))
     if evaluation.links.model != "rendezvous":
         raise ValueError(
             f"transfers wait in queues only under rendezvous, "

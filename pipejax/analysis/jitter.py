@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.analysis.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import check_types, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
@@ -140,6 +140,7 @@ def jitter(
       >>> f"{run.deterministic:.0f} s, with jitter {run.mean:.1f} s"
       '33 s, with jitter 34.1 s'
     """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs), factors=(factors, Jitter))
     samples = whole_number(samples, "samples")
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.analysis.jitter import Jittered
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import is_number
+from pipejax.base.checks import check_types, is_number
 from pipejax.base.provenance import provenance
 from pipejax.base.short_repr import short_repr
 
@@ -67,6 +67,8 @@ def robustness(runs: Sequence[Jittered], *, quantile: float = 0.95) -> list[Robu
     """
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"quantile must be from 0 to 1, got {quantile!r}")
+    for run in runs if isinstance(runs, Sequence) else [runs]:
+        check_types(runs=(run, Jittered))
     settings = {(run.jitter, run.seed, len(run.makespans)) for run in runs}
     if len(settings) != 1:
         raise ValueError(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
-from pipejax.base.checks import are_positive
+from pipejax.base.checks import are_positive, check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
@@ -107,6 +107,9 @@ def sensitivity(
       >>> print(f"{found.share['compute.peak']:.3f}, all {sum(found.share.values()):.3f}")
       0.992, all 1.000
     """
+    check_types(
+        table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
+    )
     program = lower(table, link=link)
     with jax.enable_x64(True):
         point, shape = _point(table, workload, system), PricingShape.of(workload, table)

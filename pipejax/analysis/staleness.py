@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMPUTE, Phase
@@ -131,6 +132,7 @@ def staleness(
       >>> pj.staleness(table).max_delay, pj.staleness(table, slow).max_delay
       (3, 3)
     """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs, type(None)))
     quarter = table.num_microbatches // 4
     steady = slice(quarter, table.num_microbatches - quarter)
     applied = read = np.zeros((table.num_stages, steady.stop - steady.start), np.int64)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
+from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
 
@@ -131,6 +132,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
       >>> [event["dur"] for event in events if event.get("name") == "0F0"]
       [1000000.0]
     """
+    check_types(evaluation=(evaluation, Evaluation))
     events = _names(evaluation)
     for bar in bars(evaluation):
         workers, track = [bar.worker], HOST_LINK if bar.on_host_link else COMPUTE

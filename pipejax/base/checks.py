@@ -39,6 +39,17 @@ def are_positive(values: Any, count: int) -> bool:
     )
 
 
+def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read a number or an array of them; texts and booleans are none."""
+    try:
+        numbers = np.asarray(value)
+    except ValueError:  # rows that differ in length
+        numbers = np.array(None)
+    if numbers.dtype.kind not in "iuf":
+        raise ValueError(f"{where} must be a number or several, got {abbreviated(value)}")
+    return numbers.astype(float)
+
+
 def is_number(value: Any, *, least: float = 0.0) -> bool:
     """Return whether a value is a finite number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -114,11 +125,13 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
     return found
 
 
-def checked_type(value: Any, kind: type | tuple[type, ...], where: str) -> None:
-    """Check that an argument is of a type, as public functions do at their door."""
-    if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(each.__name__ for each in kinds)
-        raise TypeError(
-            f"{where} must be a {wanted}, got {type(value).__name__} {abbreviated(value)}"
-        )
+def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
+    """Check arguments, each given with the types it may have, as public functions do at their door.
+
+    Tracers pass: costs and workloads are trees whose leaves are traced, not they themselves.
+    """
+    for name, (value, *kinds) in arguments.items():
+        if not isinstance(value, tuple(kinds)):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            given = f"{abbreviated(value)} of type {type(value).__name__}"
+            raise TypeError(f"{name} must be of type {wanted}, got {given}")

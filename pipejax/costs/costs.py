@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import unknown
+from pipejax.base.checks import check_types, unknown
 from pipejax.base.short_repr import abbreviated, short_repr
 from pipejax.costs.precision import float_type, is_traced, on_host
 from pipejax.schedules.cells.ops import Phase
@@ -154,6 +154,7 @@ class Costs:
           >>> pj.Costs.uniform(table, forward=1.0, backward=3.0).input_grad
           1.5
         """
+        check_types(table=(table, ScheduleTable))
         del table
         split = {"backward": backward, "input_grad": input_grad, "weight_grad": weight_grad}
         times = {"forward": forward, **split, "latency": latency, **others}
@@ -198,6 +199,7 @@ class Costs:
           interleaved-1f1b [0.5 0.5 0.5 0.5] [24. 24.]
           hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
+        check_types(table=(table, ScheduleTable))
         workers = table.placement[0]
         there = np.bincount(workers, minlength=table.num_workers)[workers]
         part = np.asarray(table.stage_shares) / there
@@ -215,7 +217,7 @@ class Costs:
         if transfer is not None:
             if times.get("transmit") is not None:
                 raise ValueError("transfer and transmit are the same cost: give one")
-            times["transmit"] = transfer
+            times["transmit"] = checked_seconds("transfer", transfer)
         forward = checked_seconds("forward", times.pop("forward"))  # not to be left out
         times = {
             name: checked_seconds(name, value) for name, value in times.items() if value is not None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import is_number, one_of
+from pipejax.base.checks import check_types, is_number, one_of
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import Phase
@@ -44,6 +44,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
       >>> pj.read_costs(path, table).backward
       array([1.5, 1.5])
     """
+    check_types(path=(path, str, Path), table=(table, ScheduleTable))
     data = load_json(Path(path))
     known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back")
     check_keys(data, dict.fromkeys(known, ""), str(path))

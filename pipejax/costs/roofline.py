@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import (
     Model,
@@ -212,6 +213,9 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
       >>> print(f"{float(costs.forward[0]):.4f} s")
       0.0616 s
     """
+    check_types(
+        workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
+    )
     return _stage_costs(workload.model, system, workload, table)
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import checked_type, efficiency, known_as, whole_number
+from pipejax.base.checks import check_types, efficiency, known_as, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
 from pipejax.costs.precision import as_float, floats_in
@@ -253,7 +253,7 @@ def _names(folder: str) -> tuple[str, ...]:
 
 def data_file(folder: str, name: str | Path, kind: str) -> Path:
     """Find a data file by name or path."""
-    checked_type(name, (str, Path), f"a {kind}")
+    check_types(name=(name, str, Path))
     if str(name).endswith(".json"):
         return Path(name)
     found = known_as(str(name), _names(folder), kind, ", or the path of a .json file")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, share, whole_number
+from pipejax.base.checks import MAX_COUNT, check_types, share, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import (
     LayerSplit,
@@ -67,6 +67,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        check_types(model=(self.model, Model))
+        check_types(sequence_parallel=(self.sequence_parallel, bool))
         for name in ("minibatch", "tensor_parallel", "data_parallel"):
             count = whole_number(getattr(self, name), name, most=MAX_COUNT)
             object.__setattr__(self, name, count)
@@ -256,6 +258,7 @@ def memory_bytes(
       >>> print(f"{pj.memory_bytes(workload, table)[0] / 1e9:.1f} GB")
       100.6 GB
     """
+    check_types(workload=(workload, Workload), table=(table, ScheduleTable))
     memory = stage_bytes(workload, table, assigned)
     peaks = held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers)
     return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import check_types, whole_number
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import in_float64
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
@@ -73,6 +73,7 @@ def extrapolated_makespans(
     References:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992), chapter 3.
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()
     num_microbatches = whole_number(num_microbatches, "num_microbatches")
     steady = _steady_state(program)
@@ -114,6 +115,7 @@ def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None)
     References:
       Karp: A characterization of the minimum cycle mean in a digraph (1978).
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()
     steady = _steady_state(program)
     pieces = [period.piece for period in steady.periods]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import in_float64
@@ -66,6 +67,7 @@ def finish_times(program: Program, costs: Costs) -> Found:
     References:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992).
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     return _scan(*_graph(program, costs))[0]
 
 
@@ -100,6 +102,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
       >>> int(counts.forward), int(counts.backward), int(counts.transmit)
       (39, 39, 68)
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()  # in a trace their values are out of sight
     return _makespan(program, costs)
 
@@ -205,6 +208,7 @@ def slack(program: Program, costs: Costs) -> Found:
     References:
       Kelley and Walker: Critical-Path Planning and Scheduling (1959).
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     return _slack(*_graph(program, costs))
 
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import known_as, whole_number
+from pipejax.base.checks import check_types, known_as, whole_number
 from pipejax.schedules.builders.asynchronous import local_sgd, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
@@ -115,6 +115,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
         worker 0  0F0  0F1   .   0B0  0F2  0B1   .   0B2
         worker 1   .   1F0  1B0  1F1  1B1  1F2  1B2   .
     """
+    check_types(name=(name, str))
     name = known_as(name, REGISTRY, "schedule")
     builder = REGISTRY[name]
     for option in options:

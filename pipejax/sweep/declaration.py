@@ -14,6 +14,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.checks import (
     MAX_COUNT,
+    check_types,
     efficiency,
     meant,
     number,
@@ -151,6 +152,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       >>> sweep.sizes
       {'workers': 2, 'microbatch_size': 3, 'network.latency': 2}
     """
+    check_types(given=(given, Mapping, str, Path))
     where = "sweep"
     if isinstance(given, str | Path):
         where = Path(given).name

@@ -6,6 +6,7 @@ from typing import Any
 
 import xarray as xr
 
+from pipejax.base.checks import check_types
 from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
@@ -52,6 +53,9 @@ def run_sweep(
       >>> str(data.reason.sel(schedule="1f1b", microbatch_size=3).item())
       'microbatch size 3 does not divide a minibatch of 8'
     """
+    check_types(
+        given=(given, Sweep, Mapping, str, Path), out=(out, str, Path), resume=(resume, bool)
+    )
     sweep = given if isinstance(given, Sweep) else read_sweep(given)
     path = Path(out)
     tell = on_progress or (lambda points, num_points: None)

@@ -8,6 +8,7 @@ from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import CertificateContent, read_certificate
 from pipejax.analysis.verify.event_run import Event, EventRun, by_worker
 from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
+from pipejax.base.checks import check_types
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no ops for spans
@@ -104,6 +105,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       >>> print(*pj.verify(claimed).problems)
       ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
     """
+    check_types(certificate=(certificate, Mapping, str, Path))
     try:
         content = read_certificate(certificate)
     except ScheduleError as error:  # there is a table, and it cannot run

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import are_positive
+from pipejax.base.checks import are_positive, check_types
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import check_finite, handed_over, is_traced, known
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
@@ -137,6 +137,7 @@ def makespans(
       >>> jax.grad(lambda delays: step_times(delays).sum())(delays).tolist()
       [6.0, 16.0, 16.0, 16.0]
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
     read = problem.plan.rows.only_read(leaves)
     if is_traced(read):
@@ -180,6 +181,7 @@ def makespans_and_grad(
       >>> values.tolist(), counts.forward.tolist(), counts.transmit.tolist()
       ([36.0, 36.0], [11.0, 11.0], [6.0, 6.0])
     """
+    check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, None, max_bytes)
     read = problem.plan.rows.only_read(leaves)
     values, counts = _solve(problem, read, with_counts=True)

@@ -9,6 +9,7 @@ table update, an all-reduce comes before each of them instead.
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.collectives import add_reductions_within, add_step_end
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
@@ -53,6 +54,7 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
       >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
       (13, 2)
     """
+    check_types(table=(table, ScheduleTable), step_end=(step_end, bool))
     return _lower(table, Links.of(link), step_end)
 
 

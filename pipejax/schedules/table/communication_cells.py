@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import (
@@ -106,6 +107,7 @@ def insert_transfers(
         worker 0 0F0      0SEND_F0 0RECV_B0 0B0
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0
     """
+    check_types(table=(table, ScheduleTable))
     bare = without_transfers(table)
     sent = messages_of(bare)
     if order is None:

@@ -6,8 +6,11 @@ transfers are posted, links that are shared, host links. docs/semantics.md defin
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-from pipejax.base.checks import known_as, whole_number
+import numpy as np
+
+from pipejax.base.checks import check_types, known_as, whole_number
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -92,14 +95,16 @@ class Links:
     @classmethod
     def of(cls, link: "str | Links") -> "Links":
         """Return the record that a name or a record stands for."""
+        check_types(link=(link, str, Links))
         return link if isinstance(link, Links) else cls(link)
 
 
 def _checked_groups(groups: Groups) -> tuple[tuple[int, ...], ...]:
     named: set[int] = set()
     found = []
-    for group in groups:
-        if len(group) == 0:
+    form = "host_links", "((0, 1), (2, 3))"
+    for group in _as_sequence(groups, *form):
+        if len(_as_sequence(group, *form)) == 0:
             raise ValueError("host_links has an empty group: a group is the workers of one link")
         found.append(tuple(whole_number(w, "host_links: a worker", least=0) for w in group))
         for worker in found[-1]:
@@ -119,8 +124,9 @@ def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
             f"shared_links are {PAIRS!r} or groups of pairs of workers, got {groups!r}"
         )
     found = []
-    for group in groups:
-        if len(group) == 0:
+    form = "shared_links", "(((0, 1), (1, 0)),)"
+    for group in _as_sequence(groups, *form):
+        if len(_as_sequence(group, *form)) == 0:
             raise ValueError("shared_links has an empty group: a group is the pairs of one link")
         found.append(tuple(map(_checked_pair, group)))
         if len(set(found[-1])) < len(group):
@@ -144,7 +150,9 @@ def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...
         return PAIRS
     groups = [[pair.strip().split("-") for pair in group.split("+")] for group in text.split(",")]
     for pair in (pair for group in groups for pair in group):
-        if len(pair) != 2 or not all(worker.strip().isdecimal() for worker in pair):
+        if len(pair) != 2 or not all(
+            worker.strip().isdecimal() and worker.isascii() for worker in pair
+        ):
             raise ValueError(
                 f"{where}: expected {PAIRS}, or pairs of workers in groups, as 0-1+1-0,2-3+1-3, "
                 f"got {text!r}"
@@ -157,6 +165,12 @@ def format_pairs(groups: str | PairGroups) -> str:
     if isinstance(groups, str):
         return groups
     return ",".join("+".join(f"{a}-{b}" for a, b in group) for group in groups)
+
+
+def _as_sequence(value: Any, where: str, example: str) -> Any:
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+        raise ValueError(f"{where} must be groups, as {example}, got {value!r}")
+    return value
 
 
 def parse_groups(text: str, where: str) -> tuple[tuple[int, ...], ...]:

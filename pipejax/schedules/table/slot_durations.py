@@ -19,6 +19,10 @@ def check_shares(shares: Sequence[float], num_stages: int) -> None:
 
 def check_slots(slots: Slots) -> None:
     """Check that slot durations are positive and belong to phases that have one."""
+    if not isinstance(slots, Mapping):
+        raise ScheduleError(
+            f"slots must be durations by phase letter, as {{'F': 1}}, got {slots!r}"
+        )
     for letter, duration in slots.items():
         if letter not in UNIT_SLOTS:
             known = ", ".join(UNIT_SLOTS)

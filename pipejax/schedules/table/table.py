@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import check_types
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
@@ -126,6 +127,8 @@ class ScheduleTable(Content):
           Traceback (most recent call last):
           pipejax.schedules.cells.schedule_error.ScheduleError: op 0B0 stands twice ...
         """
+        check_types(rows=(rows, Sequence, np.ndarray), name=(name, str))
+        check_types(weights=(weights, WeightRule))
         cells = _parse_rows(rows)
         if placement is None and pipe_of_microbatch is not None:
             raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
@@ -288,6 +291,8 @@ def _without(table: ScheduleTable, phases: tuple[Phase, ...]) -> ScheduleTable:
 def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
     parsed = []
     for worker, row in enumerate(rows):
+        if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray):
+            raise ScheduleError(f"rows: worker {worker} has no list of cells, got {row!r}")
         cells: list[Cell] = []
         for slot, cell in enumerate(row):
             try:

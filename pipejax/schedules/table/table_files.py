@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.checks import checked_type, one_of
+from pipejax.base.checks import check_types, one_of
 from pipejax.base.files import write_file
 from pipejax.base.notices import Notice
 from pipejax.base.units import parse_json
@@ -67,7 +67,7 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
       >>> pj.read_table(path).num_stages
       2
     """
-    checked_type(path, (str, Path), "path")
+    check_types(path=(path, str, Path))
     repair = None if repair is None else one_of(repair, REPAIRS, "repair")
     path = Path(path)
     try:
@@ -110,6 +110,7 @@ def write_table(table: ScheduleTable, path: str | Path) -> None:
       >>> pj.read_table(path).num_pipes
       2
     """
+    check_types(table=(table, ScheduleTable), path=(path, str, Path))
     write_file(path, text_for(table, Path(path)))
 
 

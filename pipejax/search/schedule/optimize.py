@@ -4,7 +4,8 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import check_types, whole_number
+from pipejax.base.short_repr import abbreviated
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker
@@ -64,15 +65,17 @@ def optimize(
       >>> best.makespan, best.status
       (310.0, 'optimal')
     """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs), offload=(offload, bool))
     links = Links.of(link)
     link_of_worker(links, table.num_workers)
     problem = pose(table, costs, memory_limit, sizes, weight_share, offload, links, objective)
-    if not time_limit > 0:
-        raise ValueError(f"time_limit must be above 0 seconds, got {time_limit!r}")
+    if not (isinstance(time_limit, int | float) and time_limit > 0):
+        raise ValueError(f"time_limit must be above 0 seconds, got {abbreviated(time_limit)}")
     if num_threads is None:
         num_threads = os.cpu_count() or 1
     num_threads = whole_number(num_threads, "num_threads")
-    if store is not None and not isinstance(store, SolvedProblems):
+    check_types(store=(store, SolvedProblems, str, Path, type(None)))
+    if isinstance(store, str | Path):
         store = SolvedProblems(store)
     try:
         from pipejax.search.schedule.anytime_search import AnytimeSearch  # OR-Tools is an extra

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import one_of
+from pipejax.base.checks import as_floats, one_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, SPLIT, Phase
@@ -231,7 +231,7 @@ def pose(
     objective = one_of(objective, OBJECTIVES, "objective")
     one_of(links.model, LINKS_OF_SEARCH, "link")
     _check_costs(table, costs, offload)
-    shares = np.broadcast_to(np.asarray(weight_share, float), table.num_stages)
+    shares = np.broadcast_to(as_floats(weight_share, "weight_share"), table.num_stages)
     if not ((shares >= 0) & (shares <= 1)).all():
         raise ValueError(f"weight_share must be in [0, 1], got {weight_share!r}")
     size = _positive(sizes, table.num_stages, "sizes", "stages")
@@ -333,7 +333,7 @@ def _parts(
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:
     """Read a number above 0, or one for each stage or worker."""
-    numbers = np.asarray(value, float)
+    numbers = as_floats(value, name)
     if numbers.ndim and numbers.shape != (count,):
         raise ValueError(f"{name} has {numbers.size} entries, the table has {count} {what}")
     if not (np.isfinite(numbers) & (numbers > 0)).all():

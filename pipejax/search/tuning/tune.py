@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.checks import one_of
+from pipejax.base.checks import check_types, one_of, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
@@ -132,6 +132,12 @@ def tune(
       >>> found.microbatch_size, found.microbatches, found.method
       (1, 32, 'exhaustive')
     """
+    check_types(
+        workload=(workload, Workload), system=(system, System), memory_limit=(memory_limit, bool)
+    )
+    num_workers = whole_number(num_workers, "num_workers")
+    if microbatch_size is not None:
+        microbatch_size = whole_number(microbatch_size, "microbatch_size")
     what = one_of(what, WHAT, "what")
     method = None if method is None else one_of(method, METHODS, "method")
     for name, stray in (
