@@ -446,7 +446,13 @@ def test_a_second_call_compiles_nothing():
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="both")
     compiled = [each._cache_size() for each in jitted]
-    again = pj.tune("1f1b", 4, workload, pj.load_system("b200"), method="both")
+    seen = []
+    system = pj.load_system("b200")
+    again = pj.tune("1f1b", 4, workload, system, method="both", on_progress=seen.append)
+    times = [each.step_time for each in seen]
+    assert len(times) > 4
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == again.step_time
     assert [each._cache_size() for each in jitted] == compiled
     assert again.step_time < first.step_time
 

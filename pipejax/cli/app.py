@@ -38,7 +38,6 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }
-NO_BACKEND = "Unable to initialize backend"  # begins what JAX says of a name in JAX_PLATFORMS
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
@@ -130,10 +129,24 @@ def run(arguments: Sequence[str]) -> int:
         return _report(given.named(text) if given else text, grid)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
-    except RuntimeError as error:
-        if not str(error).startswith(NO_BACKEND):
+    except (RuntimeError, AssertionError):  # of JAX, among others
+        reason = _no_backend()
+        if reason is None:
             raise
-        return _report(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}")
+        return _report(reason)
+
+
+def _no_backend() -> str | None:
+    """Say which variable of the environment names a backend that JAX does not have."""
+    named = [(k, os.environ[k]) for k in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") if k in os.environ]
+    if not named or "jax" not in sys.modules:
+        return None
+    try:
+        sys.modules["jax"].devices()
+    except Exception as error:
+        names = ", ".join(f"{name}={value}" for name, value in named)
+        return f"{names} names no backend that JAX has here: {error}".rstrip(": ")
+    return None
 
 
 def _compute_in_float64() -> None:

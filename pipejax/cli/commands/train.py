@@ -6,7 +6,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from pipejax.cli.options.groups import Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import pick, print_all, print_written
+from pipejax.cli.output.report import pick, print_all, print_written, waiting
 
 COLUMNS = 60  # of the bars in the terminal, at most
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -92,7 +91,7 @@ class TrainingTask(NamedTuple):
         sizes = choose_step_sizes(self.training.step_sizes, objective)
         named |= {"objective": self.objectives.name, "stages": objective.num_stages}
         line = f"compiling, and training {len(sizes) * seeds} runs side by side"
-        with Console(stderr=True).status(line):
+        with waiting(line):
             runs = sweep(objective, step_sizes=sizes, seeds=range(seeds))
             return Trained(runs, pj.training.summarise(runs), sizes, seeds, named, unit)
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
@@ -15,7 +14,7 @@ from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import grid, print_all
+from pipejax.cli.output.report import best_so_far, grid, print_all, waiting
 from pipejax.schedules import REGISTRY
 
 if TYPE_CHECKING:
@@ -69,28 +68,40 @@ def tune(
     if what == "system" and prices is None:
         raise ValueError(f"--what system needs --prices, as {EXAMPLE}")
     minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_capacity)
-    found = _tuned(
-        schedule,
-        workers,
-        pricing.workload,
-        pricing.system,
-        what="microbatch_size" if what == "microbatch" else what,
-        method=method,
-        link=links,
-        memory_limit=not no_memory_limit,
-        microbatch_size=microbatch_size,
-        prices=None if prices is None else _parse_prices(prices),
-        budget=None if budget is None else parse_seconds(budget, "--budget"),
-        **options.of_table(schedule),
-    )
-    result = dataclasses.asdict(found) | {"what": what, "schedule": schedule, "workers": workers}
-    result |= {"link": links.model, "minibatch": minibatch, **result.pop("setting")}
-    if json:
-        print_json({name: value for name, value in result.items() if value is not None})
-        return
+
+    def report(found: "TuningResult", stopped: str | None = None) -> None:
+        result = dataclasses.asdict(found) | {"what": what, "schedule": schedule}
+        result |= {"workers": workers, "link": links.model, "minibatch": minibatch}
+        result |= {**result.pop("setting"), "stopped": stopped}
+        if json:
+            print_json({name: value for name, value in result.items() if value is not None})
+        else:
+            _print(found, result, capacity)
+
+    with best_so_far(lambda found: report(found, "interrupted")) as keep:
+        found = _tuned(
+            schedule,
+            workers,
+            pricing.workload,
+            pricing.system,
+            what="microbatch_size" if what == "microbatch" else what,
+            method=method,
+            link=links,
+            memory_limit=not no_memory_limit,
+            microbatch_size=microbatch_size,
+            prices=None if prices is None else _parse_prices(prices),
+            budget=None if budget is None else parse_seconds(budget, "--budget"),
+            on_progress=keep,
+            **options.of_table(schedule),
+        )
+    report(found)
+
+
+def _print(found: "TuningResult", result: Mapping[str, Any], capacity: float) -> None:
     print_all(
-        f"[bold]{schedule}[/], {workers} workers, minibatch {minibatch}, {found.microbatches} "
-        f"microbatches of {found.microbatch_size}: [bold]{seconds(found.step_time)}[/]"
+        f"[bold]{result['schedule']}[/], {result['workers']} workers, minibatch "
+        f"{result['minibatch']}, {found.microbatches} microbatches of {found.microbatch_size}: "
+        f"[bold]{seconds(found.step_time)}[/]"
     )
     if found.what == "microbatch_size":
         _print_sizes(result, capacity)
@@ -102,6 +113,8 @@ def tune(
         if name != "price":
             print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
     _print_ways(found)
+    if result["stopped"] is not None:
+        print_all(f"{result['stopped']}: this is the best so far")
 
 
 def _tuned(*given: Any, **how: Any) -> "TuningResult":
@@ -111,8 +124,7 @@ def _tuned(*given: Any, **how: Any) -> "TuningResult":
 
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
-    shown = Console(stderr=True)
-    with shown.status("tuning: compiling and evaluating"):
+    with waiting("tuning: compiling and evaluating") as shown:
         try:
             return pj.tune(*given, **how)
         except NothingFitsError as error:
@@ -136,7 +148,7 @@ def _parse_prices(text: str) -> tuple[float, ...]:
 
 
 def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
-    is_all = result["exhaustive"] is not None
+    is_all = result["exhaustive"] is not None and result["stopped"] is None
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
     table = Table("b", "M", "step time", f"memory (of {gigabytes(capacity)})", "fits", title=title)
     for size in (result["exhaustive"] or result["relaxed"])["sizes"]:

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+NARROWEST = 40  # columns: in fewer, tables lose their text
+
 
 def console() -> Console:
     """Return the console on stdout; tables keep their width where it is a file."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    found = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    found.width = max(found.width, NARROWEST)
+    return found
 
 
 def print_json(data: dict[str, Any]) -> None:

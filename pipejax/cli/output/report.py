@@ -12,6 +12,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
 from pipejax.base.interruption import if_interrupted
+from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.numbers import console
 
 
@@ -96,7 +97,9 @@ def waiting(what: str) -> Iterator[Console]:
 
 
 @contextmanager
-def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], object]]:
+def best_so_far(
+    report: Callable[[Any], object], out: Output = NO_OUTPUT
+) -> Iterator[Callable[[Any], object]]:
     """Report, if the command is interrupted in this block, what was last kept in it."""
     kept: deque[Any] = deque(maxlen=1)
 
@@ -104,6 +107,7 @@ def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], obj
         if not kept:
             return None
         report(kept[0])
+        out.end(json=True)  # what cannot be written is said, its content not printed
         return "this is the best so far"
 
     with if_interrupted(say):

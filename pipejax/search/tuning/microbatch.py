@@ -6,7 +6,7 @@ of exactly their M.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class Sizes:
       is_known: (sizes) whether it was evaluated.
       step_time: (sizes) [s], infinite where not evaluated or not legal.
       memory_bytes: (sizes) need of the fullest worker, infinite likewise.
+      on_progress: told the best so far after each evaluation, once every pair has one.
     """
 
     pair: Int[NumpyArray, " sizes"]
@@ -46,16 +47,18 @@ class Sizes:
     is_known: Bool[NumpyArray, " sizes"]
     step_time: Float[NumpyArray, " sizes"]
     memory_bytes: Float[NumpyArray, " sizes"]
+    on_progress: "OnProgress | None" = None
 
     @classmethod
-    def of(cls, problem: TuningProblem) -> "Sizes":
+    def of(cls, problem: TuningProblem, on_progress: "OnProgress | None") -> "Sizes":
         """List the divisors of each minibatch."""
         totals = problem.pairs.minibatch.astype(int)
         found = {total: [b for b in range(1, total + 1) if total % b == 0] for total in {*totals}}
         pair = np.repeat(np.arange(len(totals)), [len(found[total]) for total in totals])
         size = np.concatenate([found[total] for total in totals])
         no, far = np.zeros(len(pair), bool), np.full(len(pair), np.inf)
-        return cls(pair, size, totals[pair] // size, problem.capacity[pair], no, far, far.copy())
+        capacity = problem.capacity[pair]
+        return cls(pair, size, totals[pair] // size, capacity, no, far, far.copy(), on_progress)
 
     @property
     def is_legal(self) -> Bool[NumpyArray, " sizes"]:
@@ -81,6 +84,8 @@ class Sizes:
             self.step_time[at], self.memory_bytes[at] = size_objective(problem, count).evaluate(
                 np.log(self.size[at]), problem.given(self.pair[at], limited=False)
             )
+            if self.on_progress and len(np.unique(self.pair[self.fits])) == len(problem.capacity):
+                self.on_progress(_best(problem, self))
 
 
 class RelaxedSizes(NamedTuple):
@@ -115,6 +120,9 @@ class TunedSizes(NamedTuple):
     memory_bytes: Float[NumpyArray, " pairs"]
     sizes: Sizes
     relaxed: RelaxedSizes | None = None
+
+
+OnProgress = Callable[[TunedSizes], object]
 
 
 def size_objective(problem: TuningProblem, *counts: int) -> StepTimeObjective:
@@ -155,11 +163,13 @@ def tune_microbatches(
     margin: float = MARGIN,
     starts: int = 4,
     steps: int = 30,
+    on_progress: OnProgress | None = None,
 ) -> TunedSizes:
     """Find the microbatch size with the shortest step, by gradient and exact evaluation."""
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
-    sizes = Sizes.of(problem)
+    tell = on_progress or (lambda found: None)
+    sizes = Sizes.of(problem, lambda found: tell(found._replace(relaxed=relaxed)))
     times, need = size_objective(problem).evaluate(
         np.log(sizes.size), problem.given(sizes.pair, limited=False)
     )
@@ -184,10 +194,11 @@ def search_microbatches(
     systems: Sequence[System],
     *,
     memory_limit: bool = True,
+    on_progress: OnProgress | None = None,
 ) -> TunedSizes:
     """Evaluate every legal microbatch size; arguments and errors as for `tune_microbatches`."""
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
-    sizes = Sizes.of(problem)
+    sizes = Sizes.of(problem, on_progress)
     sizes.evaluate(problem, np.ones(len(sizes.pair), bool))
     return _best(problem, sizes)
 

@@ -23,7 +23,7 @@ from pipejax.search.tuning.layer_assignment import (
     search_stages,
     tune_stages,
 )
-from pipejax.search.tuning.microbatch import search_microbatches, tune_microbatches
+from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches, tune_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import MOST, TooManyError
 from pipejax.search.tuning.system_design import PartPrices, design_systems, price_of
@@ -91,6 +91,7 @@ def tune(
     microbatch_size: int | None = None,
     prices: PartPrices | tuple[float, ...] | None = None,
     budget: float | None = None,
+    on_progress: "OnProgress | None" = None,
     **schedule_options: Any,
 ) -> TuningResult:
     """Find what makes a step the shortest: the microbatch size, or what else is asked for.
@@ -115,6 +116,8 @@ def tune(
       prices: for "system": of a TFLOP/s, of GB/s of memory, inside a node and between nodes, and
         of a GB of capacity.
       budget: for "system": for one accelerator; what the system costs if None.
+      on_progress: called with the best so far when something has been evaluated exactly: one
+        more microbatch size, or all that a method finds.
       **schedule_options: what the schedule takes besides, such as stages_per_worker.
 
     Returns:
@@ -155,7 +158,10 @@ def tune(
     with jax.enable_x64(True):
         if what != "microbatch_size":
             task = task._replace(microbatches=_microbatches(task, what, microbatch_size))
-        return _tune(task, what, method)
+        return _tune(task, what, method, on_progress)
+
+
+OnProgress = Callable[[TuningResult], object]
 
 
 class _Task(NamedTuple):
@@ -168,6 +174,7 @@ class _Task(NamedTuple):
     prices: PartPrices | None
     budget: float | None
     microbatches: int = 0
+    tell: "Callable[[_Found], object] | None" = None
 
     def problem(self) -> TuningProblem:
         """The pair, under a fresh family, so that no method reuses another's programs."""
@@ -188,6 +195,18 @@ class _Found(NamedTuple):
     relaxed: Mapping[str, Any] = {}
     more: Mapping[str, Any] = {}
 
+    def told(self, task: _Task, seconds: float) -> dict[str, Any]:
+        """What is told of the method, which took so long."""
+        return {
+            "microbatch_size": task.workload.minibatch // self.microbatches,
+            **{name: getattr(self, name) for name in self._fields[:4]},
+            **self.setting,
+            **self.relaxed,
+            **self.more,
+            "tuned_step_time": self.step_time,  # where step_time is that of real numbers
+            "seconds": seconds,
+        }
+
 
 def _microbatches(task: _Task, what: str, size: int | None) -> int:
     """Number of microbatches for what is tuned at one microbatch size."""
@@ -205,49 +224,51 @@ def _microbatches(task: _Task, what: str, size: int | None) -> int:
     return count
 
 
-def _tune(task: _Task, what: str, method: str | None) -> TuningResult:
+def _tune(
+    task: _Task, what: str, method: str | None, on_progress: OnProgress | None = None
+) -> TuningResult:
     """Take the ways that are asked for, and put together what they find."""
     reason = "as asked for"
     if method is None:
         method, reason = _faster(task, what)
     found: dict[str, _Found] = {}
-    told: dict[str, dict[str, Any]] = {}
+    told: dict[str, Mapping[str, Any]] = {}
     began = time.perf_counter()
+
+    def result(baseline: Mapping[str, float | None]) -> TuningResult:
+        best = min(found.values(), key=lambda each: each.step_time)
+        return TuningResult(
+            what=what,
+            method=method,
+            reason=reason,
+            microbatch_size=task.workload.minibatch // best.microbatches,
+            microbatches=best.microbatches,
+            step_time=best.step_time,
+            memory_bytes=best.memory_bytes,
+            fits=best.memory_bytes <= float(task.system.memory_capacity),
+            seconds=time.perf_counter() - began,
+            evaluated=sum(each.evaluated for each in found.values()),
+            setting=best.setting,
+            relaxed=told.get("gradient"),
+            exhaustive=told.get("exhaustive"),
+            baseline=baseline,
+        )
+
     for way in ("gradient", "exhaustive") if method == "both" else (method,):
         start = time.perf_counter()
+
+        def tell(own: _Found, way: str = way, start: float = start) -> None:
+            found[way], told[way] = own, own.told(task, time.perf_counter() - start)
+            if on_progress is not None:
+                on_progress(result(_price(task)))
+
         try:
-            own = found[way] = _WAYS[what](task, way)
+            tell(_WAYS[what](task._replace(tell=tell), way))
         except TooManyError as error:
             if method != "both":
                 raise
             told[way] = {"refused": str(error)}
-            continue
-        told[way] = {
-            "microbatch_size": task.workload.minibatch // own.microbatches,
-            **{name: getattr(own, name) for name in _Found._fields[:4]},
-            **own.setting,
-            **own.relaxed,
-            **own.more,
-            "tuned_step_time": own.step_time,  # where step_time is that of real numbers
-            "seconds": time.perf_counter() - start,
-        }
-    best = min(found.values(), key=lambda each: each.step_time)
-    return TuningResult(
-        what=what,
-        method=method,
-        reason=reason,
-        microbatch_size=task.workload.minibatch // best.microbatches,
-        microbatches=best.microbatches,
-        step_time=best.step_time,
-        memory_bytes=best.memory_bytes,
-        fits=best.memory_bytes <= float(task.system.memory_capacity),
-        seconds=time.perf_counter() - began,
-        evaluated=sum(each.evaluated for each in found.values()),
-        setting=best.setting,
-        relaxed=told.get("gradient"),
-        exhaustive=told.get("exhaustive"),
-        baseline=_baseline(task, what),
-    )
+    return result(_baseline(task, what) | _price(task))
 
 
 def _faster(task: _Task, what: str) -> tuple[str, str]:
@@ -275,18 +296,26 @@ def _size(task: _Task, way: str) -> _Found:
     """The microbatch size."""
     tune_ = tune_microbatches if way == "gradient" else search_microbatches
     problem = task.problem()
-    found = tune_(problem.family, [task.workload], [task.system], memory_limit=task.memory_limit)
-    known, legal = found.sizes, found.sizes.is_legal
-    names = ("size", "microbatches", "step_time", "memory_bytes")
-    columns = (getattr(known, name)[legal].tolist() for name in names)
-    keys = ("microbatch_size", *names[1:])
-    sizes = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
-    for one in sizes:  # also where the limit was lifted
-        one["fits"] = one["memory_bytes"] <= float(task.system.memory_capacity)
-    count, step, need = (getattr(found, name)[0].item() for name in names[1:])
-    relaxed = {} if found.relaxed is None else found.relaxed._asdict()
-    relaxed = {name: each[0].item() for name, each in relaxed.items()}
-    return _Found(count, step, need, len(sizes), {}, relaxed, {"sizes": sizes})
+
+    def found_of(found: TunedSizes) -> _Found:
+        known, legal = found.sizes, found.sizes.is_legal
+        names = ("size", "microbatches", "step_time", "memory_bytes")
+        columns = (getattr(known, name)[legal].tolist() for name in names)
+        keys = ("microbatch_size", *names[1:])
+        sizes = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        for one in sizes:  # also where the limit was lifted
+            one["fits"] = one["memory_bytes"] <= float(task.system.memory_capacity)
+        count, step, need = (getattr(found, name)[0].item() for name in names[1:])
+        relaxed = {} if found.relaxed is None else found.relaxed._asdict()
+        relaxed = {name: each[0].item() for name, each in relaxed.items()}
+        return _Found(count, step, need, len(sizes), {}, relaxed, {"sizes": sizes})
+
+    def tell(found: TunedSizes) -> None:
+        if task.tell is not None:
+            task.tell(found_of(found))
+
+    how: dict[str, Any] = {"memory_limit": task.memory_limit, "on_progress": tell}
+    return found_of(tune_(problem.family, [task.workload], [task.system], **how))
 
 
 def _stages(task: _Task, way: str, choice: StageChoice) -> _Found:
@@ -346,9 +375,11 @@ def _baseline(task: _Task, what: str) -> dict[str, float | None]:
     for name, assigned in settings.items():
         (step,), (need,) = problem.evaluate(task.microbatches, assigned, np.zeros(1, int))
         times[name] = float(step) if need <= problem.capacity[0] else None
-    if task.prices is not None:
-        times["price"] = price_of(task.system, task.prices)
     return times
+
+
+def _price(task: _Task) -> dict[str, float | None]:
+    return {} if task.prices is None else {"price": price_of(task.system, task.prices)}
 
 
 _WAYS: Mapping[str, Callable[[_Task, str], _Found]] = {
