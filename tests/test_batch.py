@@ -289,6 +289,35 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
     np.testing.assert_allclose(others.forward, counts.forward, rtol=1e-9, atol=1e-12)
 
 
+def test_threads_take_parts_of_one_size(monkeypatch):
+    """Else the last part would be a compilation of its own."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    program, costs = pj.lower(table), batch_of(table, 197, 4)
+    expected = pj.makespans(program, costs, unroll=False)
+    sizes, compiled = [], interpreter._compiled()
+    monkeypatch.setattr(
+        interpreter,
+        "_compiled",
+        lambda: lambda task, pieces: (sizes.append(len(pieces[0])), compiled(task, pieces))[1],
+    )
+    monkeypatch.setattr(interpreter, "MIN_WORK", 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    np.testing.assert_array_equal(pj.makespans(program, costs, unroll=False), expected)
+    assert sizes == [66] * 3
+
+
+def test_a_program_may_fill_its_bucket():
+    """No op is left over, into whose row edges that lead nowhere could be written."""
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=255)
+    program, costs = pj.lower(table), pj.Costs(forward=np.ones(2), backward=2.0, update=1.0)
+    code = forward_program(ops := binary_ops(program), cost_rows(program, costs)).code
+    assert ops.num_ops == len(code)
+    values, counts = pj.makespans_and_grad(program, costs)
+    assert values.tolist() == [766.0] * 2
+    assert counts.forward.tolist() == counts.backward.tolist() == [255.0] * 2
+    assert counts.update.tolist() == [1.0] * 2
+
+
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 400), (2, 2500)])
 def test_gradients_of_long_programs(workers, microbatches):  # counted in stretches, as floats
     table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
