@@ -11,6 +11,7 @@ elsewhere draws the same ones. Results are kept in --results, and a second call 
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -50,6 +51,8 @@ TESTS = {
     "pipejax/engine/periodic_makespan.py": ("", "long_schedules engine_pairs"),
 }
 COMPILED = "(compiles or solver or process) and not slow"
+PYTEST = "-m pytest -x -q -rfE --tb=no -p no:cacheprovider"
+FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "600"}
 STAGES = (("--quick",), ("-m", COMPILED))
 LIMIT = 900  # seconds of one stage: whoever is longer hangs, and that is found out too
 
@@ -169,64 +172,69 @@ def tests_of(folder, path):
     return [[file for file in files if (Path(folder) / file).exists()] for files in stages]
 
 
-def copied_tree(folder):
-    """Copy what git knows and what is new, without what it ignores."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
-        target = Path(folder) / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, target)
+class Copy:
+    """A copy of the tree: all that git knows, and what is new."""
 
+    def __init__(self, folder):
+        self.folder, self.passing, self.failing = Path(folder), set(), set()
+        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).exists():
+                shutil.copy(ROOT / name, target)
 
-def first_failure(folder, tests):
-    """Run tests until one fails: its name, "timeout", or nothing."""
-    cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ, "PYTHONPATH": str(folder)}
-    environment |= {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "600"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-rfE",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-    ]
-    for stage, files in zip(STAGES, tests, strict=True):
-        if not files:
-            continue
-        try:
-            run = subprocess.run(
-                [*command, *stage, *files],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-            )
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        if run.returncode not in (0, 5):  # 5: this stage has no tests
-            named = [ln for ln in run.stdout.splitlines() if ln.startswith(("FAILED", "ERROR"))]
-            return named[0].split(" - ")[0].split(" ", 1)[1] if named else "collection"
-    return ""
+    def killer(self, mutant):
+        """Name of a test that fails with a change and passes without it, or "timeout", or nothing."""
+        while True:
+            with self.changed(mutant):
+                found = self.first_failure(tests_of(self.folder, mutant.path))
+            if "::" not in found or found in self.passing:
+                return found
+            fails_anyway = self.pytest(found)
+            (self.failing if fails_anyway else self.passing).add(found)
 
+    @contextlib.contextmanager
+    def changed(self, mutant):
+        """Put a change into the copy, and take it out."""
+        file = self.folder / mutant.path
+        source = file.read_text()
+        for text in (mutant.applied(source), source):
+            file.write_text(text)
+            # a change of one character within a second looks to Python like no change
+            Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+            if text != source:
+                yield
 
-def run_one(folder, mutant):
-    """Put a change into the copy, run the tests, take it out."""
-    file = Path(folder) / mutant.path
-    source = file.read_text()
-    try:
-        file.write_text(mutant.applied(source))
-        # a change of one character within a second looks to Python like no change
-        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-        return first_failure(folder, tests_of(folder, mutant.path))
-    finally:
-        file.write_text(source)
-        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+    def first_failure(self, tests):
+        """Run the tests of both stages until one fails."""
+        for stage, files in zip(STAGES, tests, strict=True):
+            found = self.pytest(*stage, *files) if files else ""
+            if found:
+                return found
+        return ""
+
+    def pytest(self, *arguments):
+        """Run tests until one fails: its name, "timeout", or nothing."""
+        cache = str(ROOT / "tests" / ".pytest_cache" / "compiled")
+        environment = {"JAX_COMPILATION_CACHE_DIR": cache, **os.environ}
+        environment |= {"PYTHONPATH": str(self.folder), **FEWER_EXAMPLES}
+        left_out = [f"--deselect={name}" for name in sorted(self.failing)]
+        command = [sys.executable, *PYTEST.split(), *left_out, *arguments]
+        with subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                out, _ = process.communicate(timeout=LIMIT)
+            except BaseException as error:
+                process.kill()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    return "timeout"
+                raise
+        if process.returncode in (0, 5):  # 5: this stage has no tests
+            return ""
+        named = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return named[0].split(" - ")[0].split(" ", 1)[1] if named else "collection"
 
 
 def why_equivalent(mutant):
@@ -262,13 +270,13 @@ def main():
     if options.again:
         known = {key: killer for key, killer in known.items() if killer}
     with tempfile.TemporaryDirectory() as folder:
-        copied_tree(folder)
+        copy = Copy(folder)
         for k, mutant in enumerate(drawn, 1):
             began = time.monotonic()
             if why_equivalent(mutant):
                 known[mutant.key] = ""
             elif mutant.key not in known:
-                known[mutant.key] = run_one(folder, mutant)
+                known[mutant.key] = copy.killer(mutant)
                 with options.results.open("a") as file:
                     print(json.dumps([mutant.key, known[mutant.key]]), file=file)
             print(
