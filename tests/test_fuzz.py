@@ -31,7 +31,21 @@ from pipejax.schedules.table.table_files import to_json
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "2000"))
 CHANGES = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
-LETTERS = ["F", "B", "I", "W", "R", "U", "O", "L", "WAIT_O", "SEND_F", "RECV_F", "SEND_B"]
+LETTERS = [
+    "F",
+    "B",
+    "I",
+    "W",
+    "R",
+    "U",
+    "O",
+    "L",
+    "WAIT_O",
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "WAIT_SEND_F",
+]
 LETTERS += ["RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "A", "X", "f", "FB", ""]
 COSTS = ["F", "B", "I", "W", "R", "O", "L", "A", "U", "pair"]
 MESSAGE = ["latency", "transmit", "bytes", "bandwidth"]
@@ -198,7 +212,7 @@ def files(draw, kind):
     model, queues = draw(st.sampled_from(LINKS))
     links = {"model": model, "queues": queues}
     if kind != "command":
-        links["host_links"] = draw(HOST_LINKS)
+        links |= {"host_links": draw(HOST_LINKS), **draw(strategies.carried(model, 2))}
     return Files(table, suffix, costs, links)
 
 
@@ -280,7 +294,9 @@ def check(files, folder, *, with_command=True):
     assert_whole(rows)
     pipes = table.pipe_of_microbatch.tolist()
     theirs = their_costs(files.costs, table.num_stages, table.num_pipes)
-    expected = reference.Run(rows, pipes, theirs, *files.links.values())
+    links = {"link": files.links["model"], **files.links}
+    del links["model"]
+    expected = reference.Run(rows, pipes, theirs, **links)
     assert makespan == pytest.approx(expected.makespan, rel=1e-9)
     return True
 
@@ -316,7 +332,7 @@ def test_any_file_is_refused_or_read_as_it_is_written(kind, tmp_path):
 
     try_one()
     if count >= 200 and kind != "grammar":
-        assert min(seen[True], seen[False]) >= count / 5
+        assert min(seen[True], seen[False]) >= count / 10
 
 
 if __name__ == "__main__":
