@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import pickle
 
@@ -580,6 +581,52 @@ def test_evaluate_refuses_wrong_values(wrong):
 def test_overflow_is_refused():
     with pytest.raises(ValueError, match="makespan is too large"), np.errstate(over="ignore"):
         pj.evaluate(TABLE, pj.Costs(forward=1e308, backward=1e308))
+
+
+# a makespan may be finite where the sum over all workers, or a ratio, is not
+OVERFLOWS = {
+    "the makespan is too large for a float64: .* forward = 1e[+]308 s": {"forward": 1e308},
+    "the bubble_overhead is too large .* backward = 6e[+]306 s": {
+        "forward": 3e306,
+        "backward": 6e306,
+    },
+    "the bubble_overhead is too large .* transmit = 1 s": {"forward": 5e-324, "transmit": 1.0},
+}
+
+
+@pytest.mark.parametrize("message", OVERFLOWS)
+def test_what_overflows_is_named(message):
+    costs = pj.Costs(**{"backward": 0.0, **OVERFLOWS[message]})
+    for evaluate in (pj.evaluate, pj.compare):
+        with pytest.raises(ValueError, match=message):
+            evaluate(TABLE, costs)
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-200])
+def test_tiny_times_give_ratios(tiny):
+    run = pj.evaluate(TABLE, pj.Costs(forward=tiny, backward=tiny))
+    whole = pj.evaluate(TABLE, pj.Costs(forward=1.0, backward=1.0))
+    for name in ("bubble_ratio", "bubble_overhead", "span_bubble_ratio"):
+        assert getattr(run, name) == pytest.approx(getattr(whole, name), rel=1e-12)
+    assert run.path_share == whole.path_share
+
+
+@pytest.mark.compiles
+def test_batches_that_overflow_are_refused():
+    program = pj.lower(TABLE)
+    for dtype, most in ((np.float32, 3e38), (np.float64, 1e308)):
+        costs = pj.Costs(forward=np.array([1.0, most], dtype), backward=dtype(0))
+        for solve in (
+            pj.makespans,
+            pj.makespans_and_grad,
+            functools.partial(pj.makespans, unroll=True),
+            functools.partial(pj.makespans_and_grad, temperature=1.0),
+        ):
+            with pytest.raises(ValueError, match=f"makespan is too large for a {np.dtype(dtype)}"):
+                solve(program, costs)
+    for solve in (pj.makespan, pj.finish_times, pj.slack):
+        with pytest.raises(ValueError, match=r"too large for a float64: .* largest is forward"):
+            solve(program, pj.Costs(forward=1e308, backward=0.0))
 
 
 def test_cost_file_in_full(tmp_path):

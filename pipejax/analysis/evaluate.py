@@ -11,6 +11,7 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
+from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import Vector, cost_vector
@@ -115,8 +116,9 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
       Times, ratios, memory counts and the critical path.
 
     Raises:
-      ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        times overflow, the link model is unknown, or a worker of the links does not exist.
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, a time
+        or a ratio of times overflows, the link model is unknown, or a worker of the links does
+        not exist.
       ScheduleError: if the transfers of the table deadlock under rendezvous, or its offloads and
         loads on a shared host link.
 
@@ -129,13 +131,29 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     costs.check_values()
-    with np.errstate(over="ignore"):  # an infinite makespan is refused below
-        program, vector = lower_and_price(table, costs, link)
-        run = run_on_host(program, vector)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        run = _evaluated(table, costs, link)
+    check_finite(run.makespan, costs)
+    check_finite({name: getattr(run, name) for name in _SUMS_AND_RATIOS}, costs)
+    return run
+
+
+_SUMS_AND_RATIOS = (  # what may overflow besides
+    "busy",
+    "bubble_ratio",
+    "bubble_overhead",
+    "max_span",
+    "span_bubble_ratio",
+    "message_finish",
+)
+
+
+def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
+    """Evaluate a schedule, whatever comes out."""
+    program, vector = lower_and_price(table, costs, link)
+    run = run_on_host(program, vector)
     start, finish = run.start, run.finish
     total = float(finish.max())
-    if not np.isfinite(total):
-        raise ValueError("the makespan is too large for a float: costs must be smaller")
     critical, edges = longest_path.critical_path(run.preds, run.finish, run.lag)
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())

@@ -15,6 +15,7 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
+from pipejax.costs.precision import check_finite
 from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
 from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
@@ -154,8 +155,8 @@ def jitter(
             counts = counts + on_path if first else on_path
             if on_progress is not None:
                 on_progress(len(values))
-    if not np.isfinite(makespans).all():
-        raise ValueError("a makespan is too large for a float: costs must be smaller")
+    with np.errstate(over="ignore", invalid="ignore"):
+        check_finite([makespans, makespans.sum()], costs)
     nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))
     nodes[own.ops] = counts[: len(own.ops)] / samples
     width = len(own.op_seconds)

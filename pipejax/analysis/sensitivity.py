@@ -19,6 +19,7 @@ from pipejax.base.checks import are_positive, check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
+from pipejax.costs.precision import check_finite
 from pipejax.costs.roofline import OF_SYSTEMS, StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
@@ -119,6 +120,7 @@ def sensitivity(
 
         time, slopes = jax.value_and_grad(step_time)(jnp.zeros(len(PARAMETERS)))
     time = float(time)
+    check_finite({"step time": time, "elasticity": np.asarray(slopes) / time}, system)
     elasticity = dict(zip(PARAMETERS, (np.asarray(slopes) / time).tolist(), strict=True))
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Sensitivity(time, elasticity, share)

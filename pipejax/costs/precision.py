@@ -113,20 +113,30 @@ def check_finite(found: Any, given: Any) -> None:
 
     It waits for the results: nothing reads the given arrays any more.
     """
-    here = [on_host(leaf) for leaf in jax.tree.leaves(found)]
-    # a NaN is not below infinity either, and one pass over the smallest or largest tells of it
-    if all(leaf.size == 0 or -np.inf < leaf.min() <= leaf.max() < np.inf for leaf in here):
+    if all(_is_finite(on_host(leaf)) for leaf in jax.tree.leaves(found)):
         return
-    sizes = {
-        jax.tree_util.keystr(path).rpartition(".")[2]: float(on_host(leaf).max(initial=0.0))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(given)
-        if isinstance(leaf, float) or _is_real(leaf)
-    }
-    name = max(sizes, key=lambda name: sizes[name], default="")
+    name, wrong = next(named for named in _named(found) if not _is_finite(named[1]))
+    what = "makespan" if name.isdigit() or not name else name  # a result that bears no name
+    largest = {name: float(leaf.max(initial=0.0)) for name, leaf in _named(given)}
+    name = max(largest, key=lambda name: largest[name], default="")
     raise ValueError(
-        f"the times are too large for {here[0].dtype}: costs must be smaller, the largest is "
-        f"{name} = {sizes.get(name, 0.0):g} s"
+        f"the {what} is too large for a {wrong.dtype}: costs are too large or too "
+        f"far apart, the largest is {name} = {largest.get(name, 0.0):g} s"
     )
+
+
+def _named(tree: Any) -> list[tuple[str, NumpyArray]]:
+    """The numbers of a tree, each with the last part of its name."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2], on_host(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if isinstance(leaf, float) or _is_real(leaf)
+    ]
+
+
+def _is_finite(values: NumpyArray) -> bool:
+    """Return whether all values are; a NaN is not below infinity either."""
+    return values.size == 0 or bool(-np.inf < values.min() and values.max() < np.inf)
 
 
 def on_host(value: Any) -> NumpyArray:

@@ -21,6 +21,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.short_repr import abbreviated, short_repr
 from pipejax.costs.costs import Costs
+from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.schedule_error import ScheduleError
@@ -183,8 +184,8 @@ class OrderSearch:
         self._begun = time.monotonic()
         self._given = table, costs, links
         self.graph = transfer_graph(table, costs, links)
-        if not self.graph.duration.max() < np.finfo(float).max / len(self.graph.duration):
-            raise ValueError("the makespan is too large for a float: costs must be smaller")
+        with np.errstate(over="ignore"):  # no order takes longer than one after the other
+            check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
         times = heads_and_tails(self.graph)
         self.free_bound, self.bound = times.makespan, queue_bound(self.graph, times)
         self.evaluated = 0
