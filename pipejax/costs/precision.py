@@ -58,8 +58,9 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
             return function(*arguments, **options)
         # numbers stay numbers, whatever trace is under way
         with jax.core.eval_context(), known(np.float64):
-            found = function(*map(_exact, arguments), **options)
-        check_finite(found, arguments)
+            exact = {name: _exact(option) for name, option in options.items()}
+            found = function(*map(_exact, arguments), **exact)
+        check_finite(found, (arguments, options))
         return handed_over(found)
 
     return run
