@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from itertools import chain, pairwise
 
 import jax
 import numpy as np
@@ -336,7 +337,9 @@ def test_command_marks_what_does_not_exist(call):
 def test_a_mistake_is_one_clear_line(call, arguments, message, tmp_path):
     (tmp_path / "full.zarr").mkdir()
     (tmp_path / "full.zarr" / "thesis.txt").write_text("years of work")
-    code, out, err = call(*J, *(a.format(tmp=tmp_path) for a in arguments))
+    given = [a.format(tmp=tmp_path) for a in arguments]
+    base = {a: b for a, b in pairwise(J) if a.startswith("--") and a not in given}
+    code, out, err = call(J[0], *chain(*base.items()), *given)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1

@@ -316,7 +316,7 @@ MISTAKES = {
         "--offload 1 and the times of O or L",
     ),
     "no such worker": ([*THREE, "--host-links", "0+9"], "names worker 9: workers are 0 to 3"),
-    "no microbatches": ([*THREE, "--microbatches", "0"], "--microbatches.*got '0'"),
+    "no microbatches": (["--microbatches", "0", "--memory-limit", "3"], "--microbatches.*got '0'"),
     "no times": ([*ONE, "--memory-limit", "3"], "times are missing"),
     "link": (
         [*THREE, "--link", "rendezvous"],

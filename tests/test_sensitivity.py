@@ -237,7 +237,7 @@ def test_command(capsys, tmp_path):
         ([*SETTING, "--out", "x.html"], "--out must end in one of .png, .pdf, .svg, got 'x.html'"),
         ([*SETTING, "--out", "no/x.svg"], "--out no/x.svg: there is no folder no"),
         ([*SETTING[:7], "--stage-times", "F=1,B=2"], "sensitivity needs --model, --system and"),
-        ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "tensor_parallel must be at most"),
+        ([*SETTING, "--tensor-parallel", "1" + "0" * 30], "--tensor-parallel must be at most"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):

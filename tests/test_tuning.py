@@ -501,7 +501,7 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
     [
         ([], "--model needs --minibatch"),
         (["--minibatch", 8, "--schedule", "2f2b"], "unknown schedule '2f2b': known are gpipe"),
-        (["--minibatch", 8, "--waves", 2], "schedule 1f1b takes no waves"),
+        (["--minibatch", 8, "--waves", 2], "--waves: 1f1b takes no waves"),
         (
             ["--minibatch", 9, "--schedule", "chimera"],
             "no microbatch size is legal for a minibatch of 9",

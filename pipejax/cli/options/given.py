@@ -45,6 +45,7 @@ _RENAMED = {
     "distribution": "op",
 }
 _CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does )?)")
+_KEYWORD = re.compile(r"((?<![\w-]))(\w+)(?=(=)')")
 _UNKNOWN = re.compile(r"unknown (\w+) ")
 
 
@@ -101,7 +102,8 @@ class GivenOptions:
     def named(self, message: str) -> str:
         """Return an error of the library with options in place of arguments.
 
-        Only where a clause begins: `memory_limit must be ...`. What a file says is left alone.
+        Where a clause begins, `memory_limit must be ...`, or a keyword has a text, `what='layers'`.
+        What a file says is left alone.
         """
         files = tuple(f"{value}: " for _, value in self.values)
         if message.startswith(files):
@@ -109,7 +111,7 @@ class GivenOptions:
         kind = _UNKNOWN.match(message)
         if kind is not None and (option := self._option(kind[1])):
             return f"{option}: {message}"
-        return _CLAUSE.sub(self._renamed, message)
+        return _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, message))
 
     def at_door(self, message: str) -> str:
         """Put the option before a message that begins with the file that it names."""
