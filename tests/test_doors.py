@@ -1,11 +1,14 @@
 """What stands at the doors: options that were given, names, types of arguments."""
 
+import json
 import re
 
 import pytest
 
 import pipejax as pj
 from pipejax.base.checks import known_as, one_of
+from pipejax.costs.system import data_file
+from pipejax.schedules.table.table_files import to_json
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
@@ -148,3 +151,79 @@ def test_a_repair_says_what_it_changed(call, mistake, tmp_path):
     sound = tmp_path / "sound.csv"
     sound.write_text("0F0,0B0\n")
     assert "nothing to repair" in call("show", "--table", sound, "--repair", "torch-1f1b")[2]
+
+
+def changed(folder, kind, name, **values):
+    """A model or system file with other values."""
+    path = folder / f"{name}-changed.json"
+    path.write_text(json.dumps(json.loads(data_file(kind, name, "file").read_text()) | values))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"heads": 60, "kv_heads": 60}, "heads must divide hidden, 6144, got 60; .whole_heads.: f"),
+        ({"kv_heads": 128}, "kv_heads must divide heads, 64, got 128"),
+        ({"kv_heads": 24}, "kv_heads must divide heads, 64, got 24"),
+        ({"kv_heads": 24, "whole_heads": False}, "kv_heads must divide heads, 64, got 24"),
+        ({"whole_heads": 0}, "whole_heads must be true or false, got 0"),
+        ({"layers": True}, "layers must be a whole number of at least 1, got True"),
+    ],
+)
+def test_heads_share_the_hidden_units(mistake, tmp_path, values, message):
+    path = changed(tmp_path, "models", "gpt-22b", **values)
+    model = ["--model", path, *MODEL[2:]]
+    assert re.search(f"--model {path}: {message}", mistake("evaluate", *ONE, *model))
+
+
+def test_a_model_may_say_that_only_products_of_its_heads_are_meant(tmp_path):
+    values = {"heads": 60, "kv_heads": 60, "whole_heads": False}
+    odd = pj.load_model(changed(tmp_path, "models", "gpt-22b", **values))
+    assert (odd.heads, odd.hidden % odd.heads) == (60, 24)
+    assert not pj.load_model("tabular-128l").whole_heads
+
+
+CONTRADICTION = "B contradicts I [+] W: 5 is not 1 [+] 2"
+
+
+def test_a_backward_that_contradicts_its_parts_is_refused(mistake, answer, tmp_path):
+    for option in ("--stage-times", "--worker-times"):
+        text = "F=1,B=5,I=1,W=2"
+        said = mistake("evaluate", *ONE, option, text)
+        assert re.search(f"{option} {text}: {CONTRADICTION}: give B, or I and W", said)
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"unit": "seconds", "F": 1, "B": [3, 3, 5, 3], "I": 1, "W": 2}')
+    said = mistake("evaluate", *ONE, "--costs", costs)
+    assert re.search(f"--costs {costs}: {CONTRADICTION} on stage 2", said)
+    for backward in (3, 2.98):  # what is measured is not the same to the last digit
+        times = ["--stage-times", f"F=1,B={backward},I=1,W=2"]
+        assert answer("evaluate", *ONE, *times)["busy"] == pytest.approx([8 + 8 * backward] * 4)
+    fused = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=2.0)  # faster in one
+    assert fused.backward == 2.0
+
+
+TABLE = json.loads(to_json(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"version": True}, '"version": 1, got .pipejax-table. and True'),
+        ({"version": "1"}, '"version": 1, got .pipejax-table. and .1.'),
+        ({"name": 3}, "name must be a text, got 3"),
+        ({"rows": "0F0"}, "rows must be lists of texts, got '0F0'"),
+        ({"rows": [[1]]}, r"rows must be lists of texts, got \[\[1\]\]"),
+        ({"placement": [[0, True]]}, "placement must be lists of whole numbers"),
+        ({"placement": [[0, 1], [0]]}, "placement must be .* of one length"),
+        ({"pipe_of_microbatch": [0.5, 0]}, "pipe_of_microbatch must be a list of whole numbers"),
+        ({"stage_shares": ["1", 1]}, "stage_shares must be a list of numbers"),
+        ({"slots": {"F": True}}, "slots must be numbers by phase letter, got {'F': True}"),
+        ({"slots": []}, "slots must be numbers by phase letter"),
+        ({"weights": 3}, "weights: expected an object with behind"),
+    ],
+)
+def test_a_table_file_names_the_key(mistake, tmp_path, values, message):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(TABLE | values))
+    assert re.search(f"--table {path}: .*{message}", mistake("show", "--table", path))

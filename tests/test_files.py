@@ -149,7 +149,7 @@ BAD = {
     "missing key": (json.dumps({k: v for k, v in GOOD.items() if k != "rows"}).encode(), "'rows'"),
     "unknown key": (json.dumps(GOOD | {"rowz": []}).encode(), "unknown key 'rowz'"),
     "rows of numbers": (json.dumps(GOOD | {"rows": [[1]]}).encode(), "lists of texts"),
-    "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement lists"),
+    "placement text": (json.dumps(GOOD | {"placement": "x"}).encode(), "placement must be lists"),
     "ragged placement": (json.dumps(GOOD | {"placement": [[0, 1], [1]]}).encode(), "of one length"),
     "unknown slot": (json.dumps(GOOD | {"slots": {"Z": 1}}).encode(), "unknown phase 'Z'"),
     "negative slot": (

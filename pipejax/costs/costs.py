@@ -38,6 +38,7 @@ PHASE_FIELDS: Mapping[str, str] = {
     "O": "offload",
     "L": "load",
 }
+CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
 # what makes a time known that is not, by field
 _WAYS = dict.fromkeys(
@@ -331,6 +332,23 @@ def _completed(times: Mapping[str, Any]) -> dict[str, Any]:
     if times.get("load") is None and times.get("offload") is not None:
         found["load"] = times["offload"]
     return {**times, **found}
+
+
+def check_backward(times: Mapping[str, Any]) -> None:
+    """Refuse B beside an I and a W that make up another one, where a person gives all three.
+
+    Measured ones may differ by 1 %. `Costs` itself takes any: a fused backward may be faster.
+    """
+    given = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
+    if any(time is None for time in given):
+        return
+    whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in given))
+    total = parts[0] + parts[1]
+    for stage in np.flatnonzero(np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)):
+        raise ValueError(
+            f"B contradicts I + W: {whole[stage]:g} is not {parts[0][stage]:g} + "
+            f"{parts[1][stage]:g}{f' on stage {stage}' * (len(whole) > 1)}: give B, or I and W"
+        )
 
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, one_of
 from pipejax.base.units import check_keys, load_json
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, check_backward
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -21,9 +21,10 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
     "transmit": x}}; x is a number or a list with one entry per stage, or per stage boundary for
-    messages. A missing B is I + W; "transmit" may be "bytes" and "bandwidth" (bytes per second);
-    messages go the same both ways unless "message_back" is given; "pair" is the duration of a
-    fused pair by the stage of its forward.
+    messages. A missing B is I + W, and one that contradicts them by more than 1 % is refused.
+    "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
+    unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
+    forward.
 
     Args:
       path: the file.
@@ -62,6 +63,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     for name in MESSAGE_FIELDS:
         times[name] = np.stack([there[name], back[name]])[:, None, :]
     try:
+        check_backward(times)
         costs = Costs(**times)
         costs.check_known((Phase.F, Phase.B))
     except ValueError as error:

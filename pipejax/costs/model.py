@@ -46,6 +46,8 @@ class Model:
       flash_attention: whether attention scores are recomputed instead of kept.
       element_bytes: bytes of a parameter, activation or gradient.
       optimizer_bytes: bytes of optimizer state per parameter.
+      whole_heads: whether a head has a whole number of the hidden units; false where only products
+        of heads and hidden size are meant, as in a published model whose heads do not divide.
 
     Example:
       >>> import pipejax as pj
@@ -71,6 +73,7 @@ class Model:
     flash_attention: bool = dataclasses.field(metadata=_STATIC)
     element_bytes: Number = 2
     optimizer_bytes: Number = 12
+    whole_heads: bool = dataclasses.field(default=True, metadata=_STATIC)
 
     def __post_init__(self) -> None:
         """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
@@ -282,23 +285,26 @@ def load_model(name: str | Path) -> Model:
     data = load_json(path)
     fields = {field.name: field for field in dataclasses.fields(Model)}
     keys = {_KEYS.get(name, name): name for name in fields}
-    check_keys(data, dict.fromkeys(keys, ""), path.name)
+    where = str(path) if str(name).endswith(".json") else path.name
+    check_keys(data, dict.fromkeys(keys, ""), where)
     values: dict[str, Any] = {}
     for key, field in keys.items():
         if key not in data:
             if fields[field].default is dataclasses.MISSING:
-                raise ValueError(f"{path.name}: {key} is missing")
+                raise ValueError(f"{where}: {key} is missing")
             continue
         value, kind = data[key], fields[field].type
         if kind in (str, bool):
             if not isinstance(value, kind):
                 wanted = "a text" if kind is str else "true or false"
-                raise ValueError(f"{path.name}: {key} must be {wanted}, got {value!r}")
+                raise ValueError(f"{where}: {key} must be {wanted}, got {value!r}")
             values[field] = value
             continue
         least = 0 if field == "vocabulary" else 1
-        values[field] = whole_number(value, f"{path.name}: {key}", least=least)
-    return Model(**values)
+        values[field] = whole_number(value, f"{where}: {key}", least=least)
+    model = Model(**values)
+    check_heads(model, where)
+    return model
 
 
 _KEYS = {
@@ -306,6 +312,17 @@ _KEYS = {
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
+
+
+def check_heads(model: Model, where: str) -> None:
+    """Check that heads share the hidden units, and heads of keys and values the others."""
+    for name, whole, parts, given in (
+        ("kv_heads", "heads", model.kv_heads, model.heads),
+        ("heads", "hidden", model.heads, model.hidden),
+    ):
+        if given % parts and (name == "kv_heads" or model.whole_heads):
+            more = '; "whole_heads": false allows it' if name == "heads" else ""
+            raise ValueError(f"{where}: {name} must divide {whole}, {given}, got {parts}{more}")
 
 
 def check_recompute(recompute: str) -> str:

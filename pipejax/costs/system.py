@@ -195,7 +195,7 @@ def load_system(name: str | Path) -> System:
     """
     path = data_file("hardware", name, "system")
     data = load_json(path)
-    where = path.name
+    where = str(path) if str(name).endswith(".json") else path.name
     check_keys(data, dict.fromkeys(("name", "source", *SECTIONS), ""), where)
     for key in ("name", "source"):
         if not isinstance(data.get(key), str):

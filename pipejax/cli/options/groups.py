@@ -171,8 +171,11 @@ class PricingSettings(NamedTuple):
         text: str = given[way]
         if way == "costs":
             return Pricing(lambda table: pj.read_costs(text, table))
+        from pipejax.costs.costs import check_backward
+
         times = parse_times(text, flag(way))
         try:
+            check_backward(times)
             of_stage = pj.Costs(**times, **message)
             of_stage.check_known((pj.Phase.F, pj.Phase.B))  # what is wrong is said before any table
         except ValueError as error:

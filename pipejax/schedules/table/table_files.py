@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from pipejax.base.checks import check_types, one_of
 from pipejax.base.files import write_file
 from pipejax.base.notices import Notice
+from pipejax.base.short_repr import abbreviated
 from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.schedule_error import ScheduleError
@@ -235,35 +236,42 @@ def _weights(rule: Any) -> WeightRule:
 
 def check_json(data: Mapping[str, Any]) -> None:
     """Check the keys and the types of their values; the table checks what they mean."""
-    if data.get("format") != FORMAT or data.get("version") != VERSION:
+    version = data.get("version")
+    is_known = version == VERSION and not isinstance(version, bool)  # true is 1 in Python
+    if data.get("format") != FORMAT or not is_known:
         raise ScheduleError(
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
-            f"got {data.get('format')!r} and {data.get('version')!r}"
+            f"got {data.get('format')!r} and {version!r}"
         )
     if set(data) - {"weights"} != _KEYS:
         odd = sorted((set(data) - {"weights"}) ^ _KEYS)[0]
         raise ScheduleError(f"{'missing' if odd in _KEYS else 'unknown'} key {odd!r} in the table")
+    for name, (fits, form) in _FORMS.items():
+        if not fits(data[name]):
+            raise ScheduleError(f"{name} must be {form}, got {abbreviated(data[name])}")
 
-    def is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-        return isinstance(value, list) and all(
-            isinstance(v, kind) and not isinstance(v, bool) for v in value
-        )
 
-    rows: Sequence[Any] = data["rows"]
-    fits = (
-        isinstance(data["name"], str)
-        and is_list_of(rows, list)
-        and all(is_list_of(row, str) for row in rows)
-        and is_list_of(data["placement"], list)
-        and all(is_list_of(row, int) for row in data["placement"])
-        and len({len(row) for row in data["placement"]}) <= 1
-        and is_list_of(data["pipe_of_microbatch"], int)
-        and is_list_of(data["stage_shares"], (int, float))
-        and isinstance(data["slots"], dict)
-        and is_list_of(list(data["slots"].values()), (int, float))
+def _is_list_of(value: Any, *kinds: type) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, kinds) and not isinstance(entry, bool) for entry in value
     )
-    if not fits:
-        raise ScheduleError(
-            "this is not a table: name is a text, rows are lists of texts, placement lists of "
-            "whole numbers of one length, slots numbers by phase letter"
-        )
+
+
+def _are_lists_of(value: Any, kind: type) -> bool:
+    return _is_list_of(value, list) and all(_is_list_of(row, kind) for row in value)
+
+
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "rows": (lambda value: _are_lists_of(value, str), "lists of texts"),
+    "placement": (
+        lambda value: _are_lists_of(value, int) and len({len(row) for row in value}) <= 1,
+        "lists of whole numbers of one length",
+    ),
+    "pipe_of_microbatch": (lambda value: _is_list_of(value, int), "a list of whole numbers"),
+    "stage_shares": (lambda value: _is_list_of(value, int, float), "a list of numbers"),
+    "slots": (
+        lambda value: isinstance(value, dict) and _is_list_of([*value.values()], int, float),
+        "numbers by phase letter",
+    ),
+}
