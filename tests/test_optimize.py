@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import optimum
 import pytest
+from certified import check_solution
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
@@ -23,6 +24,7 @@ THIRD = Fraction(1, 3)
 def solve(table, costs, **options):
     """The last solution; proofs end long before the limit, on a slow machine too."""
     *_, best = pj.optimize(table, costs, **{"time_limit": 300.0, "num_threads": 2, **options})
+    check_solution(best, costs, **options)
     return best
 
 

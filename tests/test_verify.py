@@ -276,3 +276,96 @@ def test_a_deadlock_of_transfers_is_named():
     assert re.search(cycle, str(problem))
     with pytest.raises(pj.ScheduleError, match="deadlock"):
         pj.lower(table, link="rendezvous")
+
+
+ONE = ("--schedule", "1f1b", "--workers", 3, "--microbatches", 4)
+TIMES = ("--stage-times", "F=1,B=2", "--comm", 0.5)
+SPLIT = ("--stage-times", "F=1,I=1,W=1")
+
+
+@pytest.fixture
+def written(answer, tmp_path):
+    """A certificate that `evaluate` wrote."""
+    path = tmp_path / "claims.json"
+    said = answer("evaluate", *ONE, *TIMES, "--link", "queued", "--certificate", path)
+    assert said["certificate"] == str(path)
+    return path
+
+
+def test_the_command_accepts_what_evaluate_wrote(written, answer, call):
+    said = answer("verify", written)
+    run = answer("evaluate", *ONE, *TIMES, "--link", "queued")
+    assert said == {"makespan": run["makespan"], "ok": True, "problems": [], "bounds": []}
+    code, out, _ = call("verify", written)
+    assert (code, "hold" in out, "22 s" in out) == (0, True, True)
+    assert "certificate" not in run
+
+
+def test_the_command_names_what_does_not_hold(written, call):
+    changed = json.loads(written.read_text())
+    changed["costs"]["F"][0] = 1.25
+    written.write_text(json.dumps(changed))
+    code, out, err = call("verify", written, "--json")
+    said = json.loads(out)
+    assert (code, err, said["ok"]) == (1, "", False)
+    assert said["problems"][0].startswith("makespan: claimed 22")
+    code, out, _ = call("verify", written)
+    assert code == 1
+    assert f"and {len(said['problems']) - 10} more" in out
+
+
+def test_the_command_takes_a_table_with_costs(answer, mistake, tmp_path):
+    path = tmp_path / "table.csv"
+    answer("export", *ONE, "--format", "torch-csv", "--out", path)
+    said = answer("verify", path, *TIMES, "--link", "rendezvous", "--activation-sizes", "2")
+    run = answer("evaluate", "--table", path, *TIMES, "--link", "rendezvous")
+    assert (said["ok"], said["makespan"]) == (True, run["makespan"])
+    assert "times are missing" in mistake("verify", path)
+
+
+def test_the_command_names_mistakes(written, mistake, tmp_path):
+    assert "No such file" in mistake("verify", tmp_path / "none.json")
+    assert "not a certificate" in mistake("verify", _saved(tmp_path, {"makespan": 1.0}))
+    assert "not a table" in mistake("verify", written, *TIMES)
+    assert "times are missing" in mistake("verify", written, "--link", "queued")
+    again = mistake("evaluate", *ONE, *TIMES, "--certificate", written)
+    assert "--certificate" in again
+    assert "exists" in again
+
+
+def _saved(folder, data):
+    path = folder / "saved.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.solver
+def test_optimize_certifies_its_plan(answer, tmp_path):
+    path = tmp_path / "plan.json"
+    limits = ("--memory-limit", 2, "--no-store", "--time-limit", 5)
+    best = answer("optimize", *ONE, *SPLIT, *limits, "--certificate", path)
+    said = answer("verify", path)
+    assert (said["ok"], said["makespan"]) == (True, best["makespan"])
+    (bound,) = said["bounds"]
+    assert (bound["value"], bound["by"]) == (best["lower_bound"], best["bound_by"])
+
+
+@pytest.mark.solver
+def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
+    wrong = pj.verify.__globals__["Verdict"](None, (("plan",),))
+    monkeypatch.setitem(vars(pj), "verify", lambda claimed: wrong)
+    code, out, err = call("optimize", *ONE, *SPLIT, "--memory-limit", 2, "--no-store")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: internal error: 1 claims of the result do not hold")
+
+
+@pytest.mark.compiles
+def test_order_certifies_its_order(answer, tmp_path):
+    path = tmp_path / "order.json"
+    found = answer("order", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
+    said = answer("verify", path)
+    assert (said["ok"], said["makespan"]) == (True, found["makespan"])
+    assert {bound["by"]: bound["checked"] for bound in said["bounds"]} == {
+        "path": True,
+        "queue": False,
+    }

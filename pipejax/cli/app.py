@@ -33,6 +33,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "of them.",
     "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
     "it can be.",
+    "verify": "Derive a certificate again by other means than the engine; of a table, what "
+    "evaluate says.",
     "sweep": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
     "schedules": "List the schedules that can be built, with their sources; also models and "
@@ -97,8 +99,8 @@ def run(arguments: Sequence[str]) -> int:
       arguments: as after the program's name.
 
     Returns:
-      Exit code: 0, or 2 for a user's mistake, which is named in one line on stderr; where a
-      person reads it, the table follows with the place marked.
+      Exit code: 0, 1 where a check did not hold, or 2 for a user's mistake, which is named in one
+      line on stderr; where a person reads it, the table follows with the place marked.
     """
     _compute_in_float64()
     given = None
@@ -127,6 +129,10 @@ def run(arguments: Sequence[str]) -> int:
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
         text = getattr(error, "reason", str(error))
         return _report(given.named(text) if given else text, grid)
+    except AssertionError as error:
+        if not error.args:  # with words it is a result that contradicts itself
+            raise
+        return _report(f"internal error: {error}", code=1)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
     except (RuntimeError, AssertionError):  # of JAX, among others

@@ -1,7 +1,7 @@
 """`pipejax evaluate`: one schedule, one set of costs."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.table import Table
@@ -10,9 +10,11 @@ import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.output.certificates import certify
+from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
-from pipejax.cli.output.report import facts, grid, heading, pick, print_all
+from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
 
@@ -23,12 +25,14 @@ def evaluate(
     links: pj.Links,
     activations: ActivationOptions,
     slack: bool = False,
+    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
 
     Options:
       slack: Show how much longer ops could take at no cost.
+      certificate: Write what is claimed to this file (.json), for `pipejax verify`.
     """
     priced = required(pricing)
     costs = priced.of(table)
@@ -36,11 +40,14 @@ def evaluate(
     held = activations.of(table, priced.workload).held(evaluation)
     result = summary(evaluation, priced, held)
     spare = _slack(evaluation, costs) if slack else []
+    if certificate.path is not None:
+        certify(pj.certificate(evaluation, memory=held.memory), certificate)
+        result |= certificate.as_json()
     if json:
         if slack:
             result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in spare]
         print_json(result)
-        return
+        return certificate.end(json=True)
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     idle = percent(result["span_bubble_ratio"])
     totals = [
@@ -59,6 +66,8 @@ def evaluate(
     )
     if slack:
         print_all(values_by_phase(spare, "slack", seconds))
+    print_written("wrote the certificate to", certificate.written)
+    certificate.end(json=False)
 
 
 def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:

@@ -13,13 +13,27 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
 from pipejax.base.files import check_writable
-from pipejax.cli.commands.optimize_report import Outcome, as_json, print_report
+from pipejax.cli.commands.optimize_report import (
+    Outcome,
+    as_certificate,
+    as_json,
+    print_report,
+)
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
 from pipejax.cli.options.groups import Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.output.files import NO_OUTPUT, TABLE, Output, check_modules, save_table
+from pipejax.cli.output.certificates import certify
+from pipejax.cli.output.files import (
+    CERTIFICATE,
+    NO_OUTPUT,
+    TABLE,
+    Output,
+    check_modules,
+    end_all,
+    save_table,
+)
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, progress
 
@@ -96,6 +110,7 @@ def optimize(
     time_limit: TimeLimit = "60",
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
+    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
@@ -106,6 +121,7 @@ def optimize(
       objective: What is to be least: makespan or span.
       threads: Threads of the solver; one per processor.
       out: Write the best table to this file (.csv or .json).
+      certificate: Write what is claimed of it to this file (.json), for `pipejax verify`.
     """
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
@@ -126,12 +142,15 @@ def optimize(
         save_table(best.table, out)
         run = pj.evaluate(best.table, task.costs, link=links)
         held, folder = task.room.stages.held(run), None if kept is None else kept.path
-        outcome = Outcome(task.table, best, run, held, task.room, objective, stopped, folder, out)
+        asked = task.room, objective, stopped, folder, out, certificate
+        outcome = Outcome(task.table, best, run, held, *asked)
+        if stopped != "interrupted" or certificate.path is not None:
+            certify(as_certificate(outcome, task.may_offload), certificate)
         if json:
             print_json(as_json(outcome))
         else:
             print_report(outcome)
-        out.end(json=json)  # here too: it may be the report of an interruption
+        end_all(out, certificate, json=json)  # here too: it may be the report of an interruption
 
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)

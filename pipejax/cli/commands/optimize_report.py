@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
       stopped: what ended the search; None if nothing was left to find.
       store: folder of solved problems, or None.
       out: where the schedule was to be written.
+      certificate: where its certificate was to be written.
     """
 
     given: pj.ScheduleTable
@@ -41,6 +42,7 @@ class Outcome(NamedTuple):
     stopped: str | None
     store: Path | None
     out: Output
+    certificate: Output
 
     @property
     def value(self) -> float:
@@ -63,6 +65,18 @@ class Outcome(NamedTuple):
         return 1 - (workers * self.value - busy) / idle if idle > 0 else 0.0
 
 
+def as_certificate(outcome: Outcome, may_offload: bool) -> dict[str, Any]:
+    """Claim the plan, that it keeps the limits, and the bound on all others."""
+    return pj.certificate(
+        outcome.run,
+        memory=outcome.held.memory,
+        limits=outcome.room.limits,
+        objective=outcome.objective,
+        offload=may_offload,
+        lower_bounds={outcome.best.bound_by: outcome.best.lower_bound},
+    )
+
+
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Collect what `--json` prints.
 
@@ -79,7 +93,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "link": run.links.model,
         **pick(outcome, "objective stopped idle_saved store"),
         **outcome.out.as_json(),
-        **pick(best, "status lower_bound gap rounding offloaded seconds source baseline"),
+        **outcome.certificate.as_json(),
+        **pick(best, "status lower_bound bound_by gap rounding offloaded seconds source baseline"),
         **pick(run, "makespan max_span bubble_ratio span_bubble_ratio peak_in_flight"),
         "peak_memory": outcome.held.memory.peak,
         "memory_limit": room.limits,
@@ -100,7 +115,10 @@ def print_report(outcome: Outcome) -> None:
     totals = [
         ("status", best.status + ended),
         ("makespan", f"[bold]{seconds(run.makespan)}[/]"),
-        ("lower bound", f"{seconds(best.lower_bound)}, gap {percent(best.gap)}"),
+        (
+            "lower bound",
+            f"{seconds(best.lower_bound)}, gap {percent(best.gap)}, by {best.bound_by}",
+        ),
         ("bubble ratio", percent(run.bubble_ratio) + "  idle / all"),
         ("offloaded", f"{best.offloaded} activations"),
         ("found by", f"{best.source}, in {seconds(best.seconds)}"),
@@ -121,6 +139,7 @@ def print_report(outcome: Outcome) -> None:
     if best.baseline:
         print_all(_baselines(outcome))
     print_written("wrote the table to", outcome.out.written)
+    print_written("wrote the certificate to", outcome.certificate.written)
 
 
 def _workers(outcome: Outcome) -> Table:

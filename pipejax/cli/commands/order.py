@@ -10,7 +10,15 @@ import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.output.files import NO_OUTPUT, TABLE, Output, save_table
+from pipejax.cli.output.certificates import certify
+from pipejax.cli.output.files import (
+    CERTIFICATE,
+    NO_OUTPUT,
+    TABLE,
+    Output,
+    end_all,
+    save_table,
+)
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, grid, pick, print_all, print_written, progress
 from pipejax.schedules.table.links import QUEUES
@@ -32,6 +40,7 @@ def order(
     seed: Seed = 0,
     worst: Annotated[int, typer.Option(min=0)] = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
+    certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them.
@@ -41,6 +50,7 @@ def order(
       seed: Seed of the search.
       worst: Waiting transfers to list.
       out: Write the better table to this file (.csv or .json).
+      certificate: Write what is claimed of it to this file (.json), for `pipejax verify`.
     """
     from pipejax.analysis.head_of_line_blocking import queue_makespans
     from pipejax.search.transfers.search import OrderSearch
@@ -50,6 +60,10 @@ def order(
 
     def report(found: "TransferOrder") -> None:
         save_table(found.table, out)
+        if found.stopped != "interrupted" or certificate.path is not None:
+            run = pj.evaluate(found.table, costs, link=rendezvous)
+            bounds = {"path": found.free_bound, "queue": found.queue_bound}
+            certify(pj.certificate(run, lower_bounds=bounds), certificate)
         tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
@@ -60,8 +74,8 @@ def order(
         waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
         if json:
             looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
-            print_json(_as_json(table, found, waits) | looked_at)
-            return out.end(json=True)
+            print_json(_as_json(table, found, waits) | looked_at | certificate.as_json())
+            return end_all(out, certificate, json=True)
         _print(table, found)
         print_all(
             _makespan_grid(makespans),
@@ -69,7 +83,8 @@ def order(
             "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
         )
         print_written("wrote the better table to", out.written)
-        out.end(json=False)
+        print_written("wrote the certificate to", certificate.written)
+        end_all(out, certificate, json=False)
 
     search = OrderSearch(table, costs, rendezvous, seed)
     with (

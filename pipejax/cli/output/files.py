@@ -45,6 +45,7 @@ ANY = OutputKind(())
 DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"))
 TABLE = OutputKind((".csv", ".json"))
+CERTIFICATE = OutputKind((".json",))
 DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
 GRID = OutputKind((), SWEEPS, "sweeps need", "sweeps", is_folder=True, resumes=True)
 
@@ -144,6 +145,12 @@ class Output:
 
 
 NO_OUTPUT = Output()  # of an option that is not given
+
+
+def end_all(*outputs: Output, json: bool) -> None:
+    """Raise what went wrong with the first of some files that could not be written."""
+    for output in outputs:
+        output.end(json=json)
 
 
 def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:

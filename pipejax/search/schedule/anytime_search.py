@@ -66,7 +66,7 @@ class AnytimeSearch:
         self.num_threads, self.store = num_threads, store
         self.begun = self.told = self.saved = time.monotonic()
         self.until = self.begun + time_limit
-        self.bound = lower_bound(problem)
+        self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
         self.best: Solution | None = None
@@ -116,7 +116,8 @@ class AnytimeSearch:
         if self.is_answered:
             return
         near = self.store.nearest(self.problem)
-        self.bound = max(self.bound, near.bound)
+        if near.bound > self.bound:
+            self.bound, self.bound_by = near.bound, "solver"
         for other in near.starts:
             if rows_keep_limits(other.problem, self.problem):  # the very table: not slower by a bit
                 yield from self._take("neighbour", other.table)
@@ -262,7 +263,8 @@ class AnytimeSearch:
         """Take a bound if it is better; one above an existing plan is an internal error."""
         if self.plan is not None and bound > self.value:
             raise AssertionError(f"bound {bound} is above a plan of {self.value}: please report it")
-        self.bound = max(self.bound, bound)
+        if bound > self.bound:
+            self.bound, self.bound_by = bound, "solver"
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
@@ -273,6 +275,7 @@ class AnytimeSearch:
             table=table,
             makespan=makespan,
             lower_bound=bound,
+            bound_by=self.bound_by,
             status="optimal" if makespan - bound <= rounding else "feasible",
             rounding=0.0 if self.problem.exact else rounding,
             source=source,

@@ -44,26 +44,40 @@ def paths(problem: Problem) -> Paths:
     return Paths(head, trip, tail)
 
 
-def lower_bound(problem: Problem) -> int:
-    """Return the best of the bounds by work and by memory [units], for the problem's objective."""
+class LowerBound(NamedTuple):
+    """No schedule is shorter.
+
+    Attributes:
+      value: the bound [units].
+      by: what it rests on, in the words of `CheckedBound`.
+    """
+
+    value: int
+    by: str
+
+
+def lower_bound(problem: Problem) -> LowerBound:
+    """Return the best of the bounds by work and by memory, for the problem's objective."""
     way = paths(problem)
     counts = np.bincount(problem.pipe_of, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
-    best = 0
+    best = LowerBound(0, "worker")
     for worker in range(problem.num_workers):
         held = (problem.placement == worker) & (counts > 0)[:, None]
         if not held.any():
             continue
         busy = int((held * counts[:, None] * work).sum())
         if problem.objective == "span":
-            best = max(best, busy)
+            best = max(best, LowerBound(busy, "worker"))
             continue
         stages = np.flatnonzero(held.any(axis=0))
         updates = max(int(problem.step_end[stages].min()), int(problem.update[stages].sum()))
-        best = max(best, int(way.head[held].min()) + busy + updates)
+        best = max(best, LowerBound(int(way.head[held].min()) + busy + updates, "worker"))
+    by = "memory chain" if problem.offload is None else "stage"
     for pipe, stage in np.ndindex(problem.placement.shape):
         if counts[pipe]:
-            best = max(best, _chain(problem, way, pipe, stage, int(counts[pipe])))
+            chain = _chain(problem, way, pipe, stage, int(counts[pipe]))
+            best = max(best, LowerBound(chain, by))
     return best
 
 

@@ -17,6 +17,8 @@ class Solution:
       table: the schedule.
       makespan: as `evaluate` gives it with the costs; the longest span where that is asked for.
       lower_bound: no schedule that keeps the limits is shorter.
+      bound_by: what the bound rests on: "worker", "stage" or "memory chain", which `verify` derives
+        again, or the word of the "solver".
       status: "optimal" where the two meet within the rounding, otherwise "feasible".
       rounding: by how much whole units may keep the two apart.
       source: what made the schedule.
@@ -27,7 +29,7 @@ class Solution:
     Example:
       >>> import pipejax as pj
       >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-      >>> best = Solution(table, 8.0, 6.0, "feasible", 0.0, "1f1b", 0.1, {})
+      >>> best = Solution(table, 8.0, 6.0, "stage", "feasible", 0.0, "1f1b", 0.1, {})
       >>> best.gap
       0.25
     """
@@ -35,6 +37,7 @@ class Solution:
     table: ScheduleTable
     makespan: float
     lower_bound: float
+    bound_by: str
     status: str
     rounding: float
     source: str

@@ -1,0 +1,62 @@
+"""`pipejax verify`: a certificate, or a table with its costs, derived again without the engine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+import pipejax as pj
+from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.output.numbers import print_json, seconds
+from pipejax.cli.output.report import facts, pick, print_all, print_plain
+
+if TYPE_CHECKING:
+    from pipejax.analysis.verify.verify import Verdict
+
+SHOWN = 10  # problems that a person reads
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Certificate, or table with costs.")],
+    pricing: Pricing | None,
+    links: pj.Links,
+    activations: ActivationOptions,
+    json: JsonFlag = False,
+) -> None:
+    """Derive a certificate again by other means than the engine; of a table, what evaluate says.
+
+    Exit code 0 if all claims hold, 1 if one does not.
+    """
+    is_alone = links == pj.Links() and activations == ActivationOptions(None, None)
+    if pricing is None and is_alone and file.suffix != ".csv":
+        verdict = pj.verify(file)
+    else:
+        priced, table = required(pricing), pj.read_table(file)
+        run = pj.evaluate(table, priced.of(table), link=links)
+        held = activations.of(table, priced.workload).held(run)
+        verdict = pj.verify(pj.certificate(run, memory=held.memory))
+    problems = [*map(str, verdict.problems)]
+    if json:
+        bounds = [bound._asdict() for bound in verdict.bounds]
+        print_json(pick(verdict, "makespan ok") | {"problems": problems, "bounds": bounds})
+    else:
+        _print(verdict, problems)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+def _print(verdict: "Verdict", problems: list[str]) -> None:
+    rows = [("all claims", "hold" if verdict.ok else f"[red]do not hold: {len(problems)}[/]")]
+    if verdict.makespan is not None:
+        rows.append(("makespan", seconds(verdict.makespan)))
+    for bound in verdict.bounds:
+        word = "derived again" if bound.checked else "not checked: who says so is trusted"
+        rows.append(("lower bound", f"{seconds(bound.value)} by {escape(bound.by)}, {word}"))
+    print_all(facts(rows))
+    for problem in problems[:SHOWN]:
+        print_plain(problem)
+    if problems[SHOWN:]:
+        print_plain(f"and {len(problems) - SHOWN} more")
