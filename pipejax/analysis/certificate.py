@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.analysis.verify.certificate_file import FORMAT, SIZES, VERSION
 from pipejax.analysis.verify.event_run import (
     by_worker,
@@ -23,7 +23,8 @@ from pipejax.analysis.verify.event_run import (
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
-from pipejax.schedules.cells.ops import COMMUNICATION, Op, Phase
+from pipejax.schedules.cells.ops import HOST, Op, Phase
+from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table_files import to_json
 
 Limits = Sequence[float] | Float[NumpyArray, " workers"]
@@ -64,6 +65,10 @@ def certificate(
     """
     check_types(evaluation=(evaluation, Evaluation))
     held = activation_memory(evaluation) if memory is None else memory
+    if evaluation.links.posting == "program" and not evaluation.table.has_communication:
+        # the order in which transfers are posted is claimed too
+        table = insert_transfers(evaluation.table, link=evaluation.links)
+        evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
     table, sizes = evaluation.table, (held.sizes, held.weight_share, held.checkpoints)
     return {
         "format": FORMAT,
@@ -114,7 +119,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     times = evaluation.start.tolist(), evaluation.finish.tolist()
     for worker, row in enumerate(evaluation.table.rows()):
         for slot, cell in enumerate(row):
-            if cell and cell[0].phase not in COMMUNICATION:
+            if cell and cell[0].phase in (*evaluation.links.executed, *HOST):
                 start, end = (time[worker][slot] for time in times)
                 found[cell_name(";".join(map(str, cell)), worker, slot)] = {
                     "start": start,

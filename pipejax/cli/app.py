@@ -129,17 +129,15 @@ def run(arguments: Sequence[str]) -> int:
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
         text = getattr(error, "reason", str(error))
         return _report(given.named(text) if given else text, grid)
-    except AssertionError as error:
-        if not error.args:  # with words it is a result that contradicts itself
-            raise
-        return _report(f"internal error: {error}", code=1)
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
-    except (RuntimeError, AssertionError):  # of JAX, among others
+    except (RuntimeError, AssertionError) as error:  # of JAX, among others
         reason = _no_backend()
-        if reason is None:
+        if reason is not None:
+            return _report(reason)
+        if isinstance(error, RuntimeError) or not error.args:
             raise
-        return _report(reason)
+        return _report(f"internal error: {error}", code=1)  # a result that contradicts itself
 
 
 def _no_backend() -> str | None:

@@ -24,7 +24,13 @@ CLAIMS = (
     *("makespan", "max_span", "busy", "peak_in_flight", "offloaded", "ops", "transfers"),
     *("peak_memory", "held_from", "held", "lower_bounds"),
 )
-LINK_FIELDS = ("model", "queues", "host_links")  # that the checker's run knows
+LINK_FIELDS = (
+    "model",
+    "queues",
+    "host_links",
+    "posting",
+    "shared_links",
+)  # that the checker's run knows
 MESSAGE = ("latency", "transmit")
 OBJECTIVES = ("makespan", "span")
 OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders add up

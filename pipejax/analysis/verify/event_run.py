@@ -21,7 +21,8 @@ Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..
 Seconds = Mapping[str, Any]  # by phase letter (stages); "pair"; "latency", "transmit" by boundary
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
 HOST = ("O", "L")
-NOT_RUN = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
 # Order 2, Offloading 2: phases on the same stage that an op waits for, of those that are there
 SAME_STAGE = {"R": "FL", "B": "FRL", "I": "FRL", "W": "I", "U": "BW", "O": "F", "L": "O"}
 SAME_STAGE["WAIT_O"] = "O"
@@ -48,6 +49,9 @@ class EventRun:
       lasts: duration of each event [s].
       waits: what each event waits for, and how long after its end.
       ends_of_row: of each worker, the last event in its row.
+      reached: what a worker runs before a SEND or RECV of its row, by its place.
+      reductions: end of the last gradient in the run of `unit_ends`, and workers, of those at the
+        end of the step.
       message: worker from, worker to, and latency behind what occupies the link, by SEND.
       start: of each event [s]; those that can never start are not there: a deadlock.
       end: of each event [s].
@@ -71,6 +75,8 @@ class EventRun:
         self.waits: dict[Event, list[tuple[Event, float]]] = {}
         self.next_in_row: dict[Event, Event] = {}
         self.ends_of_row: dict[int, Event] = {}
+        self.reached: dict[Event, list[Event]] = {}
+        self.reductions: dict[Event, tuple[float, list[int]]] = {}
         self.message: dict[Named, tuple[int, int, float]] = {}
         self.has_cells = table.has_communication
         self.pipe_of = table.pipe_of_microbatch.tolist()
@@ -83,25 +89,28 @@ class EventRun:
     def _add(self, event: Event, lasts: float, before: Iterable[Event]) -> None:
         self.lasts[event], self.waits[event] = lasts, [(other, 0.0) for other in before]
 
-    def _chain(self, events: Iterable[Event]) -> None:
-        for before, event in pairwise(events):
+    def _chain(self, users: Iterable[tuple[Any, Event]]) -> None:
+        """Let users of one resource have their turns by rank."""
+        for (_, before), (_, event) in pairwise(sorted(users, key=itemgetter(0))):
             self.waits[event].append((before, 0.0))
 
     def _time(self, cell: Sequence[Named]) -> float:
         """Order 3: a fused pair lasts the sum unless it has a cost."""
         if len(cell) == 2 and "pair" in self.costs:
             return float(self.costs["pair"][cell[0][1]])
-        times = (self.costs[phase][stage] for phase, stage, _ in cell if phase != "WAIT_O")
+        times = (self.costs[phase][stage] for phase, stage, _ in cell if phase[:4] != "WAIT")
         return float(sum(times))
 
     def _add_rows(self) -> None:
         """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""
+        rests = MESSAGES if self.links.model == "rendezvous" else MESSAGES + WAIT_SEND
         for worker, row in enumerate(self.rows):
             before: list[Event] = []
             for slot, cell in enumerate(row):
-                if not cell or cell[0][0] in NOT_RUN:
-                    continue
                 here = worker, slot
+                if not cell or cell[0][0] in rests:
+                    self.reached[here] = before
+                    continue
                 self._add(here, self._time(cell), before)
                 if cell[0][0] not in HOST:
                     self.next_in_row |= dict.fromkeys(before, here)
@@ -112,18 +121,22 @@ class EventRun:
         """Offloading 4: in the order of the columns, ties by worker."""
         link_of = {worker: group for group in self.links.host_links for worker in group}
         queues = defaultdict(list)
-        for slot, worker in sorted(self.at[op][::-1] for op in self.at if op[0] in HOST):
-            queues[link_of.get(worker, (worker,))].append((worker, slot))
-        for queue in queues.values():
-            self._chain(queue)
+        for worker, slot in (self.at[op] for op in self.at if op[0] in HOST):
+            queues[link_of.get(worker, (worker,))].append(((slot, worker), (worker, slot)))
+        for users in queues.values():
+            self._chain(users)
 
     def _add_step_end(self) -> None:
-        """Order 5: A after the last gradient of every copy of a stage, U behind A and the row."""
+        """Order 5: A after the last gradient of every copy of a stage, U behind A and the row.
+
+        A worker takes part in one A at a time, in the order of `unit_ends`: in a row, as it stands.
+        """
         if not any([*self.costs["A"], *self.costs["U"]]):
             return
         runs = self.table.weights.runs
         last: dict[Event, Event] = {}  # gradient of a worker's copy of a stage, by run
         copies: dict[tuple[int, int], Event] = {}
+        turns: dict[int, list[tuple[Any, Event]]] = defaultdict(list)
         for (phase, stage, microbatch), cell in sorted(self.at.items(), key=itemgetter(1)):
             key = cell[0], stage, microbatch % runs
             if phase in ("B", "W"):
@@ -132,11 +145,19 @@ class EventRun:
                 reduction = "A", stage, microbatch
                 self._add(reduction, float(self.costs["A"][stage]), [last[key]])
                 self.waits[cell].append((reduction, 0.0))
-        if self.table.updates_within:
+                turns[cell[0]].append((last[key], reduction))
+        within = self.table.updates_within
+        for stage, lasts in () if within else enumerate(self.costs["A"]):
+            reduction, ends = ("A", stage, -1), [at for (_, s), at in copies.items() if s == stage]
+            self._add(reduction, float(lasts), ends)
+            latest = max(self.unit_ends[cell] for cell in ends)
+            self.reductions[reduction] = latest, [worker for worker, _ in ends]
+            for worker, _ in ends:
+                turns[worker].append(((latest, stage), reduction))
+        for users in turns.values():
+            self._chain(users)
+        if within:
             return
-        for stage, lasts in enumerate(self.costs["A"]):
-            ends = [cell for (_, own), cell in copies.items() if own == stage]
-            self._add(("A", stage, -1), float(lasts), ends)
         for (worker, stage), _ in sorted(copies.items(), key=itemgetter(1)):
             update, before = ("U", stage, worker), self.ends_of_row[worker]
             self._add(update, float(self.costs["U"][stage]), [before, ("A", stage, -1)])
@@ -144,8 +165,10 @@ class EventRun:
 
     def _add_messages(self) -> None:
         """Order 2: what an op waits for. Messages: what crosses between workers, and how."""
-        queues: dict[Event, list[tuple[Any, Named]]] = defaultdict(list)
+        queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
         for op, cell in self.at.items():
+            if op[0] in WAIT_SEND and cell in self.waits:
+                self.waits[cell].append(((op[0].removeprefix("WAIT_"), *op[1:]), 0.0))
             for made in inputs(op):
                 if made in self.at and self.at[made][0] == cell[0]:
                     self.waits[cell].append((self.at[made], 0.0))
@@ -154,8 +177,12 @@ class EventRun:
                     self._add_message(send, self.at[made], cell, min(made[1], op[1]))
                     for queue, rank in self._places(send, self.at[made], op):
                         queues[queue].append((rank, send))
+        for reduction, (end, workers) in self.reductions.items():
+            pairs = ((a, b) for a in workers for b in workers if a != b)
+            for group in {group for pair in pairs for group in self._groups(*pair)}:
+                queues[group].append(((end, len(self.rows), reduction[1]), reduction))
         for users in queues.values():
-            self._chain(send for _, send in sorted(users, key=itemgetter(0)))
+            self._chain(users)
 
     def _add_message(self, send: Named, producer: Event, consumer: Event, boundary: int) -> None:
         place = int(send[0] == "SEND_B"), self.pipe_of[send[2]], boundary
@@ -171,20 +198,33 @@ class EventRun:
         if self.links.model == "blocking" and producer in self.next_in_row:
             self.waits[self.next_in_row[producer]].append((send, 0.0))
 
+    def _groups(self, sender: int, receiver: int) -> list[Event]:
+        """Name the groups of shared links that hold a directed pair of workers."""
+        if self.links.shared_links == "pairs":
+            return [("shared", *sorted((sender, receiver)))]
+        groups = enumerate(self.links.shared_groups)
+        return [("shared", k) for k, pairs in groups if (sender, receiver) in pairs]
+
     def _places(self, send: Named, producer: Event, op: Named) -> Iterator[tuple[Event, Any]]:
         """Name the queues that a message goes through, and its rank in each."""
         (sender, slot), receiver, model = producer, self.at[op][0], self.links.model
-        direction = send[0][-1]
-        if model in ("queued", "blocking"):
+        direction, groups = send[0][-1], self._groups(sender, receiver)
+        if model in ("queued", "blocking") and not groups:
             yield (sender, receiver), (slot, direction == "B")
         receive = f"RECV_{direction}", *op[1:]
         ends = ((send, sender, receiver), (receive, receiver, sender))
         for cell, worker, other in ends if model == "rendezvous" else ():
             scope = {"worker": (worker,), "pair": (worker, other), "direction": (worker, direction)}
-            rank: Any = self.at.get(cell)
-            if not self.has_cells:
-                rank = self.unit_ends[producer], sender, *send[1:]
+            rank = self.at[cell] if self.has_cells else self._turn(send, producer)
             yield scope[self.links.queues], rank
+            if self.has_cells and self.links.posting == "program":
+                self.waits[send] += [(before, 0.0) for before in self.reached[self.at[cell]]]
+        for group in groups:
+            yield group, self._turn(send, producer)
+
+    def _turn(self, send: Named, producer: Event) -> Any:
+        """Rank of a message where its table does not give it."""
+        return self.unit_ends[producer], producer[0], *send[1:]
 
     @functools.cached_property
     def unit_ends(self) -> Mapping[Event, float]:

@@ -11,7 +11,7 @@ from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
-SHARDING = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no ops for spans
+NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
 ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may differ
 ROUNDING_OF_BOUNDS = 1e-8  # the search counts in whole units, which rounds durations as well
 
@@ -134,7 +134,7 @@ def derived_claims(run: EventRun, content: CertificateContent) -> dict[str, Any]
             own[worker].append(event)
     spans = [
         max(run.end[e] for e in ops) - min(run.start[e] for e in ops)
-        for ops in ([e for e in each if not run.holds(e, SHARDING)] for each in own)
+        for ops in ([e for e in each if not run.holds(e, NO_OPS)] for each in own)
     ]
     curves = memory_curves(run, content.sizes)
     return {
