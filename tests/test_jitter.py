@@ -119,6 +119,32 @@ def test_critical_shares():
     assert 0 < run.op_share[0, 1] < 1
 
 
+def test_what_does_not_fit_ranks_behind_what_does():
+    uneven = pj.Jitter(op=pj.Distribution("gamma", 0.2))
+    runs = [
+        pj.jitter(build(), pj.Costs(forward=time, backward=2 * time), uneven, samples=32)
+        for time in (1.0, 2.0, 3.0)
+    ]
+    ranked = pj.robustness(runs, fits=[False, True, True])
+    assert [row.makespan_rank for row in ranked] == [3, 1, 2]
+    assert [row.fastest_share for row in ranked] == [0.0, 1.0, 0.0]
+    assert [row.fits for row in ranked] == [False, True, True]
+    nothing = pj.robustness(runs, fits=[False] * 3)
+    assert [row.makespan_rank for row in nothing] == [1, 2, 3]
+    assert [row.fastest_share for row in nothing] == [0.0] * 3
+    with pytest.raises(ValueError, match="fits must say of each of 3 runs whether it does"):
+        pj.robustness(runs, fits=[True])
+
+
+def test_the_command_ranks_by_memory_too(answer):
+    given = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2
+    size = "--workers", 8, "--microbatches", 16, "--samples", 4, "--op", "gamma:0.1"
+    found = answer("jitter", "--schedules", "interleaved-1f1b,1f1b", *size, *given)["rows"]
+    assert [row["fits"] for row in found] == [False, True]
+    assert found[0]["deterministic"] < found[1]["deterministic"]
+    assert [row["makespan_rank"] for row in found] == [2, 1]
+
+
 def test_robustness_ranks():
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
     runs = [

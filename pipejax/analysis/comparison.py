@@ -1,5 +1,6 @@
 """Three levels side by side: published formula, idealised table, communication-aware run."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
 from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.slot_durations import Slots
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -34,7 +36,7 @@ class Comparison(NamedTuple):
       stages: S.
       microbatches: M.
       formula_bubble_ratio: as printed in the literature, or None.
-      table_bubble_ratio: of the idealised table, in its slots.
+      table_bubble_ratio: of the idealised table, in `slots`.
       bubble_ratio: of the run.
       formula_in_flight: largest count over workers as printed, or None.
       peak_in_flight: largest count over workers on the table.
@@ -43,6 +45,7 @@ class Comparison(NamedTuple):
       bound_by: cost with the largest share of the critical path.
       path_share: share of the critical path by cost.
       why: where the levels disagree and why.
+      slots: durations of F, B, I and W at which the idealised table is measured, in those of F.
 
     Example:
       >>> import pipejax as pj
@@ -66,22 +69,39 @@ class Comparison(NamedTuple):
     bound_by: str
     path_share: dict[str, float]
     why: str
+    slots: dict[str, float]
 
 
-def table_bubble_ratio(table: ScheduleTable) -> float:
-    """Bubble ratio of the idealised table, in its own slots and without messages."""
-    start, finish = slot_times(table)
+def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> float:
+    """Bubble ratio of the idealised table without messages, in slots or in its own."""
+    start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
-    return float((total - (finish - start).sum()) / total)
+    return float((total - (finish - start).sum()) / total) if total else 0.0
 
 
-def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Comparison:
+def slots_of(costs: Costs) -> dict[str, float]:
+    """Return what F, B, I and W take on all stages together, in units of F where F takes time."""
+    letters = {phase.name: getattr(costs, PHASE_FIELDS[phase.name]) for phase in _PHASES}
+    mean = {letter: float(np.mean(time)) for letter, time in letters.items() if time is not None}
+    return {letter: time / (mean["F"] or 1.0) for letter, time in mean.items()}
+
+
+def compare(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str | Links = "delay",
+    slots: Mapping[str, float] | None = None,
+) -> Comparison:
     """Compare one schedule at three levels: published formula, idealised table, run.
 
     Args:
       table: the schedule.
       costs: costs of the run [s].
       link: link model of the run, or `Links`.
+      slots: durations by phase letter at which the idealised table is measured, the same for all
+        schedules that are compared; those of `costs`, in means over the stages, if None. How the
+        table was drawn decides the order of its ops alone.
 
     Returns:
       The three levels and an explanation of where they disagree.
@@ -99,7 +119,8 @@ def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") 
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = form.bubble_ratio[1](shape) if form.bubble_ratio else None
-    in_table, peak = table_bubble_ratio(table), int(run.peak_in_flight.max())
+    slots = slots_of(costs) if slots is None else dict(slots)
+    in_table, peak = table_bubble_ratio(table, slots), int(run.peak_in_flight.max())
     held: int | None = None
     reasons: list[str] = []
     if formula is None:
@@ -108,7 +129,7 @@ def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") 
         side = "above" if in_table > formula else "below"
         reasons.append(
             f"table {side} formula: the formula assumes {form.assumes}; "
-            f"slots here are {_slots(table)}, M/P = {shape.m / shape.p:g}"
+            f"slots here are {_slots(table, slots)}, M/P = {shape.m / shape.p:g}"
         )
     if form.in_flight:
         text, count = form.in_flight
@@ -117,7 +138,7 @@ def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") 
             reasons.append(f"in flight: {text} says {held}, the table holds {peak}")
     if abs(run.bubble_ratio - in_table) > TOLERANCE:
         side = "above" if run.bubble_ratio > in_table else "below"
-        reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run))
+        reasons.append(f"run {side} table: " + _why_run_differs(table, costs, run, slots))
     return Comparison(
         schedule=table.name,
         workers=table.num_workers,
@@ -133,15 +154,16 @@ def compare(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") 
         bound_by=run.bound_by,
         path_share=dict(run.path_share),
         why="; ".join(reasons) or "all three agree",
+        slots=slots,
     )
 
 
-def _slots(table: ScheduleTable) -> str:
+def _slots(table: ScheduleTable, slots: Slots) -> str:
     used = [phase.name for phase in _PHASES if np.any(table.phase == phase)]
-    return ", ".join(f"{letter} = {table.slots[letter]:g}" for letter in used)
+    return ", ".join(f"{letter} = {slots[letter]:.3g}" for letter in used)
 
 
-def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str:
+def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
     """Name what the run includes and the idealised table does not."""
     reasons: list[str] = []
     for names, words in _ON_THE_PATH.items():
@@ -154,7 +176,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation) -> str
         for phase in _PHASES
         if getattr(costs, PHASE_FIELDS[phase.name]) is not None and np.any(table.phase == phase)
     }
-    per_slot = {k: _relative(table, cost) / table.slots[k] for k, cost in times.items()}
+    per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
     if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):
         reasons.append("stages are unequal")
     elif len({round(float(each.max()), 9) for each in per_slot.values()}) > 1:

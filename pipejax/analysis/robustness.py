@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipejax.analysis.jitter import Jittered
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.provenance import provenance
 from pipejax.base.short_repr import short_repr
@@ -27,6 +27,8 @@ class Robustness(NamedTuple):
       makespan_rank: 1 for the shortest quantile of the makespan; equals share a rank.
       slowdown_rank: 1 for the smallest slowdown.
       fastest_share: share of the samples in which no other schedule is faster.
+      fits: whether its machine has the memory; those that do not fit rank behind all that do, and
+        are nowhere the fastest.
 
     Example:
       >>> Robustness("gpipe", 10.0, 12.0, 1.2, 1, 1, 0.9).slowdown_rank
@@ -40,21 +42,25 @@ class Robustness(NamedTuple):
     makespan_rank: int
     slowdown_rank: int
     fastest_share: float
+    fits: bool = True
 
 
-def robustness(runs: Sequence[Jittered], *, quantile: float = 0.95) -> list[Robustness]:
+def robustness(
+    runs: Sequence[Jittered], *, quantile: float = 0.95, fits: Sequence[bool] | None = None
+) -> list[Robustness]:
     """Rank schedules that were run under the same jitter.
 
     Args:
       runs: runs with the same distributions, seed and number of samples.
       quantile: which quantile of the makespan decides, from 0 to 1.
+      fits: of each run, whether its machine has the memory; all if None.
 
     Returns:
       A row for each run, in their order.
 
     Raises:
-      ValueError: if there is no run, the quantile is not from 0 to 1, or the runs differ in
-        jitter, seed or number of samples.
+      ValueError: if there is no run, the quantile is not from 0 to 1, the runs differ in jitter,
+        seed or number of samples, or fits says not of each whether it does.
 
     Example:
       >>> import pipejax as pj
@@ -77,9 +83,14 @@ def robustness(runs: Sequence[Jittered], *, quantile: float = 0.95) -> list[Robu
         )
     makespan = np.array([run.quantile(quantile) for run in runs])
     slowdown = np.array([run.slowdown(quantile) for run in runs])
+    is_fit = np.ones(len(runs), bool) if fits is None else np.array(fits, bool)
+    if is_fit.shape != (len(runs),):
+        raise ValueError(f"fits must say of each of {len(runs)} runs whether it does, got {fits!r}")
     samples = np.stack([run.makespans for run in runs])
-    fastest = (samples == samples.min(axis=0, keepdims=True)).mean(axis=1)
-    columns = (makespan, slowdown, _rank(makespan), _rank(slowdown), fastest)
+    least = samples[is_fit].min(axis=0, keepdims=True, initial=np.inf)
+    fastest = ((samples == least) & is_fit[:, None]).mean(axis=1)
+    ranks = (_rank(values, is_fit) for values in (makespan, slowdown))
+    columns = (makespan, slowdown, *ranks, fastest, is_fit)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
         Robustness(run.evaluation.schedule, run.deterministic, *row)
@@ -129,6 +140,7 @@ def _words(setting: tuple[object, int, int]) -> str:
     return f"({jitter}, seed {seed}, {samples} samples)"
 
 
-def _rank(values: NumpyArray) -> Int[NumpyArray, " runs"]:
-    """1 for the smallest value; equals share a rank."""
-    return 1 + (values[None, :] < values[:, None]).sum(axis=1)
+def _rank(values: NumpyArray, is_fit: Bool[NumpyArray, " runs"]) -> Int[NumpyArray, " runs"]:
+    """1 for the smallest value of those that fit, the others behind them; equals share a rank."""
+    is_before = (values[None, :] < values[:, None]) & (is_fit[None, :] == is_fit[:, None])
+    return 1 + (is_before | (is_fit[None, :] & ~is_fit[:, None])).sum(axis=1)

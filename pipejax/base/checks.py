@@ -13,6 +13,10 @@ from pipejax.base.short_repr import abbreviated
 MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
 
+class MismatchError(ValueError):
+    """Values that are right each by itself and do not go together, as points of a grid may be."""
+
+
 def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = None) -> int:
     """Check that a value is a whole number of at least `least` and at most `most`."""
     try:

@@ -44,7 +44,11 @@ MESSAGE_FIELDS = ("latency", "transmit")
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),
     "backward (B), or input_grad (I) and weight_grad (W)",
-) | {"load": "load (L), or offload (O)"}
+) | {
+    "offload": "offload (O) in seconds, as F=1,B=2,O=1: a system has no host link, so a model and "
+    "a system do not say it",
+    "load": "load (L), or offload (O)",
+}
 
 
 @short_repr

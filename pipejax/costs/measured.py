@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, is_number, one_of
+from pipejax.base.checks import MismatchError, check_types, is_number, one_of
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, check_backward
 from pipejax.schedules.cells.ops import Phase
@@ -78,7 +78,7 @@ def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray,
         if not is_number(entry):
             raise ValueError(f"{where} must be finite numbers of at least 0, got {entry!r}")
     if len(values) != count:
-        raise ValueError(f"{where} has {len(values)} entries, the table has {count} {what}")
+        raise MismatchError(f"{where} has {len(values)} entries, the table has {count} {what}")
     return np.array(values, float)
 
 

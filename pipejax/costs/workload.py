@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, check_types, share, whole_number
+from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, share, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import (
     LayerSplit,
@@ -107,7 +107,7 @@ class Workload:
         size, rest = divmod(self.minibatch, table.num_microbatches)
         if rest:
             legal = [m for m in range(1, self.minibatch + 1) if self.minibatch % m == 0]
-            raise ValueError(
+            raise MismatchError(
                 f"{table.num_microbatches} microbatches do not divide a minibatch of "
                 f"{self.minibatch}: legal are {', '.join(map(str, legal))}"
             )
@@ -129,7 +129,7 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
     order = np.lexsort((edge, -np.round(exact - layers, 9)))
     layers[order[: model.layers - layers.sum()]] += 1
     if layers.min() < 1:
-        raise ValueError(
+        raise MismatchError(
             f"{model.name} has {model.layers} layers, too few for {table.num_stages} stages"
         )
     return layers

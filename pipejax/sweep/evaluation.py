@@ -12,6 +12,7 @@ from pipejax import schedules
 from pipejax.analysis.evaluate import op_counts
 from pipejax.analysis.sensitivity import resource_shares, system_costs
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.roofline import NEAR, StageWork, work_on_systems
 from pipejax.costs.system import FIELDS, Efficiency, System
@@ -24,7 +25,7 @@ from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
-from pipejax.sweep.declaration import Axis, Choice, Sweep
+from pipejax.sweep.declaration import Axis, Choice, Sweep, label
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 CURVES = ("compute_efficiency", "memory_efficiency")
@@ -47,7 +48,7 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
     names = [axis.name for axis in shape_axes]
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
         found = [
-            _at_point(sweep, dict(zip(names, point, strict=True)), systems, gpus_per_node)
+            _named(sweep, dict(zip(names, point, strict=True)), systems, gpus_per_node)
             for point in itertools.product(*(axis.values for axis in shape_axes))
         ]
     values = {}
@@ -66,6 +67,16 @@ class _GridPoint(NamedTuple):
     table: ScheduleTable
 
 
+def _named(sweep: Sweep, at: Values, *systems: Any) -> Values:
+    """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
+    try:
+        return _at_point(sweep, at, *systems)
+    except ValueError as error:
+        listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
+        point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
+        raise ValueError(f"at {point}: {error}") from error
+
+
 def _at_point(
     sweep: Sweep, at: Values, systems: System, gpus_per_node: Int[NumpyArray, " batch"]
 ) -> Values:
@@ -77,7 +88,7 @@ def _at_point(
         point = _point(at)
         work = work_on_systems(point.workload, point.table, gpus_per_node)
         need = float(memory_bytes(point.workload, point.table).max())
-    except ValueError as error:
+    except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
     fits = need <= np.asarray(systems.memory_capacity)
@@ -101,7 +112,7 @@ def _point(at: Values) -> _GridPoint:
     if counts is None:
         counts, rest = divmod(at["minibatch"], at["microbatch_size"])
         if rest:
-            raise ValueError(
+            raise MismatchError(
                 f"microbatch size {at['microbatch_size']} does not divide a minibatch "
                 f"of {at['minibatch']}"
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
-from pipejax.base.checks import known_as
+from pipejax.base.checks import MismatchError, known_as
 from pipejax.cli.options.declared import JsonFlag, Schedules, Workers
 from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import is_plain
@@ -36,17 +36,19 @@ def compare(
     options = options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
     options.check(names)
     points = [(name, count) for count in _counts(microbatches) for name in names]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for name, count in points:
-            rows.append(_row(name, workers, count, options, priced, links))
+            rows.append(_row(name, workers, count, options, priced, links, slots))
+            slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
-    if all("error" in row for row in rows):
+    if slots is None:
         raise ValueError(rows[0]["error"])
     if json:
-        print_json({"workers": workers, "link": links.model, "rows": rows})
+        print_json({"workers": workers, "link": links.model, "slots": slots, "rows": rows})
         return
-    _print(rows, priced)
+    _print(rows, slots, priced)
 
 
 def schedule_names(text: str) -> list[str]:
@@ -69,26 +71,34 @@ def _counts(text: str) -> list[int]:
 
 
 def _row(
-    name: str, workers: int, count: int, options: TableOptions, pricing: Pricing, links: pj.Links
+    name: str,
+    workers: int,
+    count: int,
+    options: TableOptions,
+    pricing: Pricing,
+    links: pj.Links,
+    slots: dict[str, float] | None,
 ) -> dict[str, Any]:
     """Evaluate one point; one that does not exist says why instead."""
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
-        point: Comparison = pj.compare(table, pricing.of(table), link=links)
-    except ValueError as error:
+        point: Comparison = pj.compare(table, pricing.of(table), link=links, slots=slots)
+    except MismatchError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
+    except ValueError as error:
+        raise ValueError(f"{name}, M = {count}: {error}") from error
     row = point._asdict()
     if pricing.workload is not None:
         row["step_time"] = point.makespan
-        row["memory_bytes"] = pj.memory_bytes(pricing.workload, table)
-    return row
+    return row | pricing.memory(table)
 
 
-def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
+def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing) -> None:
+    fitting = [row for row in rows if "error" not in row and row.get("fits", True)]
     best = {
-        count: min(r["makespan"] for r in rows if r["microbatches"] == count and "makespan" in r)
-        for count in {r["microbatches"] for r in rows if "makespan" in r}
+        count: min(row["makespan"] for row in fitting if row["microbatches"] == count)
+        for count in {row["microbatches"] for row in fitting}
     }
     columns: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
         ("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
@@ -102,12 +112,14 @@ def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
     ]
     if pricing.workload is not None:
         columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
+        columns.append(("fits", lambda row: "yes" if row["fits"] else "[red]no"))
     shown = [
         ("M", [row["microbatches"] for row in rows]),
         ("schedule", [row["schedule"] for row in rows]),
         *((name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns),
     ]
-    title = "formula: as published; table: idealised, in slots; run: with messages"
+    ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
+    title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
     print_all(grid(shown, title=title), "where the levels disagree, and why:")
     for row in rows:
         reason = row.get("why") or f"not evaluated: {row['error']}"
@@ -115,8 +127,9 @@ def _print(rows: list[dict[str, Any]], pricing: Pricing) -> None:
 
 
 def _fastest(row: dict[str, Any], best: dict[int, float]) -> str:
-    """Mark the fastest for its number of microbatches."""
-    return "[bold green]" * (row["makespan"] <= best[row["microbatches"]] * (1 + 1e-12))
+    """Mark the fastest of those that fit, for its number of microbatches."""
+    is_fastest = row["makespan"] <= best.get(row["microbatches"], 0.0) * (1 + 1e-12)
+    return "[bold green]" * (is_fastest and row.get("fits", True))
 
 
 def _or_dash(value: object) -> object:

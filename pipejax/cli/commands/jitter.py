@@ -7,7 +7,7 @@ import typer
 
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
-from pipejax.base.checks import is_number
+from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.commands.compare import schedule_names
 from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
 from pipejax.cli.options.groups import Pricing, required
@@ -107,12 +107,17 @@ def jitter(
         raise ValueError(f"--schedules names a schedule twice: {schedules}")
     tables, missing = _build(names, workers, microbatches, options, priced)
     runs = _run(tables, priced, links, factors, sampling)
-    ranked = pj.robustness(list(runs.values()), quantile=quantile)
+    needs = [priced.memory(table) for table in tables.values()]
+    fits = [need.get("fits", True) for need in needs]
+    ranked = pj.robustness(list(runs.values()), quantile=quantile, fits=fits)
     if out.path is not None:
         write_dataset(jitter_dataset(runs), out)
     if json:
         settings = {name: str(value) for name, value in vars(factors).items()}
-        rows = [_row(r, rank, ops) for r, rank in zip(runs.values(), ranked, strict=True)]
+        rows = [
+            _row(run, rank, ops) | need
+            for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
+        ]
         rows += [{"schedule": name, "error": why} for name, why in missing.items()]
         print_json(
             {
@@ -142,7 +147,7 @@ def _build(
     for name in names:
         try:
             tables[name] = options.of(name).build(name, workers, microbatches, pricing.of)
-        except ValueError as error:
+        except MismatchError as error:
             missing[name] = str(error)
     if not tables:
         raise ValueError(next(iter(missing.values())))
@@ -187,6 +192,10 @@ def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
     return row
 
 
+def _best(rank: "Robustness") -> str:
+    return "[bold green]" * (rank.makespan_rank == 1 and rank.fits)
+
+
 def _percentile(level: float) -> str:
     return f"p{100 * level:g}"
 
@@ -208,13 +217,15 @@ def _print(
         ("schedule", runs),
         (
             f"{level} time",
-            ("[bold green]" * (r.makespan_rank == 1) + seconds(r.makespan) for r in ranked),
+            (_best(rank) + seconds(rank.makespan) for rank in ranked),
         ),
         ("rank", (rank.makespan_rank for rank in ranked)),
         (f"{level} slowdown", (f"{rank.slowdown:.4f}" for rank in ranked)),
         ("rank", (rank.slowdown_rank for rank in ranked)),
         ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
     ]
+    if not all(rank.fits for rank in ranked):
+        ranks.append(("fits", ("yes" if rank.fits else "[red]no" for rank in ranked)))
     title = f"step time over {len(first.makespans)} samples, seed {first.seed}"
     print_all(
         grid(times, title=title),

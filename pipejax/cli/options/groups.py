@@ -36,6 +36,14 @@ class Pricing(NamedTuple):
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
 
+    def memory(self, table: pj.ScheduleTable) -> dict[str, Any]:
+        """What the workers need, and whether the system has it; nothing without a model."""
+        if self.workload is None or self.system is None:
+            return {}
+        need = pj.memory_bytes(self.workload, table)
+        fits = bool(need.max() <= float(self.system.memory_capacity))
+        return {"memory_bytes": need, "fits": fits}
+
 
 class TableChoice(NamedTuple):
     """Which table options ask for: none of the options may be there.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipejax.base.array_types import Bool, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import MismatchError, whole_number
 from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
@@ -84,7 +84,7 @@ def pipedream_2bw(
     """
     accumulation = num_workers if accumulation is None else accumulation
     if whole_number(accumulation, "accumulation") < num_workers:
-        raise ValueError(
+        raise MismatchError(
             f"accumulation must be at least the number of workers, {num_workers}, got "
             f"{accumulation}: two versions of the weights hold no longer pipe"
         )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.ops import Cell, Op, Phase
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
@@ -88,12 +89,12 @@ def chimera_asymmetric(
 
 def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
     if num_workers % 2:
-        raise ValueError(
+        raise MismatchError(
             f"{name} needs an even number of workers (2, 4, 6, ...), got {num_workers}: "
             "the two pipes meet in the middle"
         )
     if num_microbatches % 2:
-        raise ValueError(
+        raise MismatchError(
             f"{name} needs an even number of microbatches (2, 4, 6, ...), got "
             f"{num_microbatches}: half go down, half go up"
         )

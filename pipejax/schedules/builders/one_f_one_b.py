@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.ops import Cell, Op, Phase
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
@@ -214,7 +215,7 @@ def _breadth_first(
 
 def _check_stages_per_worker(name: str, stages_per_worker: int) -> None:
     if stages_per_worker < 2:
-        raise ValueError(
+        raise MismatchError(
             f"{name} needs at least 2 stages per worker, got {stages_per_worker}: with one it is "
             f"{'1f1b' if name == 'interleaved-1f1b' else 'gpipe'}"
         )

@@ -1,9 +1,10 @@
 """The error for schedules that cannot run."""
 
 from pipejax.base.array_types import Index
+from pipejax.base.checks import MismatchError
 
 
-class ScheduleError(ValueError):
+class ScheduleError(MismatchError):
     """A schedule that cannot run.
 
     The check that fails names the place; the table, which knows all cells, adds the grid.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import share, whole_number
+from pipejax.base.checks import MismatchError, share, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT
 from pipejax.schedules.heuristics.list_scheduling import ROUNDING
@@ -64,7 +64,7 @@ class LimitedPipe(NamedTuple):
         )
         for worker, (limit, size) in enumerate(zip(pipe.limits, pipe.sizes, strict=True)):
             if limit * (1 + ROUNDING) < size:
-                raise ValueError(
+                raise MismatchError(
                     f"the memory limit of worker {worker} is {limit:g}: one activation of its "
                     f"stage takes {size:g}"
                 )

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError
 from pipejax.costs.system import Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.lowering.lower import lower
@@ -84,7 +85,7 @@ class ScheduleFamily:
         """Say why the schedule does not exist for M microbatches; nothing if it does."""
         try:
             self.table(num_microbatches)
-        except ValueError as error:
+        except MismatchError as error:
             return str(error)
         return ""
 
