@@ -54,6 +54,9 @@ def test_wait_holds_the_row():  # 0F1 starts when the first activation has arriv
     assert makespan(free, "rendezvous", costs) == (5 + 5 + X) + after
     assert makespan(held, "rendezvous", costs) == (5 + X) + (5 + X) + after
     assert makespan(held, "delay", costs) == makespan(free, "delay", costs)
+    found = pj.order(held, costs, iterations=0)  # the order's own cells have no waits
+    assert (found.baselines["own"], found.makespan) == (31, 28)
+    assert found.table.cells.phase.max() < min(WAIT_SEND)
 
 
 def test_wait_at_the_end_of_a_row_is_no_op():
@@ -206,6 +209,20 @@ WRONG = {
 def test_wrong_links_are_refused(message):
     with pytest.raises(ValueError, match=re.escape(message)):
         pj.Links(**{"model": "rendezvous", **WRONG[message]})
+
+
+def test_what_knows_neither_posting_nor_shared_links_refuses_them():
+    run = pj.evaluate(CHIMERA, COSTS, link=PROGRAM)
+    for call, message in (
+        (lambda: pj.order(CHIMERA, COSTS, link=PROGRAM), "order knows no posting, got 'program'"),
+        (lambda: pj.transfer_waits(run), "transfer_waits knows no posting, got 'program'"),
+        (
+            lambda: pj.optimize(CHIMERA, COSTS, memory_limit=4.0, link=PAIRS),
+            "optimize knows no shared_links, got 'pairs'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_a_worker_that_does_not_exist_is_named():

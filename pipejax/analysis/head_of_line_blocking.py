@@ -96,7 +96,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       Every transfer with the one in front of it, and totals.
 
     Raises:
-      ValueError: if the run has another link model.
+      ValueError: if the run has another link model, posting by program or shared links.
 
     Example:
       >>> import pipejax as pj
@@ -112,6 +112,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
             f"transfers wait in queues only under rendezvous, "
             f"the run has link={evaluation.links.model!r}"
         )
+    evaluation.links.check_known(("model", "queues", "host_links"), "transfer_waits")
     carrier = evaluation.program.messages.carrier.tolist()
     transfer_of = {node: transfer for transfer, node in enumerate(carrier)}
     found = [_wait(evaluation, transfer, transfer_of) for transfer in range(len(carrier))]
@@ -180,6 +181,5 @@ def queue_makespans(
             found[queues] = None
     free = dataclasses.replace(costs, latency=0.0, transmit=0.0)
     for name, each in (("delay", costs), ("no messages", free)):
-        under = dataclasses.replace(links, model="delay")
-        found[name] = evaluate(table, each, link=under).makespan
+        found[name] = evaluate(table, each, link=links.without_messages).makespan
     return found

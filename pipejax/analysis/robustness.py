@@ -10,6 +10,7 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.provenance import provenance
 from pipejax.base.short_repr import short_repr
+from pipejax.schedules.table.links import format_pairs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,6 +129,8 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             "seed": first.seed,
             "link": run.links.model,
             "queues": run.links.queues,
+            "posting": run.links.posting,
+            "shared_links": format_pairs(run.links.shared_links),
             "workers": run.workers,
             "microbatches": run.microbatches,
             **provenance(),

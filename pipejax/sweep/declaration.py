@@ -26,7 +26,7 @@ from pipejax.base.checks import (
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import SECTIONS, System, load_system
-from pipejax.schedules.table.links import LINKS, QUEUES, Links, parse_groups
+from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
 DTYPES = ("float64", "float32")
@@ -134,8 +134,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
         a list: schedules (a name, or `{name, stages_per_worker, waves}`), models, systems,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        data_parallel, recompute, link, queues, host_links (as 0+1,2+3). `system` holds axes over
-        fields of the systems. Further: title, outputs, dtype.
+        data_parallel, recompute, link, queues, host_links (as 0+1,2+3), posting, shared_links (as
+        0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the systems. Further: title,
+        outputs, dtype.
 
     Returns:
       The sweep.
@@ -318,6 +319,12 @@ def _host_links(value: str) -> str:
     return value
 
 
+def _shared_links(value: str) -> str:
+    """Keep the text of the groups, which labels them, if they can be read."""
+    Links("queued", shared_links=parse_pairs(value, "shared_links") if value else ())
+    return value
+
+
 FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
@@ -335,5 +342,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),
+    "posting": ("posting", _one_of(POSTINGS), "early"),
+    "shared_links": ("shared_links", _text(_shared_links, "a text, as 0-1+1-0, or pairs"), ""),
     "systems": ("system", _text(load_system, FILE), None),
 }

@@ -22,7 +22,7 @@ from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.table.links import Links, parse_groups
+from pipejax.schedules.table.links import Links, parse_groups, parse_pairs
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 from pipejax.sweep.declaration import Axis, Choice, Sweep, label
@@ -123,8 +123,14 @@ def _point(at: Values) -> _GridPoint:
 
 
 def _links(at: Values) -> Links:
-    groups = at["host_links"]
-    return Links(at["link"], at["queues"], parse_groups(groups, "host_links") if groups else ())
+    groups, pairs = at["host_links"], at["shared_links"]
+    return Links(
+        at["link"],
+        at["queues"],
+        parse_groups(groups, "host_links") if groups else (),
+        at["posting"],
+        parse_pairs(pairs, "shared_links") if pairs else (),
+    )
 
 
 @functools.lru_cache(maxsize=PROGRAMS)

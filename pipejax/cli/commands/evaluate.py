@@ -15,6 +15,7 @@ from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
+from pipejax.schedules.table.links import format_pairs
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
 
@@ -85,6 +86,10 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     result = pick(evaluation, "schedule workers stages microbatches") | {"link": links.model}
     if links.model == "rendezvous":
         result["queues"] = links.queues
+    if links.posting != "early":
+        result["posting"] = links.posting
+    if links.shared_links:
+        result["shared_links"] = format_pairs(links.shared_links)
     result |= pick(
         evaluation,
         "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "
@@ -112,7 +117,13 @@ def _slack(evaluation: "pj.Evaluation", costs: "pj.Costs") -> list[OpValue]:
 
 def _link(evaluation: "pj.Evaluation") -> str:
     links = evaluation.links
-    return links.model + f" (one queue per {links.queues})" * (links.model == "rendezvous")
+    notes = [f"one queue per {links.queues}"] * (links.model == "rendezvous")
+    if links.posting == "program":
+        put_in = ": SEND and RECV stand producer by producer"
+        notes.append(f"posted by program{put_in * (not evaluation.table.has_communication)}")
+    if links.shared_links:
+        notes.append(f"shared: {format_pairs(links.shared_links)}")
+    return links.model + f" ({'; '.join(notes)})" * bool(notes)
 
 
 def _workers(

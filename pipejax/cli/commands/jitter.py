@@ -124,7 +124,7 @@ def jitter(
                 "workers": workers,
                 "microbatches": microbatches,
                 "link": links.model,
-                **pick(links, "queues host_links"),
+                **pick(links, "queues host_links posting shared_links"),
                 "jitter": settings,
                 **pick(sampling, "samples seed"),
                 "quantile": quantile,

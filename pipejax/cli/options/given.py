@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from pipejax.cli.options.declared import flag
 from pipejax.cli.options.numbers import is_plain
-from pipejax.schedules.table.links import QUEUES
+from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES
 
 
 class Needs(NamedTuple):
@@ -32,6 +32,8 @@ class Needs(NamedTuple):
 
 NEEDS: Mapping[str, Needs] = {
     "queues": Needs("link", ("rendezvous",), QUEUES),
+    "posting": Needs("link", ("rendezvous",), POSTINGS),
+    "shared_links": Needs("link", LINKS[1:]),  # under delay messages use no resource
     "sequence_parallel": Needs("tensor_parallel"),
     "repair": Needs("table"),
 }
@@ -96,7 +98,7 @@ class GivenOptions:
             if is_there or seen.get(needs.other, "").lower() in needs.values:
                 continue
             if not needs.known or seen[name].lower() in needs.known:
-                wanted = " ".join([flag(needs.other), *needs.values])
+                wanted = f"{flag(needs.other)} {', '.join(needs.values)}".strip()
                 raise ValueError(f"{flag(name)} has no effect without {wanted}")
 
     def named(self, message: str) -> str:

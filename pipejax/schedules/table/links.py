@@ -5,7 +5,7 @@ transfers are posted, links that are shared, host links. docs/semantics.md defin
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,18 @@ class Links:
     def executed(self) -> tuple[Phase, ...]:
         """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
         return EXECUTED + WAIT_SEND if self.model == "rendezvous" else EXECUTED
+
+    def check_known(self, names: Collection[str], who: str) -> None:
+        """Refuse what a function does not know: every other field must be as it is by default."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in names and value != field.default:
+                raise ValueError(f"{who} knows no {field.name}, got {value!r}")
+
+    @property
+    def without_messages(self) -> "Links":
+        """The same machine where messages use no resource."""
+        return Links(host_links=self.host_links)
 
     @classmethod
     def of(cls, link: "str | Links") -> "Links":

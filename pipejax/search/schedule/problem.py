@@ -230,6 +230,7 @@ def pose(
     links = Links.of(link)
     objective = one_of(objective, OBJECTIVES, "objective")
     one_of(links.model, LINKS_OF_SEARCH, "link")
+    links.check_known(("model", "queues", "host_links"), "optimize")
     _check_costs(table, costs, offload)
     shares = np.broadcast_to(as_floats(weight_share, "weight_share"), table.num_stages)
     if not ((shares >= 0) & (shares <= 1)).all():

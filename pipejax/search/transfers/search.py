@@ -181,6 +181,7 @@ class OrderSearch:
         costs.check_values()
         if links.model != "rendezvous":
             raise ValueError(f"link must be rendezvous, where order matters, got {links.model!r}")
+        links.check_known(("model", "queues", "host_links"), "order")
         self._begun = time.monotonic()
         self._given = table, costs, links
         self.graph = transfer_graph(table, costs, links)
@@ -199,6 +200,8 @@ class OrderSearch:
         makespans = self._begin(np.stack(starts))
         values = iter(makespans)
         self._baselines = {k: None if order is None else next(values) for k, order in known.items()}
+        if known["own"] is not None:  # as the table is, with its waits
+            self._baselines["own"] = evaluate(table, costs, link=links).makespan
         self._baselines["by need"] = min(makespans[-len(by_need) :])
 
     def _begin(self, orders: Orders) -> list[float]:
