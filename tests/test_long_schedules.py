@@ -118,6 +118,25 @@ def test_an_update_belongs_to_no_pipe():
             assert far.tolist() == [3.0 * (1016 + 3)]
 
 
+SHARED = [
+    pj.Links("rendezvous", posting="program"),
+    pj.Links("rendezvous", "direction", posting="program"),
+    pj.Links("queued", shared_links="pairs"),
+    pj.Links("blocking", shared_links=[[(0, 1), (1, 0)], [(1, 0), (0, 1)]]),
+    pj.Links("rendezvous", shared_links="pairs"),
+]
+EVERY = [(*grows, links) for grows in [*GROWING, ("pipedream", 4, 16, 1)] for links in SHARED]
+SOME = [EVERY[0], EVERY[17], EVERY[24]]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "microbatches", "step", "links"),
+    SOME + [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in SOME],
+)
+def test_grown_equals_built_where_links_are_shared(name, workers, microbatches, step, links):
+    test_grown_equals_built(name, workers, microbatches, step, links)
+
+
 @pytest.mark.parametrize("microbatches", [33, 100, 1023, 4096])
 def test_1f1b_at_many_microbatches(microbatches):
     program = lowered("1f1b", 8, 32)

@@ -248,3 +248,52 @@ def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates i
         more = data.draw(strategies.carried(model, drawn.num_workers))
         queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
         pj.lower(drawn, link=pj.Links(model, queues, **{**more, "posting": "early"}))
+
+
+def test_files_keep_waits(tmp_path):
+    row = "1RECV_F0 1F0 1B0 1SEND_B0 1WAIT_SEND_B0"
+    held = table("0F0 0SEND_F0 0WAIT_SEND_F0 0RECV_B0 0B0", row)
+    for name in ("held.csv", "held.json"):
+        pj.write_table(held, tmp_path / name)
+        read = pj.read_table(tmp_path / name)
+        assert list(read.rows()) == list(held.rows())
+    assert (tmp_path / "held.csv").read_text().splitlines()[1] == row.replace(" ", ",")
+
+
+RUN = ["evaluate", "--schedule", "gpipe", "--workers", "2", "--microbatches", "5"]
+RUN += ["--stage-times", "F=1,B=2", "--comm", "0.5"]
+
+
+def test_the_command_line_posts_and_shares(answer):
+    early = answer(*RUN, "--link", "rendezvous")
+    assert early["makespan"] == 1 + 0.5 + 5 * 1 + 5 * 2 + 0.5 + 2
+    assert not {"posting", "shared_links"} & set(early)
+    late = answer(*RUN, "--link", "rendezvous", "--posting", "program")
+    assert (late["makespan"], late["posting"]) == (1 + 5 * 1.5 + 2 + 5 * 2.5, "program")
+    shared = answer(*RUN, "--link", "queued", "--shared-links", "0-1 + 1-0")
+    assert shared["shared_links"] == "0-1+1-0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--posting", "program"), "--posting has no effect without --link rendezvous"),
+        (("--link", "rendezvous", "--posting", "x"), "--posting must be one of early, program"),
+        (("--shared-links", "pairs"), "--shared-links has no effect without --link queued,"),
+        (("--link", "queued", "--shared-links", "0-9"), "--shared-links names worker 9: workers"),
+        (("--link", "queued", "--shared-links", "0+1"), "--shared-links: expected pairs, or"),
+        (("--link", "queued", "--shared-links", "1-1"), "worker 1 sends nothing to itself"),
+    ],
+)
+def test_wrong_options_are_named(mistake, options, message):
+    assert message in mistake(*RUN, *options)
+
+
+def test_a_sweep_has_axes_of_posting_and_shared_links():
+    given = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
+    given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}
+    axes = {"posting": ["early", "program"], "shared_links": ["", "pairs", "0-1+1-0"]}
+    assert pj.read_sweep(given | axes).sizes == {"posting": 2, "shared_links": 3}
+    for key, value in (("posting", "late"), ("shared_links", "0-0")):
+        with pytest.raises(ValueError, match=key):
+            pj.read_sweep(given | {key: value})
