@@ -165,6 +165,86 @@ def test_a_search_ends_with_the_best_so_far(tmp_path):
     check_whole(tmp_path)
 
 
+ENDING = """
+import hashlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.{start})
+from pipejax.base.interruption import if_interrupted
+from pipejax.cli.ending import watch_signals
+
+def fail():
+    raise OSError("disk full")
+
+watch_signals()
+with if_interrupted(lambda: {last_words}):
+    sys.stdout.write("ready")
+    sys.stdout.flush()
+    {work}
+"""
+DEAF = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # like a compiler: it runs no handler
+SWALLOWS = """
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass"""
+SIGINT = signal.SIGINT
+# what is done at an interrupt, and meanwhile; signals; most seconds; what the line adds
+ENDS = {
+    "at work": ("None", "time.sleep(60)", [SIGINT], 1, ""),
+    "in a long call": ("'half done'", DEAF, [SIGINT], 1, ": half done"),
+    "whatever catches it": ("None", SWALLOWS, [SIGINT], 1, ""),
+    "in words that take too long": ("time.sleep(60)", "time.sleep(60)", [SIGINT], 2, ""),
+    "twice": ("time.sleep(60)", "time.sleep(60)", [SIGINT, SIGINT], 1, ""),
+    "with words that fail": (
+        "fail()",
+        "time.sleep(60)",
+        [SIGINT],
+        1,
+        ": not all that was found could be reported: disk full",
+    ),
+}
+
+
+def start_ending(last_words, work, start="default_int_handler"):
+    code = ENDING.format(last_words=last_words, work=work, start=start)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.read(5) == "ready"
+    return process
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", ENDS)
+def test_a_process_ends(case):
+    last_words, work, signals, most, adds = ENDS[case]
+    process = start_ending(last_words, work)
+    for number in signals[1:]:
+        process.send_signal(number)
+        time.sleep(0.3)
+    out, err, took = ended(process, signals[0])
+    assert (process.returncode, out, err) == (130, "", f"error: interrupted{adds}\n")
+    assert took < 2 * most
+
+
+@pytest.mark.process
+def test_a_signal_that_is_ignored_stays_so():
+    process = start_ending("None", "time.sleep(60)", start="SIG_IGN")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    _, err, _ = ended(process, signal.SIGTERM)
+    assert (process.returncode, err) == (143, "error: interrupted by SIGTERM\n")
+
+
+@pytest.mark.process
+def test_a_library_handles_no_signals():
+    code = """import signal, threading, pipejax.cli.app
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, threading.active_count())"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True 1\n"
+
+
 def moments(count):
     """Commands, signals and times, the same ones each time; no command is left out."""
     draw = random.Random(0)

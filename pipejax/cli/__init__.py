@@ -19,8 +19,7 @@ def main() -> None:
 
         code = run(sys.argv[1:])
     except ModuleNotFoundError as error:
-        sys.stderr.write(
-            f"error: the command line needs {error.name}: pip install 'pipejax[cli]'\n"
-        )
+        name = str(error.name).partition(".")[0]
+        sys.stderr.write(f"error: the command line needs {name}: pip install 'pipejax[cli]'\n")
         code = 2
     ending.leave(code)

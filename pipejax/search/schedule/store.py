@@ -128,7 +128,7 @@ class SolvedProblems:
         """Read a file or run its schedule; an invalid one is skipped with a warning."""
         try:
             return read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
             return None
         except (OSError, ValueError, OverflowError) as error:
             self._warn(path, error)
