@@ -13,6 +13,7 @@ from pipejax.analysis.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.machine import check_fits
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -27,6 +28,8 @@ MAX_BYTES = 1 << 28  # of durations and choices at once
 PART = 2048  # samples that go through together
 SMALLEST = 64  # samples of the smallest part; of a single one too, so that all are rounded alike
 BYTES_OF_COLUMN = 40  # of a sample, an op or message: score, factor, duration, count, choice
+MOST_SAMPLES = 2**32  # a key each
+BYTES_PER_SAMPLE = 32  # its makespan, and the copies that quantiles and ranks are taken from
 LARGEST_SEED = 2**63 - 1
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of random numbers
@@ -142,7 +145,8 @@ def jitter(
       '33 s, with jitter 34.1 s'
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs), factors=(factors, Jitter))
-    samples = whole_number(samples, "samples")
+    samples = whole_number(samples, "samples", most=MOST_SAMPLES)
+    check_fits(samples * BYTES_PER_SAMPLE, f"{samples} samples need")
     if whole_number(seed, "seed", least=0) > LARGEST_SEED:
         raise ValueError(f"seed must be at most {LARGEST_SEED}, got {seed}")
     whole_number(max_bytes, "max_bytes")

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipejax.base.short_repr import abbreviated
 
+MOST_LISTED = 12  # of what is legal
 MAX_COUNT = 10**9  # of what is counted: products of counts stay exact
 
 
@@ -28,6 +29,22 @@ def whole_number(value: Any, where: str, *, least: int = 1, most: int | None = N
     if most is not None and count > most:
         raise ValueError(f"{where} must be at most {most}, got {value}")
     return count
+
+
+def divisors(total: int) -> list[int]:
+    """List the divisors of a whole number of at least 1, ascending."""
+    small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0]
+    return small + [total // d for d in reversed(small) if d * d != total]
+
+
+def legal_divisors(total: int, given: int) -> str:
+    """Say which numbers divide `total`, or which are nearest to `given` where there are many."""
+    found = divisors(total)
+    if len(found) <= MOST_LISTED:
+        return f"legal are {', '.join(map(str, found))}"
+    below = max(d for d in found if d <= given)
+    near = sorted({below, min((d for d in found if d >= given), default=below)})
+    return f"the nearest that do are {' and '.join(map(str, near))}"
 
 
 def are_positive(values: Any, count: int) -> bool:

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from pipejax.base.interruption import if_interrupted
+from pipejax.base.machine import memory
 
 DRAFT = ".draft-"
 LONGEST = 200  # bytes of a name before it: the whole has to be a name too
+BYTES_PER_CHARACTER = 300  # of memory: what a table takes that is written without a blank
 PROBED = 4096  # bytes that are written to see whether there is room
 
 
@@ -132,6 +134,30 @@ def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = Fals
     """Write a file atomically and flush it to disk; text as UTF-8, line ends unchanged."""
     with drafted(path, is_locked=is_locked) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_file(path: str | Path) -> bytes:
+    """Read a file that is given to us: all of it, but no more than this machine could work with.
+
+    Raises:
+      ValueError: if it is larger, endless or a named pipe, which may never be written to.
+      OSError: if it cannot be read.
+    """
+    found = os.stat(path)
+    # /dev/stdin and <(...) lead to pipes that have no name
+    if stat.S_ISFIFO(found.st_mode) and os.path.exists(os.path.realpath(path)):
+        raise ValueError(f"{path} is a named pipe: give a file, or read it from /dev/stdin")
+    size, most = found.st_size, memory() // BYTES_PER_CHARACTER
+    if size <= most:
+        with open(path, "rb") as file:
+            content = file.read(most + 1)
+        if len(content) <= most:
+            return content
+        size = len(content)
+    raise ValueError(
+        f"{path} has {size / 1e6:,.0f} MB or more: a machine with {memory() / 1e9:,.1f} GB "
+        f"of memory can work with {most / 1e6:,.0f} MB"
+    )
 
 
 def checksum(content: bytes | str) -> str:

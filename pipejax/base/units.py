@@ -5,11 +5,13 @@ prefixes; a key without a known unit is an error, never a guess.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipejax.base.checks import number, unknown
+from pipejax.base.files import read_file
 
 UNITS: Mapping[str, tuple[str, float]] = {
     "TFLOP_per_s": ("FLOP/s", 1e12),
@@ -33,11 +35,11 @@ def parse_json(text: str) -> Any:
     """Read JSON, and refuse duplicate keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} stands twice")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+            raise ValueError(f"key {twice!r} stands twice")
+        return found
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -47,8 +49,9 @@ def parse_json(text: str) -> Any:
 
 def load_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object."""
+    content = read_file(path)
     try:
-        data = parse_json(path.read_bytes().decode("utf-8-sig"))
+        data = parse_json(content.decode("utf-8-sig"))
     except ValueError as error:  # undecodable bytes are one too
         raise ValueError(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):

@@ -40,6 +40,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # in what XLA raises
 ABOUT = "How long does one LLM training step take under this pipeline schedule on this machine?"
 
 
@@ -132,6 +133,8 @@ def run(arguments: Sequence[str]) -> int:
     except MemoryError as error:
         return _report(f"too large for the memory of this machine: {error}")
     except (RuntimeError, AssertionError) as error:  # of JAX, among others
+        if NO_MEMORY in str(error):
+            return _report(f"too large for the memory of this machine: {error}")
         reason = _no_backend()
         if reason is not None:
             return _report(reason)

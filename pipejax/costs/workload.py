@@ -12,7 +12,14 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, share, whole_number
+from pipejax.base.checks import (
+    MAX_COUNT,
+    MismatchError,
+    check_types,
+    legal_divisors,
+    share,
+    whole_number,
+)
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import (
     LayerSplit,
@@ -106,10 +113,9 @@ class Workload:
         """
         size, rest = divmod(self.minibatch, table.num_microbatches)
         if rest:
-            legal = [m for m in range(1, self.minibatch + 1) if self.minibatch % m == 0]
             raise MismatchError(
                 f"{table.num_microbatches} microbatches do not divide a minibatch of "
-                f"{self.minibatch}: legal are {', '.join(map(str, legal))}"
+                f"{self.minibatch}: {legal_divisors(self.minibatch, table.num_microbatches)}"
             )
         return size
 

@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import check_types, known_as, whole_number
+from pipejax.base.checks import MAX_COUNT, check_types, known_as, whole_number
+from pipejax.base.machine import check_fits
 from pipejax.schedules.builders.asynchronous import local_sgd, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
@@ -20,6 +21,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     one_f_one_b,
 )
 from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zb_h1, zb_h2, zero_bubble
+from pipejax.schedules.cells.cells import BYTES_PER_CELL
 from pipejax.schedules.table.slot_durations import check_shares, check_slots
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -34,6 +36,7 @@ class Builder(NamedTuple):
       source: where the schedule was published.
       planned: whether its order follows from times, so that it should be built from those of
         the run where they are known.
+      bytes_per_op: that making a table takes, measured and rounded down.
 
     Example:
       >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
@@ -43,6 +46,7 @@ class Builder(NamedTuple):
     function: Callable[..., ScheduleTable]
     source: str
     planned: bool = False
+    bytes_per_op: int = 600
 
     @property
     def summary(self) -> str:
@@ -56,24 +60,32 @@ class Builder(NamedTuple):
         return tuple(p for p in inspect.signature(self.function).parameters if p not in known)
 
 
+PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables in which no op becomes an object
+
 REGISTRY: Mapping[str, Builder] = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
     "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
     "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
     "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
     "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
-    "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)"),
-    "chimera-asymmetric": Builder(chimera_asymmetric, "Barley et al. (arXiv:2605.24006)"),
-    "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)"),
+    "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED),
+    "chimera-asymmetric": Builder(
+        chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED
+    ),
+    "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
     "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
     "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
-    "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
-    "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
-    "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", planned=True),
+    "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
+    "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
+    "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "pipe-offload": Builder(pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)"),
-    "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", planned=True),
-    "pipedream": Builder(pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)"),
-    "pipedream-2bw": Builder(pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)"),
+    "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", True, PLANNED),
+    "pipedream": Builder(
+        pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN
+    ),
+    "pipedream-2bw": Builder(
+        pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
+    ),
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
 }
 
@@ -107,7 +119,8 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
 
     Raises:
       ValueError: if the name is unknown, or the schedule does not exist for these numbers; the
-        message says which are legal.
+        message says which are legal. Sizes whose table cannot fit into the memory of this machine
+        are refused at once, with both; what fits is built, however long that takes.
 
     Example:
       >>> print(build("1f1b", num_workers=2, num_microbatches=3, slots={"F": 1, "B": 1}))
@@ -127,10 +140,25 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
     for option, parameter in parameters.items():
         is_given = given.get(option, parameter.default) is not parameter.default
         if is_given and parameter.annotation in (int, int | None):
-            given[option] = whole_number(given[option], option)
+            given[option] = whole_number(given[option], option, most=MAX_COUNT)
     if "slots" in given:
         check_slots(given["slots"])
         given["slots"] = {**parameters["slots"].default, **given["slots"]}
     if given.get("stage_shares") is not None:
         check_shares(given["stage_shares"], given["num_workers"])
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    _check_size(builder, defaults | given)
     return builder.function(**given)
+
+
+def _check_size(builder: Builder, given: Mapping[str, Any]) -> None:
+    """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
+    workers, microbatches = given["num_workers"], given["num_microbatches"]
+    own = given.get("stages_per_worker", 1) * 2 * given.get("waves", 0.5)  # stages of a worker
+    stages = workers * int(own)
+    # a row has a column for each of its ops, and for each step of a microbatch through all stages
+    cells = workers * 2 * max(int(own) * microbatches, stages)
+    num_bytes = cells * BYTES_PER_CELL + 2 * stages * microbatches * builder.bytes_per_op
+    check_fits(
+        num_bytes, f"{workers} workers with {stages} stages and {microbatches} microbatches need"
+    )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
+from pipejax.base.files import read_file
+from pipejax.base.machine import check_fits
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import SECTIONS, System, load_system
@@ -32,6 +35,7 @@ OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
 MAX_POINTS = 10**6  # of one axis: a label each
+BYTES_PER_POINT = 8  # of a dataset, at least: its report reads all of it
 SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 RANGE = ("from", "to", "points", "scale")
 count = partial(whole_number, most=MAX_COUNT)
@@ -142,7 +146,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       The sweep.
 
     Raises:
-      ValueError: if a key is unknown or missing, or a value is wrong; the message names it.
+      ValueError: if a key is unknown or missing, or a value is wrong; the message names it. If the
+        dataset cannot fit into memory.
       OSError: if the file cannot be read.
 
     Example:
@@ -157,8 +162,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     where = "sweep"
     if isinstance(given, str | Path):
         where = Path(given).name
+        content = read_file(given)
         try:
-            given = tomllib.loads(Path(given).read_bytes().decode("utf-8-sig"))
+            given = tomllib.loads(content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{given} is not TOML: {str(error).splitlines()[0]}") from None
     known = ("title", *_KEYS, "system", "outputs", "dtype")
@@ -167,6 +173,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
             raise ValueError(f"{where}: {unknown('key', key, known)}")
     if not isinstance(given.get("title", ""), str):
         raise ValueError(f"{where}: title must be a text, got {given['title']!r}")
+    _check_size(given, where)
     axes: dict[str, Axis] = {}
     for key, (name, check, default) in _KEYS.items():
         if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
@@ -191,6 +198,24 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     )
 
 
+def _check_size(given: Mapping[str, Any], where: str) -> None:
+    """Refuse a grid whose dataset cannot fit into memory, before any axis of it is made."""
+    sections = given.get("system", {})
+    fields = sections.values() if isinstance(sections, Mapping) else ()
+    listed = [given[key] for key in _KEYS if key in given]
+    listed += [values for each in fields if isinstance(each, Mapping) for values in each.values()]
+    points = math.prod(map(_num_values, listed))
+    check_fits(points * BYTES_PER_POINT, f"{where}: a dataset of {points:,} points needs")
+
+
+def _num_values(given: Any) -> int:
+    """Count what an axis will take; what is wrong with it is said later."""
+    if isinstance(given, Mapping):
+        points = given.get("points", 1)
+        return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
+    return len(given) if isinstance(given, Sequence) and not isinstance(given, str) else 1
+
+
 def label(value: Any) -> Any:
     """Return what a value is called in the dataset."""
     return str(value) if isinstance(value, tuple) else getattr(value, "name", value)
@@ -204,7 +229,7 @@ def read_axis(name: str, given: Any, where: str, check: Any, unit: str = "") -> 
         raise ValueError(f"{where} is empty: an axis needs at least one value")
     labels = [label(value) for value in values]
     if len(set(labels)) < len(labels):
-        twice = next(name for name in labels if labels.count(name) > 1)
+        (twice, _), *_ = Counter(labels).most_common(1)
         raise ValueError(f"{where} holds {twice} twice")
     return Axis(name, values, unit, is_listed)
 

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.files import read_file
+from pipejax.base.machine import check_fits
 from pipejax.base.short_repr import short_repr
 from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 
@@ -177,7 +179,10 @@ def language_model(
     whole_number(num_stages, "num_stages", least=3)
     names = ("width", "heads", "context", "num_batches", "batch_size")
     for name, count in zip(names, (width, heads, context, num_batches, batch_size), strict=True):
-        whole_number(count, name)
+        whole_number(count, name, most=MAX_COUNT)
+    size = f"{num_stages} stages of width {width} and {num_batches} batches of {batch_size} need"
+    num_bytes = 16 * num_stages * width**2 + 8 * num_batches * batch_size * context
+    check_fits(num_bytes, size)
     if width % heads:
         raise ValueError(f"width must be a multiple of heads {heads}, got {width}")
     characters, codes = encode(read_text(text, whole_number(seed, "seed", least=0)))
@@ -230,7 +235,7 @@ def read_text(text: str | Path | None, seed: int) -> str:
     """Return a text, read it, or make one."""
     if text is None:
         return random_text(seed)
-    return text.read_text(encoding="utf-8") if isinstance(text, Path) else text
+    return read_file(text).decode() if isinstance(text, Path) else text
 
 
 def encode(text: str) -> tuple[list[str], Int[NumpyArray, " characters"]]:

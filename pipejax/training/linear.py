@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.machine import check_fits
 from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 
 
@@ -96,12 +97,15 @@ class DataPartition:
     def __post_init__(self) -> None:
         """Refuse what cannot be divided."""
         for field in dataclasses.fields(self):
-            whole_number(getattr(self, field.name), field.name)
+            whole_number(getattr(self, field.name), field.name, most=MAX_COUNT)
         if self.dimension % self.num_stages:
             raise ValueError(
                 f"dimension must be a multiple of num_stages {self.num_stages}, "
                 f"got {self.dimension}"
             )
+
+        size = f"{self.num_examples} examples of dimension {self.dimension} need"
+        check_fits(8 * self.num_examples * self.dimension, size)
 
     @property
     def num_examples(self) -> int:

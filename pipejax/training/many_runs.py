@@ -9,9 +9,11 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray, UInt
 from pipejax.base.checks import are_positive, whole_number
+from pipejax.base.machine import check_fits
 from pipejax.training.objective import TrainingObjective
 from pipejax.training.training_run import TrainingRun
 
+BYTES_PER_LOOK, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
 Seeds = Sequence[int] | range | Int[NumpyArray, " seeds"]
@@ -35,9 +37,15 @@ def run_alone(
 
 
 def checked_runs(
-    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds
+    objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, looks: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
-    """Check what a sweep of runs is made over."""
+    """Check what a sweep of runs is made over, and that there is memory for it.
+
+    A run is looked at `looks` times, and holds the random numbers of `updates` at once.
+    """
+    num_runs = len(step_sizes) * len(seeds)
+    num_bytes = num_runs * looks * BYTES_PER_LOOK + len(seeds) * updates * BYTES_PER_UPDATE
+    check_fits(num_bytes, f"{num_runs} runs that are looked at {looks} times need")
     if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
         raise ValueError(
             f"step_sizes must be one or more finite numbers above 0, got {list(step_sizes)}"

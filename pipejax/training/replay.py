@@ -125,7 +125,8 @@ def sweep_replay(
         raise ValueError(
             f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
         )
-    chosen, checked = checked_runs(objective, step_sizes, seeds)
+    looks = whole_number(times, "times") + 1 if isinstance(times, int | np.integer) else len(times)
+    chosen, checked = checked_runs(objective, step_sizes, seeds, looks)
     _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
     num_batches, microbatches = objective.num_batches, table.num_microbatches
@@ -196,7 +197,7 @@ def _narrow(values: NumpyArray) -> NumpyArray:
 
 def _checked_times(times: Times | int, end: float) -> Times:
     if isinstance(times, int | np.integer):
-        return np.linspace(0.0, end, whole_number(times, "times") + 1)
+        return np.linspace(0.0, end, times + 1)
     chosen = np.asarray(times, np.float64)
     if (
         chosen.ndim != 1

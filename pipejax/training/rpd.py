@@ -129,10 +129,10 @@ def sweep_randomized_pipedream(
       >>> runs.gap.shape, runs.diverged.shape
       ((2, 3, 5), (2, 3))
     """
-    chosen, checked = checked_runs(objective, step_sizes, seeds)
     whole_number(every, "every")
     if whole_number(updates, "updates") % every:
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
+    chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
     how = _RandomizedSettings(int(law.max()) + 1, updates // every, every, norms)
     outcome = _compiled(objective, chosen, checked, law, how)

@@ -33,6 +33,7 @@ TERMINAL = {
     pj.Phase.L: "white on magenta",
 }
 OTHER = "black on white"
+WIDEST = 100_000
 BLOCKS = " ▁▂▃▄▅▆▇█"
 NAMES = {"activations": "activations held", "bytes": "activation memory"}
 PAIR = "black on bright_magenta"
@@ -46,7 +47,7 @@ def show(
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
     memory: bool = False,
-    width: Annotated[int | None, typer.Option(min=20)] = None,
+    width: Annotated[int | None, typer.Option(min=20, max=WIDEST)] = None,
     json: JsonFlag = False,
 ) -> None:
     """Show the timeline of a schedule; without times, in the table's own slots.

@@ -9,6 +9,7 @@ import typer
 
 import pipejax as pj
 from pipejax.base.checks import one_of
+from pipejax.base.files import read_file
 from pipejax.cli.options.declared import Count, CountIfGiven, flag
 from pipejax.cli.options.numbers import parse_float
 
@@ -92,7 +93,7 @@ class ObjectiveSettings(NamedTuple):
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path).decode()
     except OSError as error:
         raise ValueError(f"--text {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.machine import check_fits
 from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.collectives import add_reductions_within, add_step_end
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
@@ -58,8 +59,13 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
     return _lower(table, Links.of(link), step_end)
 
 
+BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
+
+
 @remembered
 def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
+    size = f"a program of {table.num_workers} workers x {table.num_slots} slots needs"
+    check_fits(table.cells.phase.size * BYTES_PER_CELL, size)
     check_host_links(table, links)
     pairs, pair_of_cell = _distinct_pairs(table)
     fused = table.is_fused

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
+from pipejax.base.machine import check_fits
 from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import (
     COMPUTE,
@@ -19,6 +20,7 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.cells.weight_rule import WeightRule
 
 NOWHERE = -1  # an op that the table does not hold
+BYTES_PER_CELL = 32  # of a table: four numbers for the op, four for its partner
 EMPTY = Phase.IDLE, -1, -1, -1  # phase, stage, microbatch and pipe of a cell that holds nothing
 
 
@@ -40,7 +42,9 @@ class Cells(NamedTuple):
 
 
 def empty_cells(shape: tuple[int, int]) -> Cells:
-    """Return cells (workers, slots) that hold nothing yet."""
+    """Return cells (workers, slots) that hold nothing yet, if a table of them fits into memory."""
+    num_bytes = shape[0] * shape[1] * BYTES_PER_CELL
+    check_fits(num_bytes, f"a table of {shape[0]} workers x {shape[1]} slots needs")
     return Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
 
 

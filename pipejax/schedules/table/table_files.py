@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.checks import check_types, one_of
-from pipejax.base.files import write_file
+from pipejax.base.files import read_file, write_file
 from pipejax.base.notices import Notice
 from pipejax.base.short_repr import abbreviated
 from pipejax.base.units import parse_json
@@ -72,7 +72,7 @@ def read_table(path: str | Path, *, repair: str | None = None) -> ScheduleTable:
     repair = None if repair is None else one_of(repair, REPAIRS, "repair")
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ScheduleError(f"{path} is not a table: it is not text (UTF-8)") from None
     if not text.strip():

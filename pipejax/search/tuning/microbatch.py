@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import divisors
 from pipejax.costs.system import Number, System
 from pipejax.costs.workload import Workload
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
@@ -53,7 +54,7 @@ class Sizes:
     def of(cls, problem: TuningProblem, on_progress: "OnProgress | None") -> "Sizes":
         """List the divisors of each minibatch."""
         totals = problem.pairs.minibatch.astype(int)
-        found = {total: [b for b in range(1, total + 1) if total % b == 0] for total in {*totals}}
+        found = {total: divisors(int(total)) for total in {*totals}}
         pair = np.repeat(np.arange(len(totals)), [len(found[total]) for total in totals])
         size = np.concatenate([found[total] for total in totals])
         no, far = np.zeros(len(pair), bool), np.full(len(pair), np.inf)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.checks import check_types, one_of, whole_number
+from pipejax.base.checks import check_types, divisors, one_of, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.system import System
 from pipejax.costs.workload import StageLayers, Workload
@@ -279,7 +279,7 @@ def _faster(task: _Task, what: str) -> tuple[str, str]:
     ops = 2 * len(layers)  # of one microbatch
     if what == "microbatch_size":
         minibatch = task.workload.minibatch
-        counts = [count for count in range(1, minibatch + 1) if minibatch % count == 0]
+        counts = divisors(minibatch)
         candidates, seconds = len(counts), SECONDS_PER_NEW_OP * ops * sum(counts)
     else:
         split = math.comb(layers.sum() - 1, len(layers) - 1)

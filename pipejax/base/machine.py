@@ -1,0 +1,59 @@
+"""What this machine holds: a size that cannot fit into its memory is refused before the work."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process can have: of the machine, its container and its own limits."""
+    limits = [sys.maxsize]
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        limits += [
+            soft
+            for soft, _ in map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+            if soft != resource.RLIM_INFINITY
+        ]
+    return min(limits + list(_container_limits(cgroups, own)))
+
+
+def _container_limits(cgroups: Path, own: Path) -> Iterator[int]:
+    """Limits of the control groups that hold this process, of either version."""
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            folder = cgroups / controllers / name.lstrip("/")
+            for group in (folder, *folder.parents):
+                for file in ("memory.max", "memory.limit_in_bytes"):
+                    with contextlib.suppress(OSError, ValueError):  # "max": there is none
+                        yield int((group / file).read_text())
+                if group == cgroups:
+                    break
+
+
+def check_fits(num_bytes: int, what: str) -> None:
+    """Refuse what needs more memory than there is.
+
+    Args:
+      num_bytes: that it needs at least: what fits may still be too much beside other things.
+      what: begins the sentence.
+
+    Raises:
+      ValueError: if it does not fit.
+    """
+    there = memory()
+    if num_bytes > there:
+        raise ValueError(
+            f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "
+            f"{there / 1e9:,.1f} GB"
+        )

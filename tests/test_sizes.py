@@ -1,0 +1,224 @@
+"""Sizes are checked before the work: what cannot fit into memory is refused with both numbers."""
+
+import json
+import os
+import re
+import threading
+import time
+
+import pytest
+
+import pipejax as pj
+from pipejax.base import machine
+from pipejax.base.checks import divisors, legal_divisors
+from pipejax.base.files import read_file
+from pipejax.base.machine import check_fits, memory
+
+TOO_LARGE = "need(s)? at least .* GB of memory; this machine has"
+HUGE = 10**9
+
+
+@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.parametrize(("workers", "microbatches"), [(4, HUGE), (10**6, 4), (HUGE, HUGE)])
+def test_tables_that_cannot_fit_are_refused_at_once(name, workers, microbatches):
+    began = time.process_time()
+    with pytest.raises(ValueError, match=f"^{workers} workers.*{TOO_LARGE}"):
+        pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+    assert time.process_time() - began < 0.5
+
+
+def test_the_memory_that_is_there_decides(monkeypatch):
+    size = {"num_workers": 8, "num_microbatches": 500}
+    monkeypatch.setattr(machine, "memory", lambda: 5_000_000)  # 8000 ops of 600 bytes, and cells
+    for name in ("gpipe", "chimera", "hanayo", "interleaved-1f1b"):
+        with pytest.raises(ValueError, match=TOO_LARGE):
+            pj.schedules.build(name, **size)
+    pj.schedules.build("pipedream", **size)  # which needs less: it is drawn, not made of objects
+    monkeypatch.setattr(machine, "memory", lambda: 500_000)
+    with pytest.raises(ValueError, match=TOO_LARGE):
+        pj.schedules.build("pipedream", **size)
+
+
+@pytest.mark.parametrize("options", [{"stages_per_worker": HUGE}, {"waves": HUGE}])
+def test_options_multiply_the_stages(options):
+    name = "hanayo" if "waves" in options else "interleaved-1f1b"
+    with pytest.raises(ValueError, match=TOO_LARGE):
+        pj.schedules.build(name, num_workers=2, num_microbatches=2, **options)
+
+
+def test_uneven_rows_and_programs_are_refused_too(monkeypatch):
+    rows = [["0F0", "0B0"], *[[f"{w}F0", f"{w}B0"] for w in range(1, 40)]]
+    rows[0] += [""] * 10_000
+    table = pj.ScheduleTable.from_rows(rows)
+    monkeypatch.setattr(machine, "memory", lambda: 10_000 * 40 * 32)
+    with pytest.raises(ValueError, match=f"40 workers x 10002 slots {TOO_LARGE}"):
+        pj.ScheduleTable.from_rows(rows)
+    with pytest.raises(ValueError, match=f"a program of .* slots {TOO_LARGE}"):
+        pj.lower(table)
+
+
+def test_limits_of_containers_count(tmp_path):
+    whole = memory(tmp_path, tmp_path / "none")
+    own = tmp_path / "own"
+    for version, line, folder, file in (
+        (2, "0::/a/b", tmp_path / "a", "memory.max"),
+        (1, "4:memory:/a/b", tmp_path / "memory" / "a", "memory.limit_in_bytes"),
+    ):
+        own.write_text(f"3:cpu:/other\n{line}\n")
+        (folder / "b").mkdir(parents=True)
+        (folder / "b" / file).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+        assert memory(tmp_path, own) == whole
+        (folder / file).write_text("1000000\n")  # of the group around it
+        assert memory(tmp_path, own) == 1_000_000
+        (folder / file).unlink()
+    with pytest.raises(ValueError, match=f"it {TOO_LARGE}"):
+        check_fits(10**40, "it needs")
+
+
+T = ["--stage-times", "F=1,B=2"]
+TWO = ["--workers", 2, "--microbatches", 2]
+ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches"]
+MODEL = ["--model", "gpt-22b", "--system", "h100"]
+TRAIN = ["train", "--schedule", "pipedream", "--workers", "2", "--microbatches", "4"]
+COMMANDS = {
+    "evaluate": (["evaluate", *ONE, HUGE, *T], TOO_LARGE),
+    "digits": (["evaluate", *ONE, "9" * 5000, *T], "--microbatches"),
+    "beyond": (["evaluate", *ONE, 10**30, *T], "--microbatches must be at most 1000000000"),
+    "minibatch": (
+        ["evaluate", *ONE, 7, *MODEL, "--minibatch", HUGE],
+        "7 microbatches do not divide a minibatch of 1000000000: the nearest that do are 5 and 8",
+    ),
+    "compare": (
+        ["compare", "--schedules", "gpipe,1f1b", "--workers", 10**6, "--microbatches", "8", *T],
+        TOO_LARGE,
+    ),
+    "jitter": (
+        ["jitter", "--schedules", "gpipe", "--workers", 4, "--microbatches", HUGE, *T],
+        TOO_LARGE,
+    ),
+    "samples": (
+        ["jitter", "--schedules", "gpipe", *TWO, *T, "--samples", 2**33],
+        "--samples must be at most",
+    ),
+    "optimize": (["optimize", *ONE, HUGE, *T, "--memory-limit", 2, "--no-store"], TOO_LARGE),
+    "show": (["show", *ONE, HUGE], TOO_LARGE),
+    "width": (["show", *ONE, 4, "--width", HUGE], "--width"),
+    "sensitivity": (["sensitivity", *ONE, HUGE, *MODEL, "--minibatch", HUGE], TOO_LARGE),
+    "seeds": ([*TRAIN, "--seeds", HUGE], f"8000000000 runs .* {TOO_LARGE}"),
+    "times": ([*TRAIN, "--times", HUGE], TOO_LARGE),
+    "dimension": ([*TRAIN, "--dimension", HUGE], f"600 examples of .* {TOO_LARGE}"),
+    "batch size": ([*TRAIN, "--batch-size", HUGE], TOO_LARGE),
+    "updates": (
+        ["train", "--rpd", "--workers", 2, "--delta", 3, "--updates", HUGE, "--times", 10],
+        TOO_LARGE,
+    ),
+    "width of a model": (
+        [
+            *TRAIN[:3],
+            "--workers",
+            3,
+            "--microbatches",
+            4,
+            "--objective",
+            "language",
+            "--dimension",
+            HUGE,
+        ],
+        TOO_LARGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_refuse_at_once(command, mistake, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
+    arguments, message = COMMANDS[command]
+    began = time.process_time()
+    line = mistake(*arguments)
+    assert re.search(message, line), line
+    assert time.process_time() - began < 2
+
+
+def test_a_grid_that_cannot_fit_is_refused(tmp_path):
+    field = {"from": 1, "to": 9, "points": 10**6}
+    grid = {"schedules": "1f1b", "workers": 2, "minibatch": 2, "microbatch_size": 1}
+    grid |= {"models": "gpt-22b", "systems": "h100"}
+    system = {"network": {"latency_us": field, "bandwidth_GB_per_s": field}}
+    began = time.process_time()
+    with pytest.raises(ValueError, match=f"1,000,000,000,000 points {TOO_LARGE}"):
+        pj.run_sweep(grid | {"system": system}, tmp_path / "out.zarr")
+    assert time.process_time() - began < 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_divisors_are_counted_by_their_roots():
+    for total in range(1, 200):
+        assert divisors(total) == [d for d in range(1, total + 1) if total % d == 0]
+    assert len(divisors(10**9)) == 100
+    assert legal_divisors(12, 5) == "legal are 1, 2, 3, 4, 6, 12"
+    assert legal_divisors(10**9, 7) == "the nearest that do are 5 and 8"
+    assert legal_divisors(10**9, 10**10) == "the nearest that do are 1000000000"
+
+
+def timed(read, path, message):
+    began = time.process_time()
+    with pytest.raises((ValueError, OSError), match=message):
+        read(path)
+    return time.process_time() - began
+
+
+def test_many_keys_are_read_in_linear_time(tmp_path):
+    path = tmp_path / "x.json"
+    many = json.dumps({f"key{k}": k for k in range(200_000)})[:-1]
+    path.write_text(many + "}")
+    assert timed(pj.load_model, path, "key") < 2
+    path.write_text(many + ', "key7": 1}')
+    assert timed(pj.read_table, path, "'key7' stands twice") < 2
+
+
+@pytest.mark.parametrize("read", [pj.read_table, pj.load_model, pj.load_system, pj.read_costs])
+def test_large_and_odd_files_are_refused(read, tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    reads = (lambda path: read(path, table)) if read is pj.read_costs else read
+    path = tmp_path / "x.json"
+    path.write_text('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}")
+    assert timed(reads, path, "nested too deeply") < 2
+    path.write_text('{"a": ' + "9" * 5000 + "}")
+    assert timed(reads, path, "is not JSON") < 2
+    (tmp_path / "folder.json").mkdir()
+    timed(reads, tmp_path / "folder.json", "directory")
+    os.mkfifo(tmp_path / "pipe.json")
+    timed(reads, tmp_path / "pipe.json", "is a named pipe")
+
+
+def test_only_as_much_is_read_as_the_machine_could_work_with(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipejax.base.files.memory", lambda: 30_000_000)
+    path = tmp_path / "x.csv"
+    with path.open("wb") as file:
+        file.truncate(10**12)  # takes no room, and would take minutes to read
+    assert timed(pj.read_table, path, "has 1,000,000 MB or more: .* work with 0 MB") < 1
+    assert timed(pj.read_table, "/dev/zero", "MB or more") < 1
+    path.write_bytes(b"0F0,0B0\n")
+    assert pj.read_table(path).num_workers == 1
+
+
+def test_pipes_without_a_name_are_read(tmp_path):
+    reader, writer = os.pipe()
+    threading.Thread(target=lambda: (os.write(writer, b"0F0,0B0\n"), os.close(writer))).start()
+    assert read_file(f"/dev/fd/{reader}") == b"0F0,0B0\n"
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"0F0," * 10**4, "stands twice"),
+        (b"x" * 10**7, "field larger"),
+        (b"0F0," + b"," * 10**5, "missing op 0B0"),
+        (b"0F0\n" * 10**3, "0F0 is on worker 0"),
+    ],
+)
+def test_wide_and_long_files_are_read_in_linear_time(content, message, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    assert timed(pj.read_table, path, message) < 4
