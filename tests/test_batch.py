@@ -522,11 +522,26 @@ def test_wrong_batches_are_refused(what, function):
         function(program, costs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), True, "1", 1j])
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_temperatures_are_refused(temperature):
     program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
     with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
         pj.makespans(program, pj.Costs(forward=1.0, backward=1.0), temperature=temperature)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_sizes_are_refused():
+    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+    costs = pj.Costs(forward=1.0, backward=1.0)
+    for solve in (pj.makespans, pj.makespans_and_grad):
+        for name in ("batch_size", "max_bytes"):
+            for wrong in (0, -1, 2.5, True, "2"):
+                with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
+                    solve(program, costs, **{name: wrong})
+    for wrong in ("no", 0, 1):
+        with pytest.raises(TypeError, match="unroll must be of type bool"):
+            pj.makespans(program, costs, unroll=wrong)
 
 
 @given(case=strategies.cases(), link=LINKS)

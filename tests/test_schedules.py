@@ -102,6 +102,22 @@ def test_illegal_numbers_are_named(what):
         pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
 
 
+@pytest.mark.parametrize("name", pj.schedules.names())
+@pytest.mark.usefixtures("unchecked")
+def test_builders_take_whole_numbers_alone(name):
+    builder = REGISTRY[name].function
+    for wrong in (1.5, 4.0, True, "4", None, np.float64(4), 0):
+        with pytest.raises(ValueError, match="num_workers must be a whole number of at least 1"):
+            builder(wrong, 4)
+        with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least"):
+            builder(4, num_microbatches=wrong)
+    counts = {"stages_per_worker", "waves", "accumulation", "runs", "local_steps"}
+    for option in counts & set(REGISTRY[name].options):
+        for wrong in (2.5, True, "2"):
+            with pytest.raises(ValueError, match=f"{option} must be a whole number"):
+                builder(4, 4, **{option: wrong})
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_of_numpy_are_numbers():
     table = pj.schedules.build(

@@ -170,6 +170,28 @@ EXPLICIT = {
         {"pipe_of_microbatch": [0, 1]},
         r"pipe_of_microbatch needs the placement",
     ),
+    "placement in parts": ({"placement": [[0.0, 0.9]]}, r"placement must be whole numbers, got"),
+    "placement in floats": ({"placement": np.array([[0.0, 1.0]])}, r"placement must be whole"),
+    "placement in text": ({"placement": [["0", "1"]]}, r"placement must be whole numbers"),
+    "placement in booleans": ({"placement": [[False, True]]}, r"placement must be whole numbers"),
+    "a boolean among workers": ({"placement": [[0, True]]}, r"placement must be whole numbers"),
+    "nobody": ({"placement": [[0, None]]}, r"placement must be whole numbers"),
+    "ragged": ({"placement": [[0, 1], [0]]}, r"placement must be whole numbers"),
+    "beyond 32 bits": ({"placement": [[0, 2**32]]}, r"placement must be whole numbers of at most"),
+    "half a pipe": (
+        {"placement": [[0, 1]], "pipe_of_microbatch": [0, 0.5]},
+        r"pipe_of_microbatch must be whole numbers, got \[0, 0.5\]",
+    ),
+    "pipes in rows": (
+        {"placement": [[0, 1]], "pipe_of_microbatch": [[0, 0]]},
+        r"pipe_of_microbatch has shape",
+    ),
+    "a boolean share": ({"stage_shares": [True, 1.0]}, r"stage_shares .* got \[True, 1.0\]"),
+    "a masked share": (
+        {"stage_shares": np.ma.MaskedArray([1.0, 1.0], mask=[False, True])},
+        r"stage_shares needs 2 positive numbers",
+    ),
+    "a boolean slot": ({"slots": {"F": True}}, r"slots: F must be a finite number .* got True"),
     "placement of another shape": ({"placement": np.array([0, 1])}, r"placement has shape"),
 }
 
@@ -199,6 +221,23 @@ def test_wrong_cells_are_refused(what):
     cell, message = CELLS[what]
     with pytest.raises(pj.ScheduleError, match=f"worker 0, slot 0: .*{message}"):
         pj.ScheduleTable.from_rows([[cell]])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_arrays_of_a_table_hold_whole_numbers():
+    table = pj.ScheduleTable.from_rows(TWO)
+    halves = table.cells._replace(stage=table.stage + 0.5)
+    for arguments, message in (
+        ((halves, table.partners, table.placement), "cells must be whole numbers"),
+        ((table.cells, table.partners, [[0.0, 0.9]]), "placement must be whole numbers"),
+    ):
+        with pytest.raises(pj.ScheduleError, match=message):
+            pj.ScheduleTable(*arguments)
+    wide = pj.ScheduleTable(table.cells, table.partners, [[0, 1]])
+    assert wide.placement.dtype == np.int32
+    given = np.array([0, 0], np.int32)
+    pj.ScheduleTable.from_rows(TWO, placement=[[0, 1]], pipe_of_microbatch=given)
+    given[0] = 1  # the caller's own array stays his
 
 
 def test_arrays_are_dense_integers_and_frozen():

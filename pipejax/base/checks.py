@@ -47,17 +47,42 @@ def legal_divisors(total: int, given: int) -> str:
     return f"the nearest that do are {' and '.join(map(str, near))}"
 
 
+def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Check that values are an array of whole numbers, and small enough for 32 bits."""
+    if type(values) is np.ndarray and values.dtype == np.int32:
+        return values
+    try:
+        numbers = np.asarray(values)
+        # among whole numbers in a list, NumPy reads a boolean as one
+        mixed = () if hasattr(values, "dtype") else np.asarray(values, object).ravel()
+    except ValueError:  # rows that differ in length
+        numbers, mixed = np.array(None), ()
+    is_whole = numbers.size == 0 or numbers.dtype.kind in "iu"
+    is_whole &= not isinstance(values, np.ma.MaskedArray)
+    if not is_whole or any(isinstance(value, bool | np.bool_) for value in mixed):
+        raise ValueError(f"{where} must be whole numbers, got {abbreviated(values)}")
+    if numbers.size and not -MAX_COUNT <= numbers.min() <= numbers.max() <= MAX_COUNT:
+        raise ValueError(f"{where} must be whole numbers of at most {MAX_COUNT}")
+    return numbers.astype(np.int32)
+
+
 def are_positive(values: Any, count: int) -> bool:
     """Return whether values are a sequence of `count` finite numbers above 0."""
     return (
         isinstance(values, Sequence | np.ndarray)
-        and not isinstance(values, str)
+        and not isinstance(values, str | np.ma.MaskedArray)
         and len(values) == count
-        and all(
-            isinstance(value, int | float | np.number) and 0 < float(value) < math.inf
-            for value in values
-        )
+        and all(map(_is_positive, values))
     )
+
+
+def _is_positive(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def as_floats(value: Any, where: str) -> np.ndarray[Any, np.dtype[Any]]:

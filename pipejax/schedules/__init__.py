@@ -4,6 +4,7 @@ Builders of one family share a file. `REGISTRY` lists all of them with their sou
 commands, tests and sweeps cross over all of them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ class Builder(NamedTuple):
 
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables in which no op becomes an object
 
-REGISTRY: Mapping[str, Builder] = {
+_PUBLISHED = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
     "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
     "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
@@ -87,6 +88,34 @@ REGISTRY: Mapping[str, Builder] = {
         pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
     ),
     "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
+}
+
+
+def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
+    """Check what a builder is given before it counts with it."""
+    signature = inspect.signature(builder.function)
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+
+    @functools.wraps(builder.function)
+    def build(*arguments: Any, **options: Any) -> ScheduleTable:
+        given = signature.bind(*arguments, **options).arguments
+        for option, value in given.items():
+            is_count = signature.parameters[option].annotation in (int, int | None)
+            if is_count and value is not defaults[option]:
+                given[option] = whole_number(value, option, most=MAX_COUNT)
+        if "slots" in given:
+            check_slots(given["slots"])
+            given["slots"] = {**defaults["slots"], **given["slots"]}
+        if given.get("stage_shares") is not None:
+            check_shares(given["stage_shares"], given["num_workers"])
+        _check_size(builder, defaults | given)
+        return builder.function(**given)
+
+    return build
+
+
+REGISTRY: Mapping[str, Builder] = {
+    name: builder._replace(function=_checked(builder)) for name, builder in _PUBLISHED.items()
 }
 
 
@@ -136,18 +165,6 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
             takes = ", ".join((*builder.options, "slots"))
             raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
     given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
-    parameters = inspect.signature(builder.function).parameters
-    for option, parameter in parameters.items():
-        is_given = given.get(option, parameter.default) is not parameter.default
-        if is_given and parameter.annotation in (int, int | None):
-            given[option] = whole_number(given[option], option, most=MAX_COUNT)
-    if "slots" in given:
-        check_slots(given["slots"])
-        given["slots"] = {**parameters["slots"].default, **given["slots"]}
-    if given.get("stage_shares") is not None:
-        check_shares(given["stage_shares"], given["num_workers"])
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
-    _check_size(builder, defaults | given)
     return builder.function(**given)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import are_positive, check_types
+from pipejax.base.checks import are_positive, check_types, whole_number
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import check_finite, handed_over, is_traced, known
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
@@ -114,8 +114,8 @@ def makespans(
 
     Raises:
       ValueError: if batch axes differ or may be axes of stages, a leaf has the wrong number of
-        entries, a cost is negative or not finite, the temperature is not above 0, or the program
-        is traced.
+        entries, a cost is negative or not finite, the times overflow, the temperature is not
+        above 0, max_bytes is below 1, or the program is traced.
 
     Differentiation:
       The derivative with respect to a cost is how often it stands on the critical path, the same
@@ -217,6 +217,9 @@ def _prepare(
     costs.check_values()
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
+    if unroll is not None:
+        check_types(unroll=(unroll, bool))
+    whole_number(max_bytes, "max_bytes")
     if unroll and temperature is not None:
         raise ValueError(f"unroll=True is for exact maxima, got temperature={temperature!r}")
     if is_traced(program):

@@ -39,7 +39,7 @@ def pipedream(
       The table, with a U after every backward.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(pipedream(2, 3))
@@ -73,8 +73,8 @@ def pipedream_2bw(
       The table, with a U after the last backward of every group.
 
     Raises:
-      ValueError: if accumulation is below P.
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, accumulation is below P, or a slot
+        duration is not above 0.
 
     Example:
       >>> print(pipedream_2bw(2, 4))
@@ -142,8 +142,7 @@ def local_sgd(
       The table, with a U after every backward.
 
     Raises:
-      ValueError: if runs or local_steps is below 1.
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(local_sgd(2, 3))

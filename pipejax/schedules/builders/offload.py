@@ -41,7 +41,7 @@ def pipe_offload(
 
     Raises:
       ValueError: if the share is not a number from 0 to 1.
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> row = next(pipe_offload(5, 5, offload_share=1).rows())

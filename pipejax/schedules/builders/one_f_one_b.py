@@ -55,7 +55,7 @@ def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
       The table.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(gpipe(2, 2, slots={"F": 1, "B": 1}))
@@ -80,7 +80,7 @@ def one_f_one_b(
       The table.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(one_f_one_b(2, 2, slots={"F": 1, "B": 1}))
@@ -105,7 +105,7 @@ def eager_1f1b(
       The table.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> from pipejax.schedules.table.held_activations import peak_in_flight

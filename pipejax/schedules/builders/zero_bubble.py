@@ -33,7 +33,7 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
       The table.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(zb_h1(2, 2))
@@ -61,7 +61,7 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
       The table.
 
     Raises:
-      ScheduleError: if a count is below 1 or a slot duration is not above 0.
+      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
       >>> print(zb_h2(2, 3))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import check_types, whole_numbers
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
@@ -77,6 +77,10 @@ class ScheduleTable(Content):
 
     def __post_init__(self) -> None:
         """Freeze the arrays and check the schedule."""
+        for name in ("cells", "partners"):
+            arrays = (_whole(array, name) for array in getattr(self, name))
+            object.__setattr__(self, name, Cells(*arrays))
+        object.__setattr__(self, "placement", _whole(self.placement, "placement"))
         for array in (*self.cells, *self.partners, self.placement):
             array.flags.writeable = False
         if np.size(self.stage_shares) == 0 and self.placement.ndim == 2:
@@ -142,11 +146,13 @@ class ScheduleTable(Content):
         if pipe_of_microbatch is None:
             last = max((op.microbatch for row in cells for cell in row for op in cell), default=-1)
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
-        pipe_of = np.asarray(pipe_of_microbatch, np.int32)
+        pipe_of = _whole(pipe_of_microbatch, "pipe_of_microbatch")
+        if pipe_of.ndim != 1:
+            raise ScheduleError(f"pipe_of_microbatch has shape (microbatches), got {pipe_of.shape}")
         return cls(
             cells=lay_out(cells, 0, pipe_of),
             partners=lay_out(cells, 1, pipe_of),
-            placement=np.array(placement, np.int32),
+            placement=np.array(_whole(placement, "placement")),
             name=name,
             slots=slots,
             stage_shares=stage_shares,
@@ -301,6 +307,14 @@ def _parse_rows(rows: Sequence[Sequence[Cell | str]]) -> list[list[Cell]]:
                 raise ScheduleError(f"worker {worker}, slot {slot}: {error}") from None
         parsed.append(cells)
     return parsed
+
+
+def _whole(values: Any, name: str) -> Int[NumpyArray, "..."]:
+    """Check an array of a table for whole numbers."""
+    try:
+        return whole_numbers(values, name)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
 
 
 def _plain(duration: float) -> float:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipejax.base.checks import check_types, one_of
 from pipejax.base.files import read_file, write_file
 from pipejax.base.notices import Notice
@@ -213,15 +211,8 @@ def _from_json(text: str) -> ScheduleTable:
 
 def from_json(data: Mapping[str, Any]) -> ScheduleTable:
     """Make a table of what `to_json` wrote, once its form is checked."""
-    try:
-        given = {name: data[name] for name in FIELDS} | {
-            "weights": _weights(data.get("weights", {}))
-        }
-        for name in ("placement", "pipe_of_microbatch"):
-            given[name] = np.array(given[name], dtype=np.int32)
-        return ScheduleTable.from_rows(**given)
-    except OverflowError as error:  # a worker or pipe beyond every integer of the arrays
-        raise ScheduleError(f"this is not a table: {error}") from None
+    given = {name: data[name] for name in FIELDS}
+    return ScheduleTable.from_rows(**given, weights=_weights(data.get("weights", {})))
 
 
 def _weights(rule: Any) -> WeightRule:
