@@ -176,7 +176,9 @@ def optimize(
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
         raise pj.InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
-    report(best, None if best.status == "optimal" else "time limit")
+    # one that ends before its time has left nothing to find, or nothing on its grid of times
+    is_over = best.status == "optimal" or best.seconds < 0.9 * within
+    report(best, None if is_over else "time limit")
 
 
 class _PosedTask(NamedTuple):

@@ -196,7 +196,8 @@ class AnytimeSearch:
             return
         small = self.problem.with_microbatches(folded.microbatches)
         start = cut(small, ring)
-        model = FoldedModel(small, folded, int(gradient_end(small, start).max()))
+        horizon = int(gradient_end(small, start).max() + small.step_end.sum())
+        model = FoldedModel(small, folded, horizon)
         model.hint(start)
         for found in search(model, seconds, self.num_threads):
             if found.plan is not None:

@@ -228,10 +228,27 @@ class ScheduleModel:
                 model.add(total >= end + max(int(problem.step_end[stage]), updates))
             if "loads" in self.redundant and len(firsts) == 1:
                 model.add(total >= firsts[0] + busy + updates)
+        if problem.objective == "makespan" and problem.all_reduce.any():
+            self._add_all_reduces()
         if "tails" in self.redundant and problem.objective == "makespan":
             for stage, microbatch in self._ops():
                 tail = int(self._paths.tail[self._pipe(microbatch), stage])
                 model.add(total >= self._input_end[stage, microbatch] + tail)
+
+    def _add_all_reduces(self) -> None:
+        """Let a worker take part in one all-reduce at a time, in any order."""
+        problem, model = self.problem, self.model
+        taking: dict[int, list[Interval]] = {}
+        for stage, lasts in enumerate(problem.all_reduce.tolist()):
+            begin = self._time("")
+            for microbatch in range(problem.num_microbatches):
+                model.add(begin >= self._gradient_end[stage, microbatch])
+            interval = model.new_fixed_size_interval_var(begin, lasts, "")
+            for worker in np.unique(problem.placement[:, stage]).tolist():
+                taking.setdefault(worker, []).append(interval)
+            self.model.add(self.objective >= begin + lasts + int(problem.update[stage]))
+        for intervals in taking.values():
+            model.add_no_overlap(intervals)
 
     def hint(self, plan: Plan) -> None:
         """Hint the solver at a plan."""

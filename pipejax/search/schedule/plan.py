@@ -16,7 +16,7 @@ from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_st
 from pipejax.schedules.table.held_activations import held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.problem import NAMES, Problem
+from pipejax.search.schedule.problem import NAMES, PerStage, Problem
 
 NEVER = -1  # start of an offload that does not happen
 
@@ -98,8 +98,18 @@ def objective_of(problem: Problem, plan: Plan) -> int:
     row_end = np.array([end[problem.worker == w].max() for w in range(problem.num_workers)])
     workers = np.arange(problem.num_workers)
     holds = (problem.placement[:, :, None] == workers).any(axis=0).T  # a copy of the stage
-    after = end.max(axis=1) + problem.step_end
+    after = _all_reduce_end(problem, end.max(axis=1)) + problem.update
     return int(max(after.max(), (row_end + holds @ problem.update).max()))
+
+
+def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
+    """End the all-reduces (stages), one at a time on a worker, in the order in which they can."""
+    end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
+    for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
+        here = problem.placement[:, stage]
+        end[stage] = max(int(ready[stage]), int(free[here].max())) + problem.all_reduce[stage]
+        free[here] = end[stage]
+    return end
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:

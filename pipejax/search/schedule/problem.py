@@ -117,6 +117,11 @@ class Problem:
         return bool(self.transmit.any())
 
     @property
+    def all_reduce(self) -> PerStage:
+        """All-reduce (stages) alone."""
+        return self.step_end - self.update
+
+    @property
     def gradient(self) -> PerStage:
         """Work (stages) of a backward: split, or whole where that is faster."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
@@ -246,7 +251,6 @@ def pose(
 
     names = [*OP_TIMES, "all_reduce", "update", *(HOST_TIMES if offload else ())]
     times = {name: seconds(name, stages) for name in names}
-    times["step_end"] = times.pop("all_reduce") + times["update"]
     lag, message = (
         seconds(name, 2, table.num_pipes, stages - 1) for name in ("latency", "transmit")
     )
@@ -257,6 +261,7 @@ def pose(
     grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
     units: dict[str, Any] = dict.fromkeys(HOST_TIMES)
     units |= {name: grid.down(time) for name, time in times.items()}
+    units["step_end"] = units.pop("all_reduce") + units["update"]
     return Problem(
         placement=np.array(table.placement, np.int64),
         pipe_of=np.array(table.pipe_of_microbatch, np.int64),
