@@ -496,6 +496,16 @@ def test_other_things_to_tune(capsys, monkeypatch, what, more, keys):
         assert (code, refusal in err) == (2, True)
 
 
+@pytest.mark.slow
+def test_a_design_has_the_memory_that_it_pays_for():
+    small = dataclasses.replace(pj.load_system("h100"), memory_capacity=1e9)
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
+    given = {"what": "system", "prices": (20.0, 2.0, 10.0, 50.0, 20.0), "budget": 1e5}
+    found = pj.tune("1f1b", 4, workload, small, **given, microbatch_size=2, method="exhaustive")
+    assert found.memory_bytes == found.setting["quantities"]["memory_capacity"] > 1e9
+    assert found.fits
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

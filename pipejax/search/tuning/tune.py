@@ -245,7 +245,8 @@ def _tune(
             microbatches=best.microbatches,
             step_time=best.step_time,
             memory_bytes=best.memory_bytes,
-            fits=best.memory_bytes <= float(task.system.memory_capacity),
+            # a budget buys as much memory as is needed
+            fits=what == "system" or best.memory_bytes <= float(task.system.memory_capacity),
             seconds=time.perf_counter() - began,
             evaluated=sum(each.evaluated for each in found.values()),
             setting=best.setting,
