@@ -10,14 +10,16 @@ import sys
 import time
 
 import pytest
+import xarray as xr
 
 import pipejax as pj
+from pipejax.cli.app import COMMANDS
 from pipejax.search.schedule.store_entry import from_text
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8", "--stage-times", "F=1,B=2"]
 MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "64", "--tensor-parallel", "8"]
 LONG = ["--schedule", "1f1b", "--workers", "8", "--microbatches", "64"]
-SEARCH = [*LONG, "--stage-times", "F=10,I=11,W=9", "--comm", "3"]
+SEARCH = [*LONG, "--stage-times", "F=10,I=11,W=9", "--comm", "14"]
 GRID = """
 schedules = ["gpipe", "1f1b", "chimera"]
 workers = [4, 8]
@@ -29,7 +31,7 @@ systems = ["fast_nw_slow_cp", "slow_nw_fast_cp"]
 # command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
-    "order": (5, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
+    "order": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
     "sweep": (8, ["{}/grid.toml", "--out", "{}/x.zarr"]),
     "jitter": (
@@ -79,6 +81,7 @@ RUNS = {
         ],
     ),
     "schedules": (1, ["--json"]),
+    "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),
 }
 # SIGINT is ignored in what a shell starts in the background; a byte says that our code begins
 START = (
@@ -121,6 +124,8 @@ def check_interrupted(process, err, seconds, number):
 
 def arguments_in(folder, command):
     (folder / "grid.toml").write_text(GRID)
+    table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
+    pj.write_table(table, folder / "table.csv")
     return [command, *(part.replace("{}", str(folder)) for part in RUNS[command][1])]
 
 
@@ -131,6 +136,9 @@ def check_whole(folder):
         pj.read_table(path)
     for path in folder.glob("store/*.json"):
         from_text(path.read_text())
+    for path in folder.glob("x.zarr"):
+        with xr.open_zarr(path) as data:
+            data.load()
     for path in folder.glob("x.svg"):
         assert path.read_text().rstrip().endswith("</svg>")
     for path in folder.glob("x.png"):
@@ -138,7 +146,7 @@ def check_whole(folder):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_an_interrupt_while_modules_are_imported(seconds):
     process = begin(["evaluate", *LONG, *MODEL])
     time.sleep(seconds)
@@ -250,17 +258,21 @@ def moments(count):
     draw = random.Random(0)
     names = [*RUNS] * (count // len(RUNS) + 1)
     return [
-        (name, number, round(draw.uniform(0, RUNS[name][0]), 2))
+        (name, number, round(draw.uniform(0.05, RUNS[name][0]), 2))
         for name, number in zip(
             names[:count], [signal.SIGINT, signal.SIGINT, signal.SIGTERM] * count, strict=False
         )
     ]
 
 
+def test_every_command_is_interrupted():
+    assert set(RUNS) == set(COMMANDS)
+
+
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize(("command", "number", "seconds"), moments(40))
-def test_any_moment(tmp_path, command, number, seconds, record_property):
+@pytest.mark.parametrize(("command", "number", "seconds"), moments(42))
+def test_any_moment(tmp_path, command, number, seconds, call):
     process = begin(arguments_in(tmp_path, command))
     heard = select.select([process.stderr], [], [], seconds)  # closed when it ends before
     if heard[0] or process.poll() is not None:
@@ -268,9 +280,18 @@ def test_any_moment(tmp_path, command, number, seconds, record_property):
         assert (process.returncode, err) == (0, "")
     else:
         out, err, took = ended(process, number)
-        record_property("seconds", took)
-        print(f"{command} after {seconds} s: {took:.2f} s, {process.returncode}, {err!r}")
+        print(
+            f"{command} after {seconds} s: {took:.2f} s, {process.returncode}, {err!r}",
+            file=sys.__stdout__,
+        )
         if process.returncode:
             check_interrupted(process, err, took, number)
     assert "Traceback" not in out + err
+    if command == "sweep":  # which leaves less than a whole store, and goes on with it
+        code, out, err = call(*arguments_in(tmp_path, command), "--resume", "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert found["points"] == sum(
+            found[name] for name in ("feasible", "out_of_memory", "illegal")
+        )
     check_whole(tmp_path)

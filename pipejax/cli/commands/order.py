@@ -1,5 +1,6 @@
 """`pipejax order`: which transfers wait, and a better order of SEND and RECV cells."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,12 +59,8 @@ def order(
     limit = parse_seconds(time_limit, "--time-limit")
     costs = required(pricing).of(table)
 
-    def report(found: "TransferOrder") -> None:
-        save_table(found.table, out)
-        if found.stopped != "interrupted" or certificate.path is not None:
-            run = pj.evaluate(found.table, costs, link=rendezvous)
-            bounds = {"path": found.free_bound, "queue": found.queue_bound}
-            certify(pj.certificate(run, lower_bounds=bounds), certificate)
+    def report(found: "TransferOrder") -> Callable[[], None]:
+        """Work out what the report says; return what writes and prints it."""
         tables = {"own": table, "by producer": pj.insert_transfers(table, link=rendezvous)}
         makespans = {
             name: queue_makespans(each, costs, link=rendezvous)
@@ -72,23 +69,32 @@ def order(
         # where the table's own order deadlocks, nothing waits: the next best thing is looked at
         shown = "by producer" if found.baselines["own"] is None else "own"
         waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
-        if json:
-            looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
-            print_json(_as_json(table, found, waits) | looked_at | certificate.as_json())
-            return end_all(out, certificate, json=True)
-        _print(table, found)
-        print_all(
-            _makespan_grid(makespans),
-            _wait_grid(shown, waits, worst),
-            "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
-        )
-        print_written("wrote the better table to", out.written)
-        print_written("wrote the certificate to", certificate.written)
-        end_all(out, certificate, json=False)
+
+        def show() -> None:
+            save_table(found.table, out)
+            if found.stopped != "interrupted" or certificate.path is not None:
+                run = pj.evaluate(found.table, costs, link=rendezvous)
+                bounds = {"path": found.free_bound, "queue": found.queue_bound}
+                certify(pj.certificate(run, lower_bounds=bounds), certificate)
+            if json:
+                looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
+                print_json(_as_json(table, found, waits) | looked_at | certificate.as_json())
+                return end_all(out, certificate, json=True)
+            _print(table, found)
+            print_all(
+                _makespan_grid(makespans),
+                _wait_grid(shown, waits, worst),
+                "wait by worker: " + ", ".join(map(seconds, waits.by_worker)),
+            )
+            print_written("wrote the better table to", out.written)
+            print_written("wrote the certificate to", certificate.written)
+            end_all(out, certificate, json=False)
+
+        return show
 
     search = OrderSearch(table, costs, rendezvous, seed)
     with (
-        best_so_far(lambda search: report(search.result("interrupted")), out) as keep,
+        best_so_far(lambda search: report(search.result("interrupted"))(), out) as keep,
         progress("searching", iterations) as bar,
     ):
         keep(search)
@@ -99,8 +105,8 @@ def order(
                 completed=done, description=f"best {seconds(makespan)}"
             ),
         )
-        found = search.result(stopped)
-    report(found)
+        show = report(search.result(stopped))
+    show()
 
 
 Makespans = dict[str, dict[str, float | None]]
