@@ -41,7 +41,7 @@ _TABLES = "links table host_links whole_files one_memory_rule pytorch_tables clo
 _BUILT = "closed_forms staleness schedules published"
 TESTS = {
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
-    "pipejax/schedules/builders": (f"{_BUILT} activation_memory", ""),
+    "pipejax/schedules/builders": (f"{_BUILT} activation_memory", "memory_limits"),
     "pipejax/schedules/heuristics": (f"{_BUILT} transfer_order", "memory_limits optimize"),
     "pipejax/engine": ("twins", "recurrence transformations engine_pairs"),
     "pipejax/engine/lowering": (f"{_TABLES} staleness transfer_order", "recurrence engine_pairs"),
@@ -53,7 +53,7 @@ TESTS = {
 COMPILED = "(compiles or solver or process) and not slow"
 PYTEST = "-m pytest -x -q -rfE --tb=no -p no:cacheprovider"
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "600"}
-STAGES = (("--quick",), ("-m", COMPILED))
+STAGES = ((), ("--quick",), ("-m", COMPILED))  # the first is of its own examples
 LIMIT = 900  # seconds of one stage: whoever is longer hangs, and that is found out too
 
 # What cannot change a result, by file, line and change; each was looked at.
@@ -166,9 +166,10 @@ def draw(count, seed):
 
 
 def tests_of(folder, path):
-    """Test files of both stages for a source file: those of the longest prefix."""
+    """Test files of each stage for a source file: its own examples, those of the longest prefix."""
     prefix = max((p for p in TESTS if path.startswith(p)), key=len)
-    stages = ([f"tests/test_{name}.py" for name in names.split()] for names in TESTS[prefix])
+    stages = [[f"tests/test_{name}.py" for name in names.split()] for names in TESTS[prefix]]
+    stages.insert(0, [path] if ">>>" in (Path(folder) / path).read_text() else [])
     return [[file for file in files if (Path(folder) / file).exists()] for files in stages]
 
 
@@ -207,7 +208,7 @@ class Copy:
                 yield
 
     def first_failure(self, tests):
-        """Run the tests of both stages until one fails."""
+        """Run the tests of all stages until one fails."""
         for stage, files in zip(STAGES, tests, strict=True):
             found = self.pytest(*stage, *files) if files else ""
             if found:
