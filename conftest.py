@@ -50,7 +50,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 LEFT_OUT = ("compiles", "solver", "process", "slow")
-SLOW_EXAMPLES = ("choose_a_schedule.md",)
+SLOW_EXAMPLES = (
+    "choose_a_schedule.md",
+    "network_for_chimera.md",
+    "tune_the_microbatch_size.md",
+)
 
 
 def pytest_addoption(parser):

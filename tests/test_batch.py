@@ -426,7 +426,7 @@ def compilations(run):
 def test_a_comparison_grid_compiles_a_handful_of_times():
     programs, costs = [], []
     for name in ("gpipe", "1f1b", "interleaved-1f1b", "chimera", "hanayo", "eager-1f1b"):
-        for workers, count in itertools.product((4, 8), (8, 16, 32, 64, 128, 256)):
+        for workers, count in itertools.product((4, 8), (8, 32, 256)):
             table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
             programs.append(pj.lower(table))
             rng = np.random.default_rng(count)
@@ -446,7 +446,7 @@ def test_a_comparison_grid_compiles_a_handful_of_times():
         )
 
     assert 1 <= compilations(run) <= 8
-    for k in (0, 31, 71):
+    for k in (0, 15, 35):
         one = part(costs[k], 7)
         assert float(results[k][7]) == pytest.approx(
             float(pj.makespan(programs[k], one)), rel=1e-12

@@ -412,7 +412,11 @@ def test_cost_values_never_recompile():
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+@pytest.mark.parametrize(
+    "link",
+    ["delay", "rendezvous"]
+    + [pytest.param(n, marks=pytest.mark.slow) for n in ("queued", "blocking")],
+)
 @pytest.mark.parametrize("table", [TABLE, SPLIT], ids=["chimera", "split"])
 def test_gradients(link, table):
     rng = np.random.default_rng(1)

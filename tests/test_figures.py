@@ -278,10 +278,16 @@ def stores(space_store, elasticity, runs, shaken, tmp_path):
     return tmp_path
 
 
-def test_command(stores, tmp_path, capsys):
+DRAWN = {"tornado"}  # of sensitivity.zarr
+ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
+
+
+@pytest.mark.parametrize("names", [DRAWN, pytest.param(ALL_DRAWN, marks=pytest.mark.slow)])
+def test_command(names, stores, tmp_path, capsys):
     out = tmp_path / "out"
+    for name in ("design_space", "jitter", "timelines") if names == DRAWN else ():
+        shutil.rmtree(stores / f"{name}.zarr")
     assert command.main(["--data", str(stores), "--out", str(out)]) == 0
-    names = {"best_schedule", "design_run_time", "jitter", "pareto", "timelines", "tornado"}
     assert {path.name for path in out.iterdir()} == {
         f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")
     }

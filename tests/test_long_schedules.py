@@ -59,7 +59,9 @@ def all_costs(program):
 
 
 @pytest.mark.parametrize(("name", "workers", "microbatches", "step"), GROWING)
-@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+@pytest.mark.parametrize(
+    "link", ["delay", "rendezvous", *(pytest.param(n, marks=slow) for n in ("queued", "blocking"))]
+)
 def test_grown_equals_built(name, workers, microbatches, step, link):
     program = lowered(name, workers, microbatches, link)
     assert steady_state(program).microbatches == step
@@ -137,7 +139,7 @@ def test_grown_equals_built_where_links_are_shared(name, workers, microbatches, 
     test_grown_equals_built(name, workers, microbatches, step, links)
 
 
-@pytest.mark.parametrize("microbatches", [33, 100, 1023, 4096])
+@pytest.mark.parametrize("microbatches", [33, 100, 1023, pytest.param(4096, marks=slow)])
 def test_1f1b_at_many_microbatches(microbatches):
     program = lowered("1f1b", 8, 32)
     costs = random_costs(program, 2, microbatches)
@@ -147,7 +149,7 @@ def test_1f1b_at_many_microbatches(microbatches):
 
 
 @pytest.mark.parametrize(("name", "workers", "microbatches", "step"), [*GROWING, *UPDATING])
-@pytest.mark.parametrize("link", ["delay", "rendezvous"])
+@pytest.mark.parametrize("link", ["delay", pytest.param("rendezvous", marks=slow)])
 def test_cycle_time_is_the_growth_of_the_makespan(name, workers, microbatches, step, link):
     check_cycle_time(lowered(name, workers, microbatches, link), microbatches)
 

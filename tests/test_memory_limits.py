@@ -326,8 +326,9 @@ def test_mistakes_of_offloads_are_named():
             pj.schedules.build("ada-offload", num_workers=4, num_microbatches=8, **options)
     with pytest.raises(ValueError, match="offload_share must be a number from 0 to 1, got 2"):
         pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, offload_share=2)
-    with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
-        LimitedPipe.of(2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=[1, -1])
+    for sizes in ([1, -1], [1, np.nan], [np.inf, 1]):
+        with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
+            LimitedPipe.of(2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=sizes)
 
 
 ONE = ["--workers", "8", "--microbatches", "24"]

@@ -78,7 +78,7 @@ def check(best, costs, limits, share=THIRD, sizes=None, **run):
     ("workers", "microbatches", "limit", "offload", "makespan"),
     [
         (4, 8, 2, None, 410.0),
-        (4, 8, 2, 10.0, 290.0),
+        pytest.param(4, 8, 2, 10.0, 290.0, marks=pytest.mark.slow),
         (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
         (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
         (3, 4, 1, 10.0, 220.0),
@@ -93,7 +93,7 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     check(best, costs, limit)
 
 
-@pytest.mark.slow  # (4, 8, 2, 10.0) above shows it in a smaller pipe
+@pytest.mark.slow  # (3, 4, 1, 10.0) above shows it in a smaller pipe
 def test_offloading_makes_up_for_half_of_the_memory():
     table = pipe(8, 16)
     costs = equal(table, 10.0)
@@ -171,7 +171,10 @@ def random_problem(rng):
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
+SEEDS = [pytest.param(k, marks=pytest.mark.slow if k in (5, 8) else ()) for k in range(12)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_solutions_of_any_placement_are_what_the_evaluator_says(seed):
     table, costs, options = random_problem(np.random.default_rng(seed))
     best = solve(table, costs, time_limit=2.0, **options)
@@ -181,6 +184,7 @@ def test_solutions_of_any_placement_are_what_the_evaluator_says(seed):
     )
 
 
+@pytest.mark.slow
 def test_spans_are_shorter_than_the_published_searched_ones():
     table = pipe(8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
     costs = pj.Costs.uniform(

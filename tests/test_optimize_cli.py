@@ -250,6 +250,7 @@ def test_no_store(answer, call, tmp_path, monkeypatch, few_baselines):
     assert re.fullmatch(r"warning: store: .*cache/.*\.json is not used: .*\n", err)
 
 
+@pytest.mark.slow  # by SIGTERM test_signals.py has it always
 def test_ctrl_c_prints_the_best_so_far(tmp_path):
     # tests that run in the background hand down that the signal is ignored
     code = (

@@ -200,8 +200,14 @@ def zero_bubble_costs(setting, table):
     )
 
 
-def of_schedules(*names):
-    return [r for r in records("zb.t5.") if r.values[0]["setting"]["schedule"] in names]
+def of_schedules(*names, most=256):
+    """Records of these schedules; those of more microbatches than `most` are slow."""
+    return [
+        pytest.param(*r.values, id=r.id, marks=pytest.mark.slow if setting["m"] > most else ())
+        for r in records("zb.t5.")
+        for setting in [r.values[0]["setting"]]
+        if setting["schedule"] in names
+    ]
 
 
 @pytest.mark.parametrize("record", of_schedules("ZB-H1", "ZB-H2"))
@@ -269,7 +275,7 @@ def span_bubble_ratio(pipe):
     return 1 - pipe.num_microbatches * work / max(spans)
 
 
-@pytest.mark.parametrize("record", of_schedules("ZB-1p", "ZB-2p"))
+@pytest.mark.parametrize("record", of_schedules("ZB-1p", "ZB-2p", most=96))
 @pytest.mark.usefixtures("unchecked")  # checks of types at every step of a search are slow
 def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a worker
     setting, times = record["setting"], profile(record["setting"])

@@ -14,7 +14,8 @@ from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table_files import to_json
 
-SIZES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
+SIZES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
+SIZES += [(6, m) for m in (1, 7, 12)]
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 BOTH_EVEN = ("chimera", "chimera-asymmetric")

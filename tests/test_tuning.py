@@ -62,7 +62,10 @@ def family_of(schedule, workers=4):
     return _families.setdefault((schedule, workers), ScheduleFamily(schedule, workers))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+SLOW_CHIMERA = pytest.param("chimera", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 @pytest.mark.parametrize("count", [40, pytest.param(128, marks=pytest.mark.slow)])
 def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     family = family_of(schedule)
@@ -167,6 +170,7 @@ def test_pairs_that_are_not_alike_are_refused():
         TuningProblem.of(family, [WORKLOAD], [SYSTEM] * 2)
 
 
+@pytest.mark.slow
 def test_more_starts_find_more_minima():
     workloads, systems = random_pairs("1f1b", 4, 128, seed=5, minibatches=MINIBATCHES)
     problem = TuningProblem.of(family_of("1f1b"), workloads, systems)
@@ -222,7 +226,7 @@ def few_layers(schedule="1f1b", count=3, **changes):
     return TuningProblem.of(family_of(schedule), [workload] * count, systems)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+@pytest.mark.parametrize("schedule", ["1f1b", SLOW_CHIMERA])
 def test_layers_are_those_of_the_exhaustive_search(schedule):
     problem = few_layers(schedule)
     tuned, best = tune_stages(problem, 8, LAYERS), search_stages(problem, 8, LAYERS)
@@ -461,7 +465,7 @@ def test_a_second_call_compiles_nothing():
     ("what", "more", "keys"),
     [
         ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed", "baseline"}),
-        ("recompute", [], {"layers", "recomputed", "baseline"}),
+        pytest.param("recompute", [], {"layers", "recomputed", "baseline"}, marks=pytest.mark.slow),
         (
             "system",
             ["--prices", "peak=20,memory=2,node=10,network=50,capacity=20"],
