@@ -225,7 +225,7 @@ def test_wrong_numbers_of_microbatches_are_refused():
         with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least"):
             pj.extrapolated_makespans(program, costs, num_microbatches=count)
     with pytest.raises(
-        ValueError, match=r"too large for float64: .* the largest is backward = 2 s"
+        ValueError, match=r"too large for a float64: .* the largest is backward = 2 s"
     ):
         pj.extrapolated_makespans(program, costs, num_microbatches=16 + 4 * 10**310)
     with pytest.raises(ValueError, match="backward must be finite"):
