@@ -75,9 +75,10 @@ def _exact(tree: Any) -> Any:
 
 
 def _is_real(leaf: Any) -> bool:
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or leaf.dtype.kind in "iub":
+        return False
     is_masked = isinstance(leaf, np.ma.MaskedArray)  # left for `Costs` to refuse
-    return is_array and not is_masked and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return not is_masked and (leaf.dtype.kind == "f" or jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def handed_over(tree: Any) -> Any:
