@@ -11,8 +11,49 @@ from pathlib import Path
 import pytest
 
 import pipejax as pj
+from pipejax.cli.app import COMMANDS, run
 
 LIST = json.loads((Path(__file__).parent / "data" / "mistakes.json").read_text())
+
+
+# lists of keys and names that are allowed, behind which a word may have an underscore
+KNOWN = re.compile(r"(known are|must be one of|expected|with the keys|\"whole_heads).*")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the small files of the list."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name, content in LIST["files"].items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def check_command(arguments, says, folder, capsys):
+    """Run a command line that must end with code 2 and one line that says these words."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (err.count("\n"), err[:7]) == (1, "error: "), err
+    assert out == "" or json.loads(out)["status"] == "infeasible"  # which is an answer
+    assert [word for word in says if word not in err] == [], err
+    given = " ".join([*arguments, *LIST["files"].values()])
+    stray = re.findall(r"[a-z]+(?:_[a-z]+)+", KNOWN.sub("", err))
+    assert [word for word in stray if word not in given] == [], err  # names of Python
+    assert {path.name for path in folder.iterdir()} == set(LIST["files"])  # nothing was begun
+
+
+@pytest.mark.parametrize("mistake", LIST["commands"], ids=lambda mistake: " ".join(mistake["args"]))
+def test_a_mistake_is_one_line_that_names_the_door(mistake, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    check_command(mistake["args"], mistake["says"], folder, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", LIST["commands"], ids=lambda mistake: " ".join(mistake["args"]))
+def test_a_mistake_prints_no_object(mistake, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    known = mistake["args"][0] in COMMANDS and "--json" not in mistake["args"]
+    check_command([*mistake["args"], *["--json"] * known], [], folder, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +87,8 @@ def test_a_misuse_is_refused_at_the_door(misuse, things, tmp_path, monkeypatch):
 
 
 def test_the_list_is_long_and_says_something_of_all():
+    assert len(LIST["commands"]) >= 300
+    assert {mistake["args"][0] for mistake in LIST["commands"]} > set(COMMANDS)
     assert len(LIST["misuses"]) >= 60
     called = {re.match(r"pj\.(\w+)", misuse["expression"])[1] for misuse in LIST["misuses"]}
     results = {"Evaluation", "InfeasibleError", "Program", "ScheduleError", "Model", "System"}

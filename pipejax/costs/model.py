@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax.base.checks import known_as, whole_number
+from pipejax.base.checks import MAX_COUNT, known_as, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.precision import as_float, floats_in
@@ -301,7 +301,7 @@ def load_model(name: str | Path) -> Model:
             values[field] = value
             continue
         least = 0 if field == "vocabulary" else 1
-        values[field] = whole_number(value, f"{where}: {key}", least=least)
+        values[field] = whole_number(value, f"{where}: {key}", least=least, most=MAX_COUNT)
     model = Model(**values)
     check_heads(model, where)
     return model

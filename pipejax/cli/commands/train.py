@@ -168,7 +168,7 @@ def _randomized(task: TrainingTask) -> Trained:
         law = {"delays": pj.staleness(table, costs, link=task.links).delays}
         stages, named = table.num_stages, {**_table(table), "delta": None, **task.timed}
     else:
-        stages = _stages_of_delta(choice, task.pricing)
+        stages = _stages_of_delta(choice, task.pricing, task.links)
         law, named = {"delta": delta}, {"schedule": None, "delta": delta}
     sweep = partial(
         pj.training.sweep_randomized_pipedream, updates=updates, every=updates // times, **law
@@ -176,7 +176,7 @@ def _randomized(task: TrainingTask) -> Trained:
     return task.run(sweep, task.objectives.make(stages), {"method": "rpd", **named}, None)
 
 
-def _stages_of_delta(choice: TableChoice, pricing: Pricing | None) -> int:
+def _stages_of_delta(choice: TableChoice, pricing: Pricing | None, links: pj.Links) -> int:
     """Return the number of stages of a run that has no table; nothing else may say one."""
     stray = pick(choice, "schedule table microbatches") | choice.options.options
     for name, value in stray.items():
@@ -184,6 +184,8 @@ def _stages_of_delta(choice: TableChoice, pricing: Pricing | None) -> int:
             raise ValueError(f"{flag(name)} does not go with --delta: delays come from one of them")
     if pricing is not None:
         raise ValueError("times do not go with --delta: they decide the delays of a table")
+    if links != pj.Links():
+        raise ValueError("--link and what belongs to it have no effect with --delta")
     if choice.workers is None:
         raise ValueError("--delta needs --workers, the number of stages")
     return choice.workers

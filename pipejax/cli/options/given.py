@@ -46,7 +46,10 @@ _RENAMED = {
     "sizes": "activation_sizes",
     "distribution": "op",
 }
-_CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does )?)")
+_CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does | are |(?: '[^']*') needs )?)")
+# what a cost is called in Python, beside the letter that options and files call it by
+_LETTER = re.compile(r"\b[a-z]+(?:_[a-z]+)? \(([A-Z])\)|(?<=[A-Z]) \([a-z]+_[a-z]+\)")
+_NUMBER = re.compile(r"\bnum_(\w+) (\d+)")
 _KEYWORD = re.compile(r"((?<![\w-]))(\w+)(?=(=)')")
 _UNKNOWN = re.compile(r"unknown (\w+) ")
 
@@ -107,19 +110,17 @@ class GivenOptions:
         Where a clause begins, `memory_limit must be ...`, or a keyword has a text, `what='layers'`.
         What a file says is left alone.
         """
-        files = tuple(f"{value}: " for _, value in self.values)
-        if message.startswith(files):
-            return self.at_door(message)
+        for name, value in self.values:
+            is_file = "." in value and message.startswith(f"{value} ")
+            if message.startswith(f"{value}: ") or is_file:
+                return f"{flag(name)} {_in_letters(message)}"
         kind = _UNKNOWN.match(message)
         if kind is not None and (option := self._option(kind[1])):
             return f"{option}: {message}"
-        return _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, message))
-
-    def at_door(self, message: str) -> str:
-        """Put the option before a message that begins with the file that it names."""
+        message = _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, _in_letters(message)))
         for name, value in self.values:
-            if message.startswith(f"{value}: "):
-                return f"{flag(name)} {message}"
+            if "--" not in message and "_" in name and name.replace("_", " ") in message:
+                return f"{flag(name)} {value}: {message}"
         return message
 
     def _renamed(self, clause: re.Match[str]) -> str:
@@ -133,6 +134,11 @@ class GivenOptions:
             if name in self.takes:
                 return flag(name)
         return None
+
+
+def _in_letters(message: str) -> str:
+    """Name costs by their letters, and counts in words."""
+    return _NUMBER.sub(r"\2 \1", _LETTER.sub(lambda found: found[1] or "", message))
 
 
 def _kinds(parameter: Parameter) -> set[Any]:
