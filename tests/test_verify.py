@@ -381,3 +381,51 @@ def test_order_certifies_its_order(answer, tmp_path):
         "path": True,
         "queue": False,
     }
+
+
+JUNK = [
+    None,
+    True,
+    0,
+    -1,
+    1e308,
+    float("nan"),
+    10**400,
+    "x",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    [None],
+    "pairs",
+]
+
+
+def places(data, path=()):
+    """Every place in JSON, as the keys that lead there."""
+    keys = data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    for key in keys:
+        yield (*path, key)
+        yield from places(data[key], (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_junk_anywhere_is_refused_with_words_or_found_out(claimed, seed):
+    rng = np.random.default_rng(seed)
+    by_part = {}
+    for path in places(claimed):
+        by_part.setdefault(path[:2], []).append(path)
+    for paths in by_part.values():
+        changed = copy.deepcopy(claimed)
+        *way, last = paths[rng.integers(len(paths))]
+        inner = changed
+        for key in way:
+            inner = inner[key]
+        inner[last] = JUNK[rng.integers(len(JUNK))]
+        try:
+            verdict = pj.verify(changed)
+        except ValueError as error:
+            assert str(error)
+            continue
+        assert verdict.ok == (verdict.problems == ())
+        assert all(map(str, verdict.problems))

@@ -64,6 +64,7 @@ def certificate(
       True
     """
     check_types(evaluation=(evaluation, Evaluation))
+    check_types(evaluation=(evaluation, Evaluation))
     held = activation_memory(evaluation) if memory is None else memory
     if evaluation.links.posting == "program" and not evaluation.table.has_communication:
         # the order in which transfers are posted is claimed too

@@ -124,10 +124,10 @@ def _gradients_before(
 
     Returns how many, and whether room takes the weight gradients of all of them as well.
     """
-    size, kept = sizes.whole[stage], sizes.whole[stage] * sizes.weight_share[stage]
+    size, share = sizes.whole[stage], sizes.weight_share[stage]
     if limit is None or not size:
         return 0, False
-    over = (k + 1) * size - limit
-    inputs = max(0, math.ceil(over / size - 1e-9))
-    missing = over - inputs * (size - kept)
-    return inputs, bool(kept) and math.ceil(missing / kept - 1e-9) >= inputs > 0
+    over = k + 1 - limit / size  # in activations
+    inputs = math.ceil(max(0.0, over - 1e-9))
+    beyond = over - inputs * (1 - share)  # what so many input gradients alone do not free
+    return inputs, inputs > 0 and share > 0 and beyond > (inputs - 1 + 1e-9) * share

@@ -80,7 +80,9 @@ def read_certificate(source: str | Path | Mapping[str, Any]) -> CertificateConte
     bounds = claims["lower_bounds"]
     for given in bounds if isinstance(bounds, list) else [None]:
         bound = _check_keys(given, ("by", "value"), f"{name}: a lower bound")
-        _check_numbers(bound["value"], (), f"{name}: a lower bound")
+        number(bound["value"], f"{name}: a lower bound")
+        if not isinstance(bound["by"], str):
+            raise ValueError(f"{name}: what a bound rests on must be text, got {bound['by']!r}")
     table = _table(data["table"], f"{name}: table")
     _check_costs(data["costs"], table, OF_BOUNDS if bounds else (), f"{name}: costs")
     for key in SIZES:
@@ -120,12 +122,12 @@ def _check_numbers(value: Any, shape: tuple[int, ...], where: str) -> None:
 
 def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where: str) -> None:
     """Every time has its shape; there is one of all that the table holds and that bounds add up."""
+    known = [*(phase.name for phase in TIMED), "pair"]
+    given = {key for key in known if isinstance(costs, Mapping) and key in costs}
     cells = [cell for row in table.rows() for cell in row]
-    priced = [cell for cell in cells if len(cell) == 1 or "pair" not in costs]
+    priced = [cell for cell in cells if len(cell) == 1 or "pair" not in given]
     needs = {op.phase.name for cell in priced for op in cell if op.phase in TIMED}
-    known = [*(phase.name for phase in TIMED), "pair", *MESSAGE]
-    _check_keys(costs, {key for key in known if key in costs} | needs | {*more, *MESSAGE}, where)
-    for key, value in costs.items():
+    for key, value in _check_keys(costs, given | needs | {*more, *MESSAGE}, where).items():
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1

@@ -1,5 +1,6 @@
 """`verify`: everything that a certificate claims, derived again and compared."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import CertificateContent, read_certificate
 from pipejax.analysis.verify.event_run import Event, EventRun, by_worker
 from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
-from pipejax.base.checks import check_types
+from pipejax.base.checks import check_types, is_number
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
@@ -106,6 +107,7 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
     """
     check_types(certificate=(certificate, Mapping, str, Path))
+    check_types(certificate=(certificate, str, Path, Mapping))
     try:
         content = read_certificate(certificate)
     except ScheduleError as error:  # there is a table, and it cannot run
@@ -178,12 +180,12 @@ def _differences(claimed: Any, derived: Any, within: float, where: str) -> Itera
     elif isinstance(claimed, list) and isinstance(derived, list) and len(claimed) == len(derived):
         for number, pair in enumerate(zip(claimed, derived, strict=True)):
             yield from _differences(*pair, within, f"{where}[{number}]")
-    elif not (_is_float(claimed) and _is_float(derived) and abs(claimed - derived) <= within):
+    elif not (_is_finite(claimed) and _is_finite(derived) and abs(claimed - derived) <= within):
         yield Discrepancy(where, claimed, derived)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_finite(value: Any) -> bool:
+    return is_number(value, least=-math.inf)
 
 
 def _explained(run: EventRun, problems: Iterable[Discrepancy]) -> Iterator[Discrepancy]:
