@@ -11,6 +11,10 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.analysis.verify.bounds import derived_bounds
+from pipejax.analysis.verify.certificate_file import read_certificate
+from pipejax.search.schedule.bounds import lower_bound
+from pipejax.search.schedule.problem import pose
 
 LINKS = [pj.Links(model) for model in ("delay", "queued", "blocking")]
 LINKS += [pj.Links("rendezvous", queues=queues) for queues in ("worker", "pair", "direction")]
@@ -85,6 +89,52 @@ def test_every_table_is_accepted(data, link):
 @given(data=st.data(), link=st.sampled_from(LINKS))
 def test_many_tables_are_accepted(data, link):
     accept(data, link)
+
+
+def test_a_fused_pair_sends_its_activation_first():
+    rows = [
+        ["0F0", "0F1", "2F0", "2B0", "2F1", "0B0", "2B1", "0B1"],
+        ["1F0", "3F0", "3B0", "(1F1;1B0)OVERLAP_F_B", "3F1", "3B1", "1B1"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.5)
+    claimed = certified(table, costs, "queued")
+    assert pj.verify(claimed).ok
+    sent = claimed["claims"]["transfers"]
+    first, second = sent["1SEND_F1 (worker 1 to 0)"], sent["1SEND_B0 (worker 1 to 0)"]
+    assert first["arrives"] == second["leaves"]
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bounds_are_those_of_the_search(data):
+    name = data.draw(st.sampled_from(["1f1b", "chimera", "interleaved-1f1b", "hanayo"]))
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    stages, whole = table.num_stages, lambda *shape: rng.integers(1, 9, shape) * 1.0
+    times = {name: whole(stages) for name in ("forward", "input_grad", "weight_grad")}
+    extra = {name: whole(stages) * rng.integers(0, 2) for name in ("all_reduce", "update")}
+    faster = data.draw(st.booleans())  # a backward that is whole
+    backward = times["input_grad"] + times["weight_grad"] * (0.5 if faster else 1)
+    message = {"transmit": whole(2, table.num_pipes, stages - 1)}
+    costs = pj.Costs(**times, **extra, **message, backward=backward)
+    sizes = whole(stages)
+    asked = {"objective": data.draw(st.sampled_from(["makespan", "span"]))}
+    share = data.draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    of_one = np.array(
+        [max(sizes[pipe == worker].sum() for pipe in table.placement) for worker in range(2)]
+    )
+    limits = of_one * data.draw(st.sampled_from([1, 1.5, 2, 100]))
+    problem = pose(table, costs, limits, sizes, share, link="delay", **asked)
+    theirs = lower_bound(problem)
+    run = pj.evaluate(table, costs)
+    memory = pj.activation_memory(run, sizes=sizes, weight_share=share)
+    claimed = pj.certificate(run, memory=memory, limits=limits, **asked)
+    found = derived_bounds(read_certificate(claimed))
+    best = max(found[kind] for kind in ("worker", "stage", "memory chain"))
+    assert found["stage"] <= found["memory chain"]
+    assert theirs.value * problem.unit <= best * (1 + 1e-9)
+    assert faster or best == pytest.approx(theirs.value * problem.unit, rel=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -424,8 +474,7 @@ def test_junk_anywhere_is_refused_with_words_or_found_out(claimed, seed):
         inner[last] = JUNK[rng.integers(len(JUNK))]
         try:
             verdict = pj.verify(changed)
-        except ValueError as error:
-            assert str(error)
+        except ValueError:
             continue
         assert verdict.ok == (verdict.problems == ())
         assert all(map(str, verdict.problems))
