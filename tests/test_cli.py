@@ -251,6 +251,15 @@ def test_short_ops_are_shown(call):
     assert all(f"worker {w}" in out for w in range(4))
 
 
+def test_tiny_times_are_drawn_as_any(call):
+    shapes = []
+    for cost in ("1", "1e-310", "5e-324"):
+        code, out, err = call("show", *ONE, "--stage-times", f"F={cost},B={cost}", "--width", "90")
+        assert (code, err) == (0, "")
+        shapes.append(out.splitlines()[1:])
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
 def test_show_json(answer):
     result = answer("show", *ONE, *TIMES, "--comm", "0.2")
     assert len(result["ops"]) == 64

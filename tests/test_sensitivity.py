@@ -247,3 +247,14 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+@pytest.mark.compiles
+def test_a_step_time_beyond_floats_is_refused():
+    h100 = pj.load_system("h100")
+    workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    for name, value in (("peak_flops", 1e-300), ("compute_latency", 1e307)):
+        system = dataclasses.replace(h100, **{name: value})
+        with pytest.raises(ValueError, match="the step time is too large for a float64"):
+            pj.sensitivity(table, workload, system)

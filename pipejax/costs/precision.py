@@ -119,12 +119,12 @@ def check_finite(found: Any, given: Any) -> None:
         return
     name, wrong = next(named for named in _named(found) if not _is_finite(named[1]))
     what = "makespan" if name.isdigit() or not name else name  # a result that bears no name
+    text = f"the {what} is too large for a {wrong.dtype}: costs are too large or too far apart"
     largest = {name: float(leaf.max(initial=0.0)) for name, leaf in _named(given)}
-    name = max(largest, key=lambda name: largest[name], default="")
-    raise ValueError(
-        f"the {what} is too large for a {wrong.dtype}: costs are too large or too "
-        f"far apart, the largest is {name} = {largest.get(name, 0.0):g} s"
-    )
+    if largest:
+        name = max(largest, key=lambda name: largest[name])
+        text += f", the largest is {name} = {largest[name]:g} s"
+    raise ValueError(text)
 
 
 def _named(tree: Any) -> list[tuple[str, NumpyArray]]:

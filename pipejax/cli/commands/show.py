@@ -119,7 +119,7 @@ def _print(
     peaks = [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
     label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
     columns = (width or out.width) - label - 3
-    scale = columns / (evaluation.makespan or 1)
+    end = evaluation.makespan or 1.0
     total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
     out.print(
         f"[bold]{escape(evaluation.schedule)}[/] on {evaluation.workers} workers: {total}, idle "
@@ -129,14 +129,14 @@ def _print(
     for worker in range(evaluation.workers):
         row = [bar for bar in drawn if bar.worker == worker]
         compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
-        lines = {f"worker {worker}": _row(compute, columns, scale)}
+        lines = {f"worker {worker}": _row(compute, columns, end)}
         if evaluation.table.offloads:
             on_host = [bar for bar in row if bar.on_host_link]
-            lines["host"] = _row(on_host, columns, scale)
+            lines["host"] = _row(on_host, columns, end)
         if held is not None:
-            lines[peaks[worker]] = _curve(held.memory, worker, columns, scale)
+            lines[peaks[worker]] = _curve(held.memory, worker, columns, end)
         if messages:
-            lines[""] = _lines([arrow for arrow in sent if arrow.sender == worker], columns, scale)
+            lines[""] = _lines([arrow for arrow in sent if arrow.sender == worker], columns, end)
         for name, line in lines.items():
             text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
             out.print(Text(f"{text} ").append_text(line), no_wrap=True)
@@ -153,12 +153,13 @@ def _print(
     out.print(legend)
 
 
-def _row(row: "list[Bar]", columns: int, scale: float) -> Text:
+def _row(row: "list[Bar]", columns: int, end: float) -> Text:
     """One worker's ops as coloured cells; each at least one column while there is room."""
+    # times over the end first: columns over an end of 1e-310 s are beyond a float
     cells = [(" ", "")] * columns
     for bar in row:
-        first = min(round(bar.start * scale), columns - 1)
-        size = min(max(round(bar.finish * scale), first + 1), columns) - first
+        first = min(round(bar.start / end * columns), columns - 1)
+        size = min(max(round(bar.finish / end * columns), first + 1), columns) - first
         style = PAIR if len(bar.ops) == 2 else TERMINAL.get(bar.ops[0].phase, OTHER)
         style += " underline" if bar.is_critical else ""
         held = [op for op in bar.ops if op.microbatch >= 0]
@@ -170,23 +171,23 @@ def _row(row: "list[Bar]", columns: int, scale: float) -> Text:
     return Text.assemble(*cells)
 
 
-def _curve(memory: "ActivationMemory", worker: int, columns: int, scale: float) -> Text:
+def _curve(memory: "ActivationMemory", worker: int, columns: int, end: float) -> Text:
     """The most that a worker holds in each column, relative to the largest peak of all."""
     time, held = memory.curve(worker)
-    edges = np.arange(columns + 1) / scale
+    edges = np.arange(columns + 1) / columns * end
     first = np.searchsorted(time, edges[:-1], side="right") - 1
-    end = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
-    steps = zip(first.tolist(), end.tolist(), strict=True)
+    after = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
+    steps = zip(first.tolist(), after.tolist(), strict=True)
     most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
     size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
     return Text("".join(BLOCKS[k] for k in size), "bright_black")
 
 
-def _lines(lines: "list[Arrow]", columns: int, scale: float) -> Text:
+def _lines(lines: "list[Arrow]", columns: int, end: float) -> Text:
     """Messages of one sender as thin lines, from leaving to arriving."""
     cells = [(" ", "")] * columns
     for arrow in lines:
-        first = min(round(arrow.start * scale), columns - 1)
-        for k in range(first, max(first + 1, min(round(arrow.finish * scale), columns))):
+        first = min(round(arrow.start / end * columns), columns - 1)
+        for k in range(first, max(first + 1, min(round(arrow.finish / end * columns), columns))):
             cells[k] = ("─", "bold red" if arrow.is_critical else "dim")
     return Text.assemble(*cells)
