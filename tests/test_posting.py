@@ -69,6 +69,30 @@ def test_wait_at_the_end_of_a_row_is_no_op():
         assert runs[0].busy.tolist() == runs[1].busy.tolist()
 
 
+def test_a_wait_that_ends_last_does_not_lengthen_the_span():
+    rows = [
+        "0F0 0SEND_F0 0RECV_B0 0B0 1RECV_F1 1F1 1B1 1SEND_B1",
+        "1RECV_F0 1F0 1B0 1SEND_B0 0F1 0SEND_F1 0RECV_B1 0B1",
+    ]
+    placed = {"placement": [[0, 1], [1, 0]], "pipe_of_microbatch": [0, 1]}
+    costs = pj.Costs(forward=F, backward=np.array([0.5, B]), transmit=X)
+    for wait in ("", " 1WAIT_SEND_B1"):
+        both = pj.ScheduleTable.from_rows([(rows[0] + wait).split(), rows[1].split()], **placed)
+        # worker 1's own span begins F + X later and ends X + 0.5 later
+        last = pj.evaluate(both, costs, link="rendezvous")
+        assert last.max_span == last.makespan - X - 0.5
+
+
+def test_an_offload_behind_a_wait():  # blocking holds the next op back, but no offload
+    for wait in ("", "0WAIT_SEND_F0 "):
+        row = f"0F0 0SEND_F0 {wait}0O0 0WAIT_O0 0RECV_B0 0L0 0B0"
+        held = table(row, "1RECV_F0 1F0 1B0 1SEND_B0")
+        run = pj.evaluate(
+            held, pj.Costs(forward=F, backward=B, offload=1.0, transmit=X), link="blocking"
+        )
+        assert run.start[0][row.split().index("0O0")] == F
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_other_link_models_ignore_waits(data):

@@ -54,7 +54,7 @@ def graph_of(program, priced):
 @pytest.mark.parametrize(("link", "queues"), LINKS)
 @given(data=st.data())
 def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
-    cells = data.draw(st.booleans()) if link == "rendezvous" else data.draw(st.just(False))
+    cells = data.draw(st.booleans())
     case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
     more = data.draw(strategies.carried(link, case.table.num_workers))
