@@ -34,8 +34,9 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
         `Links` with all that is to be said about them.
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
         optimizer update of every stage copy (on its worker, after the all-reduce). Where both
-        cost nothing they change no makespan; without them their costs play no part. Where cells
-        of the table update, only an all-reduce before each of them is added.
+        cost nothing they change no makespan, but for all-reduces between pipes on a shared link,
+        which keep their turn there (`evaluate` leaves them out); without them their costs play no
+        part. Where cells of the table update, only an all-reduce before each of them is added.
 
     Returns:
       The program; it holds no costs.
