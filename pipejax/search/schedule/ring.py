@@ -142,7 +142,10 @@ def shortest_ring(
     loads = [int((work[:, None] * (placed == w)).sum()) for w in range(coarse.num_workers)]
     hops = int((coarse.lag + coarse.transmit).max(initial=0))
     way = int(work.sum()) + 2 * hops * coarse.num_stages
-    low, high = max(loads), longest // unit
+    low, high = (
+        max(*loads, 1),
+        longest // unit,
+    )  # work of less than a unit has a length all the same
     length, best = low, None  # the shortest that the work allows is often there
     until = time.monotonic() + seconds
     while low <= length < high and (left := until - time.monotonic()) > 0:
