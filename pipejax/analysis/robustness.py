@@ -129,6 +129,7 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             "seed": first.seed,
             "link": run.links.model,
             "queues": run.links.queues,
+            "host_links": ",".join("+".join(map(str, group)) for group in run.links.host_links),
             "posting": run.links.posting,
             "shared_links": format_pairs(run.links.shared_links),
             "workers": run.workers,
