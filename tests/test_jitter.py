@@ -275,6 +275,8 @@ def test_command(call, tmp_path):
         "link",
         "queues",
         "host_links",
+        "posting",
+        "shared_links",
         "jitter",
         "samples",
         "seed",
