@@ -213,10 +213,13 @@ ENDS = {
 }
 
 
-def start_ending(last_words, work, start="default_int_handler"):
+def start_ending(last_words, work, start="default_int_handler", argument=""):
     code = ENDING.format(last_words=last_words, work=work, start=start)
     process = subprocess.Popen(
-        [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, str(argument)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout.read(5) == "ready"
     return process
@@ -243,6 +246,23 @@ def test_a_signal_that_is_ignored_stays_so():
     assert process.poll() is None
     _, err, _ = ended(process, signal.SIGTERM)
     assert (process.returncode, err) == (143, "error: interrupted by SIGTERM\n")
+
+
+@pytest.mark.process
+def test_what_is_being_written_leaves_what_was_there(tmp_path):
+    (tmp_path / "x.csv").write_text("old")
+    write = """from pipejax.base.files import drafted
+    with drafted(sys.argv[1]) as draft:
+        draft.write_text("half")
+        sys.stderr.write("half\\n")
+        sys.stderr.flush()
+        time.sleep(60)"""
+    process = start_ending("None", write, argument=tmp_path / "x.csv")
+    assert process.stderr.readline() == "half\n"
+    assert len(list(tmp_path.iterdir())) == 2
+    _, err, _ = ended(process, signal.SIGINT)
+    assert (process.returncode, err) == (130, "error: interrupted\n")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.csv", "old")]
 
 
 @pytest.mark.process

@@ -154,7 +154,7 @@ def optimize(
 
     try:
         task = _pose(choice, required(pricing), activations, limit, host_times)
-        with best_so_far(lambda best: report(best, "interrupted"), out) as keep, _shown() as show:
+        with best_so_far(lambda best: report(best, "interrupted")) as keep, _shown() as show:
             found = pj.optimize(
                 task.table,
                 task.costs,

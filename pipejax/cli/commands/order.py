@@ -94,7 +94,7 @@ def order(
 
     search = OrderSearch(table, costs, rendezvous, seed)
     with (
-        best_so_far(lambda search: report(search.result("interrupted"))(), out) as keep,
+        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
         progress("searching", iterations) as bar,
     ):
         keep(search)

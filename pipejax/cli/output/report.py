@@ -12,7 +12,6 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
 from pipejax.base.interruption import if_interrupted
-from pipejax.cli.output.files import NO_OUTPUT, Output
 from pipejax.cli.output.numbers import console
 
 
@@ -97,9 +96,7 @@ def waiting(what: str) -> Iterator[Console]:
 
 
 @contextmanager
-def best_so_far(
-    report: Callable[[Any], object], out: Output = NO_OUTPUT
-) -> Iterator[Callable[[Any], object]]:
+def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], object]]:
     """Report, if the command is interrupted in this block, what was last kept in it."""
     kept: deque[Any] = deque(maxlen=1)
 
@@ -107,7 +104,6 @@ def best_so_far(
         if not kept:
             return None
         report(kept[0])
-        out.end(json=True)  # what cannot be written is said, its content not printed
         return "this is the best so far"
 
     with if_interrupted(say):
