@@ -2,11 +2,16 @@
 
 import json
 import re
+import sys
+import warnings
 
 import pytest
 
 import pipejax as pj
 from pipejax.base.checks import known_as, one_of
+from pipejax.base.notices import Notice, notices_as_lines
+from pipejax.cli.options.declared import declared
+from pipejax.cli.options.given import GivenOptions
 from pipejax.costs.system import data_file
 from pipejax.schedules.table.table_files import to_json
 
@@ -227,3 +232,41 @@ def test_a_table_file_names_the_key(mistake, tmp_path, values, message):
     path = tmp_path / "table.json"
     path.write_text(json.dumps(TABLE | values))
     assert re.search(f"--table {path}: .*{message}", mistake("show", "--table", path))
+
+
+def test_one_line_is_all_that_a_command_says():
+    own, foreign = Notice("a table is repaired"), RuntimeWarning("overflow encountered in add")
+    with pytest.MonkeyPatch.context() as patch, notices_as_lines():
+        lines = []
+        patch.setattr(sys.stderr, "write", lines.append)
+        for warning in (own, foreign):
+            warnings.showwarning(warning, type(warning), "here", 1)
+    assert lines == ["warning: a table is repaired\n"]
+
+
+def test_what_begins_with_a_file_or_an_argument_gets_its_option():
+    takes = declared(evaluate_options)
+    given = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--flag"], takes)
+    for message, said in (
+        ("memory_limit must be 3", "--memory-limit must be 3"),
+        ("1f1b: memory_limit 2 is too small", "1f1b: --memory-limit 2 is too small"),
+        (
+            "the memory limit of worker 0 is 2",
+            "--memory-limit 2: the memory limit of worker 0 is 2",
+        ),
+        ("x.csv: memory_limit must be 3", "--table x.csv: memory_limit must be 3"),
+        ("x.csv is not a table", "--table x.csv is not a table"),
+        ("table must be legal", "--table must be legal"),
+        ("the table must be legal", "the table must be legal"),
+        ("it needs tables: table must be there", "it needs tables: table must be there"),
+        ("unknown table 'y'", "--table: unknown table 'y'"),
+        ("what='x' needs table='y'", "what='x' needs --table='y'"),
+        ("give backward (B), or weight_grad (W)", "give B, or W"),
+        ("W = B - I (weight_grad) is -1", "W = B - I is -1"),
+        ("a multiple of num_stages 4", "a multiple of 4 stages"),
+    ):
+        assert given.named(message) == said
+
+
+def evaluate_options(memory_limit: float, table: str, flag: bool = False) -> None:
+    """Stand for a command."""

@@ -13,10 +13,11 @@ class Notice(UserWarning):
 
 @contextmanager
 def notices_as_lines() -> Iterator[None]:
-    """Write each notice as a line on stderr."""
+    """Write each notice as a line on stderr; warnings of other packages are for programmers."""
 
-    def write(message: Warning | str, *rest: Any, **more: Any) -> None:
-        sys.stderr.write(f"warning: {message}\n")
+    def write(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, Notice):
+            sys.stderr.write(f"warning: {message}\n")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)

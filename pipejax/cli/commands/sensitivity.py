@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 BAR = 20  # columns of the longest bar
+LARGEST_FACTOR = 1e6  # beyond it no number of a machine means anything
 
 
 def sensitivity(
@@ -40,8 +41,9 @@ def sensitivity(
             "sensitivity needs --model, --system and --minibatch: with times given, "
             "`evaluate` shows the share of each cost"
         )
-    if not 1 < factor < float("inf"):
-        raise ValueError(f"--factor must be above 1, got {factor:g}")
+    if not 1 < factor <= LARGEST_FACTOR:
+        limits = "above 1" if factor <= 1 else f"above 1 and at most {LARGEST_FACTOR:g}"
+        raise ValueError(f"--factor must be {limits}, got {factor:g}")
     factors = 1 / factor, factor
     found = pj.sensitivity(table, priced.workload, priced.system, link=links)
     ends = swings(table, priced.workload, priced.system, factors=factors, link=links)
