@@ -43,6 +43,7 @@ TESTS = {
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
     "pipejax/schedules/builders": (f"{_BUILT} activation_memory", "memory_limits"),
     "pipejax/schedules/heuristics": (f"{_BUILT} transfer_order", "memory_limits optimize"),
+    "pipejax/schedules/heuristics/rows_from_starts.py": ("", "memory_limits optimize"),
     "pipejax/engine": ("twins", "recurrence transformations engine_pairs"),
     "pipejax/engine/lowering": (f"{_TABLES} staleness transfer_order", "recurrence engine_pairs"),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices"),
