@@ -173,7 +173,7 @@ def sample(ways, step):
     ]
 
 
-CASES = [*sample([*WAYS][:2], 1), *sample([*WAYS][2:], 3), *sample(COMPILED, 24)]
+CASES = [*sample([*WAYS][:2], 1), *sample([*WAYS][2:], 6), *sample(COMPILED, 24)]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample([*ALL][2:-1], 1)]
 
 

@@ -316,7 +316,7 @@ def assert_same_by_command(files, paths, makespan):
         assert json.loads(out.getvalue())["makespan"] == makespan
 
 
-KINDS = {"legal": 0.25, "grammar": 0.4, "costs": 0.25, "command": 0.1}
+KINDS = {"legal": 0.2, "grammar": 0.5, "costs": 0.2, "command": 0.1}
 
 
 @pytest.mark.parametrize("kind", KINDS)
