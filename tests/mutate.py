@@ -71,6 +71,11 @@ EQUIVALENT = {
         "1 -> 0",
     ): "one part joined with nothing is that part, copied",
     ("makespans.py", "matrix[size:] = 0", "0 -> 1"): "padding of the batch that is never read",
+    (
+        "torch_1f1b.py",
+        "return format_cell((cell[0]._replace(microbatch=cell[0].microbatch - 1),))",
+        "0 -> -1",
+    ): "cells of one op have the same first and last",
 }
 
 

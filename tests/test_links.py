@@ -98,6 +98,11 @@ def test_unknown_models_are_named():
         pj.lower(GPIPE, link=pj.Links(queues="x"))
 
 
+def test_the_pair_that_stands_twice_is_named():
+    with pytest.raises(ValueError, match=r"names the pair \(1, 0\) twice in one group"):
+        pj.Links("queued", shared_links=[[(0, 1), (1, 0), (1, 0)]])
+
+
 def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth
     table = pj.schedules.build("gpipe", num_workers=3, num_microbatches=1)
     transmit = np.array([[[1.0, 5.0]], [[2.0, 7.0]]])
