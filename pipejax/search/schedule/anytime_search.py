@@ -134,10 +134,10 @@ class AnytimeSearch:
 
     def _first(self) -> Iterator[Solution]:
         plan = greedy_plan(self.problem, self.problem.limits)
-        if plan is None:
-            yield from self._offer("one by one", one_by_one(self.problem))
-        else:
+        if plan is not None:
             yield from self._offer("greedy", plan)
+        if self.plan is None:
+            yield from self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> Iterator[Solution]:
         for name, other in baseline_tables(self.problem, self.given):

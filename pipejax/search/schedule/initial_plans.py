@@ -168,7 +168,7 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
             if (peaks(problem, plan) <= problem.limits).all():
                 best = value
                 yield Start("greedy", plan)
-            else:
+            elif problem.offload is not None:
                 too_large.append((value, len(too_large), plan))
     for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
         if time.monotonic() > until or (best is not None and value >= best):
