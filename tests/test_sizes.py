@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from importlib import resources
 
 import pytest
 
@@ -188,7 +189,28 @@ def test_large_and_odd_files_are_refused(read, tmp_path):
     (tmp_path / "folder.json").mkdir()
     timed(reads, tmp_path / "folder.json", "directory")
     os.mkfifo(tmp_path / "pipe.json")
-    timed(reads, tmp_path / "pipe.json", "is a named pipe")
+    timed(reads, tmp_path / "pipe.json", "a named pipe may never end")
+
+
+@pytest.mark.parametrize("count", [10**9 + 1, 10**30, 10**400])
+@pytest.mark.parametrize("key", ["layers", "hidden", "vocabulary", "sequence_tokens"])
+def test_models_beyond_every_machine_are_refused(key, count, tmp_path):
+    source = resources.files("pipejax.costs") / "data" / "models" / "gpt-22b.json"
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps(json.loads(source.read_text()) | {key: count}))
+    with pytest.raises(ValueError, match=f"{key} must be at most 1000000000, got 10"):
+        pj.load_model(path)
+
+
+def test_long_values_of_a_table_are_not_repeated(tmp_path):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    pj.write_table(table, tmp_path / "good.json")
+    data = json.loads((tmp_path / "good.json").read_text())
+    for odd in ({"name": "x" * 10**6}, {"stage_shares": [1] * 10**5}):
+        (tmp_path / "odd.json").write_text(json.dumps(data | odd))
+        with pytest.raises(pj.ScheduleError) as error:
+            pj.read_table(tmp_path / "odd.json")
+        assert len(error.value.reason) < 500
 
 
 def test_only_as_much_is_read_as_the_machine_could_work_with(tmp_path, monkeypatch):
@@ -196,7 +218,7 @@ def test_only_as_much_is_read_as_the_machine_could_work_with(tmp_path, monkeypat
     path = tmp_path / "x.csv"
     with path.open("wb") as file:
         file.truncate(10**12)  # takes no room, and would take minutes to read
-    assert timed(pj.read_table, path, "has 1,000,000 MB or more: .* work with 0 MB") < 1
+    assert timed(pj.read_table, path, "has 1,000,000 MB or more, .* work with 0 MB") < 1
     assert timed(pj.read_table, "/dev/zero", "MB or more") < 1
     path.write_bytes(b"0F0,0B0\n")
     assert pj.read_table(path).num_workers == 1

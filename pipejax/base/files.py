@@ -146,7 +146,7 @@ def read_file(path: str | Path) -> bytes:
     found = os.stat(path)
     # /dev/stdin and <(...) lead to pipes that have no name
     if stat.S_ISFIFO(found.st_mode) and os.path.exists(os.path.realpath(path)):
-        raise ValueError(f"{path} is a named pipe: give a file, or read it from /dev/stdin")
+        raise ValueError(f"{path}: a named pipe may never end: give a file, or /dev/stdin")
     size, most = found.st_size, memory() // BYTES_PER_CHARACTER
     if size <= most:
         with open(path, "rb") as file:
@@ -155,7 +155,7 @@ def read_file(path: str | Path) -> bytes:
             return content
         size = len(content)
     raise ValueError(
-        f"{path} has {size / 1e6:,.0f} MB or more: a machine with {memory() / 1e9:,.1f} GB "
+        f"{path}: it has {size / 1e6:,.0f} MB or more, a machine with {memory() / 1e9:,.1f} GB "
         f"of memory can work with {most / 1e6:,.0f} MB"
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from pipejax.base.checks import are_positive
+from pipejax.base.short_repr import abbreviated
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 Slots = Mapping[str, float]  # durations by phase letter
@@ -14,7 +15,9 @@ EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 def check_shares(shares: Sequence[float], num_stages: int) -> None:
     """Check that every stage has a positive share of the layers."""
     if not are_positive(shares, num_stages):
-        raise ScheduleError(f"stage_shares needs {num_stages} positive numbers, got {shares!r}")
+        raise ScheduleError(
+            f"stage_shares needs {num_stages} positive numbers, got {abbreviated(shares)}"
+        )
 
 
 def check_slots(slots: Slots) -> None:

@@ -27,6 +27,7 @@ from pipejax.schedules.table.torch_1f1b import LOOKS_LIKE, REPAIRS, changes, rep
 
 FORMAT = "pipejax-table"
 VERSION = 1
+LONGEST = 1000  # characters of a name, which reports print
 FIELDS = ("name", "placement", "pipe_of_microbatch", "slots", "stage_shares", "rows")
 _KEYS = {"format", "version", *FIELDS}
 
@@ -253,7 +254,10 @@ def _are_lists_of(value: Any, kind: type) -> bool:
 
 
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: isinstance(value, str), "a text"),
+    "name": (
+        lambda value: isinstance(value, str) and len(value) <= LONGEST,
+        f"a text of at most {LONGEST} characters",
+    ),
     "rows": (lambda value: _are_lists_of(value, str), "lists of texts"),
     "placement": (
         lambda value: _are_lists_of(value, int) and len({len(row) for row in value}) <= 1,
