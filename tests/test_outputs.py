@@ -115,6 +115,15 @@ def file_size_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_disk_without_room_is_found_before_the_work(tmp_path, mistake):
+    for command in ("export", "jitter"):
+        arguments, option, end = OUTPUTS[command]
+        with file_size_limit(100):
+            line = mistake(*arguments, option, tmp_path / f"x{end}")
+        assert line == f"error: {option} {tmp_path / f'x{end}'}: File too large\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path):
     path = made(tmp_path / "good.json", "x" * 50_000)
     with file_size_limit(4096), pytest.raises(OSError, match="File too large") as error:

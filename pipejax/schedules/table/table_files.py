@@ -241,6 +241,9 @@ def check_json(data: Mapping[str, Any]) -> None:
     for name, (fits, form) in _FORMS.items():
         if not fits(data[name]):
             raise ScheduleError(f"{name} must be {form}, got {abbreviated(data[name])}")
+    if len(data["name"]) > LONGEST:
+        given = abbreviated(data["name"])
+        raise ScheduleError(f"name must have at most {LONGEST} characters, got {given}")
 
 
 def _is_list_of(value: Any, *kinds: type) -> bool:
@@ -254,10 +257,7 @@ def _are_lists_of(value: Any, kind: type) -> bool:
 
 
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (
-        lambda value: isinstance(value, str) and len(value) <= LONGEST,
-        f"a text of at most {LONGEST} characters",
-    ),
+    "name": (lambda value: isinstance(value, str), "a text"),
     "rows": (lambda value: _are_lists_of(value, str), "lists of texts"),
     "placement": (
         lambda value: _are_lists_of(value, int) and len({len(row) for row in value}) <= 1,
