@@ -11,6 +11,7 @@ import time
 import warnings
 
 import pytest
+from certified import check_solution
 
 import pipejax as pj
 from pipejax.base.files import DRAFT
@@ -54,6 +55,7 @@ def small(limit=3, offload=None, scale=1.0, **times):
 def best(case, store, seconds=20.0):
     table, costs, options = case
     *_, last = pj.optimize(table, costs, **options, time_limit=seconds, store=store)
+    check_solution(last, costs, **options)
     return last
 
 

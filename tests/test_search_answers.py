@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import reference
+from certified import check_solution
 from test_optimize import held
 
 import pipejax as pj
@@ -122,6 +123,7 @@ def test_every_solution_of_every_problem_is_what_it_says(seed):
     found = list(pj.optimize(table, costs, time_limit=0.1, num_threads=2, **options))
     for better in found:
         check(better, table, costs, options)
+    check_solution(found[-1], costs, **options)
 
 
 @pytest.mark.solver
