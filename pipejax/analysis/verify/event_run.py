@@ -165,12 +165,13 @@ class EventRun:
 
     def _add_messages(self) -> None:
         """Order 2: what an op waits for. Messages: what crosses between workers, and how."""
+        sends = "latency" in self.costs  # the run that orders transfers is free of messages
         queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
         for op, cell in self.at.items():
             if op[0] in WAIT_SEND and cell in self.waits:
                 self.waits[cell].append(((op[0].removeprefix("WAIT_"), *op[1:]), 0.0))
             for made in inputs(op):
-                if made in self.at and self.at[made][0] == cell[0]:
+                if made in self.at and (self.at[made][0] == cell[0] or not sends):
                     self.waits[cell].append((self.at[made], 0.0))
                 elif made in self.at:
                     send = "SEND_F" if made[1] < op[1] else "SEND_B", *made[1:]
@@ -229,9 +230,8 @@ class EventRun:
     @functools.cached_property
     def unit_ends(self) -> Mapping[Event, float]:
         """End of each cell in the run that orders transfers: only `UNIT_TIMES` pass there."""
-        stages, pipes = self.table.num_stages, self.table.num_pipes
-        costs: dict[str, Any] = {p.name: [UNIT_TIMES.get(p.name, 0.0)] * stages for p in TIMED}
-        costs |= dict.fromkeys(("latency", "transmit"), [[[0.0] * stages] * pipes] * 2)
+        stages = self.table.num_stages
+        costs = {phase.name: [UNIT_TIMES.get(phase.name, 0.0)] * stages for phase in TIMED}
         return EventRun(self.table, costs, Links(host_links=self.links.host_links)).end
 
     def _run(self) -> None:
