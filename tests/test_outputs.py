@@ -67,19 +67,32 @@ def what_is_in(folder):
     return {str(path): path.read_text() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize(
+    ("command", "hostile"),
+    [
+        (command, hostile)
+        for command in OUTPUTS
+        for hostile in HOSTILE
+        # a store that is there is looked into: test_sweep_store.py
+        if not (command == "sweep" and hostile in ("there", "a folder"))
+    ],
+)
 def test_what_cannot_be_written_is_refused_before_the_work(command, hostile, tmp_path, mistake):
     arguments, option, end = OUTPUTS[command]
     make, message = HOSTILE[hostile]
     path = make(tmp_path, end)
     before = what_is_in(tmp_path)
-    if command == "sweep" and hostile in ("there", "a folder"):
-        pytest.skip("a store that is there is looked into: test_sweep_store.py")
     line = mistake(*arguments, option, path)
     assert option in line
     assert re.search(message, line), line
     assert what_is_in(tmp_path) == before
+
+
+def test_two_files_of_one_name_are_refused_before_the_work(tmp_path, mistake):
+    (tmp_path / "link").symlink_to(tmp_path)
+    pair = ("--out", tmp_path / "x.json", "--certificate", tmp_path / "link" / "x.json")
+    arguments, _, _ = OUTPUTS["optimize"]
+    assert "--out and --certificate name the same file" in mistake(*arguments, *pair)
 
 
 @pytest.mark.parametrize("command", OUTPUTS)

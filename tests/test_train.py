@@ -299,7 +299,7 @@ def test_summary_needs_its_axes():
         ([*TABLE, "--step-sizes", "0.5,0.50"], "--step-sizes must name each once, got 0.5 twice"),
         ([*TABLE, "--seeds", "0"], "--seeds.*got '0'"),
         ([*TABLE, "--times", "0"], "--times.*got '0'"),
-        ([*TABLE, "--dimension", "5"], "dimension must be a multiple of num_stages 2, got 5"),
+        ([*TABLE, "--dimension", "5"], "--dimension must be a multiple of 2 stages, got 5"),
         ([*TABLE, "--objective", "cubic"], "--objective must be one of quadratic, .*, got 'cubic'"),
         ([*TABLE, "--objective", "language"], "language needs at least 3 stages, .*, got 2"),
         ([*TABLE, "--objective", "language", "--dimension", "5"], "must be even .*, got 5"),

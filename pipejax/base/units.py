@@ -24,6 +24,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "MB": ("B", 1e6),
     "GB": ("B", 1e9),
     "GiB": ("B", 2.0**30),
+    "TB": ("B", 1e12),
     "ns": ("s", 1e-9),
     "us": ("s", 1e-6),
     "ms": ("s", 1e-3),

@@ -108,7 +108,7 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
             given["slots"] = {**defaults["slots"], **given["slots"]}
         if given.get("stage_shares") is not None:
             check_shares(given["stage_shares"], given["num_workers"])
-        _check_size(builder, defaults | given)
+        check_size(builder, **defaults | given)
         return builder.function(**given)
 
     return build
@@ -168,14 +168,14 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
     return builder.function(**given)
 
 
-def _check_size(builder: Builder, given: Mapping[str, Any]) -> None:
+def check_size(
+    builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
+) -> None:
     """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
-    workers, microbatches = given["num_workers"], given["num_microbatches"]
-    own = given.get("stages_per_worker", 1) * 2 * given.get("waves", 0.5)  # stages of a worker
-    stages = workers * int(own)
+    own = options.get("stages_per_worker", 1) * 2 * options.get("waves", 0.5)  # stages of a worker
+    stages = num_workers * int(own)
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
-    cells = workers * 2 * max(int(own) * microbatches, stages)
-    num_bytes = cells * BYTES_PER_CELL + 2 * stages * microbatches * builder.bytes_per_op
-    check_fits(
-        num_bytes, f"{workers} workers with {stages} stages and {microbatches} microbatches need"
-    )
+    cells = num_workers * 2 * max(int(own) * num_microbatches, stages)
+    num_bytes = cells * BYTES_PER_CELL + 2 * stages * num_microbatches * builder.bytes_per_op
+    what = f"{num_workers} workers with {stages} stages and {num_microbatches} microbatches need"
+    check_fits(num_bytes, what)

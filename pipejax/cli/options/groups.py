@@ -23,7 +23,7 @@ from pipejax.cli.options.declared import (
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
-from pipejax.cli.output.files import Output
+from pipejax.cli.output.files import Output, check_apart
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.torch_1f1b import REPAIRS
@@ -321,6 +321,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             name: Output(given[name], flag(name), given["force"]).check(kind)
             for name, kind in kinds.items()
         }
+        check_apart(outputs.values())
         chosen: dict[str, Any] = {}
         for group in sorted(groups, key=lambda name: name not in _INPUTS):
             inputs = {

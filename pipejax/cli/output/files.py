@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,6 +151,16 @@ def end_all(*outputs: Output, json: bool) -> None:
     """Raise what went wrong with the first of some files that could not be written."""
     for output in outputs:
         output.end(json=json)
+
+
+def check_apart(outputs: Iterable[Output]) -> None:
+    """Refuse two options that name one file: the second would replace what the first wrote."""
+    named: dict[str, str] = {}
+    for output in outputs:
+        if output.path is not None:
+            other = named.setdefault(os.path.realpath(output.path), output.option)
+            if other != output.option and not output.path.is_char_device():
+                raise ValueError(f"{other} and {output.option} name the same file {output.path}")
 
 
 def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:

@@ -52,7 +52,8 @@ class Sizes:
 
     @classmethod
     def of(cls, problem: TuningProblem, on_progress: "OnProgress | None") -> "Sizes":
-        """List the divisors of each minibatch."""
+        """List the divisors of each minibatch, if memory holds so many microbatches."""
+        problem.family.check_size(int(problem.pairs.minibatch.max()))
         totals = problem.pairs.minibatch.astype(int)
         found = {total: divisors(int(total)) for total in {*totals}}
         pair = np.repeat(np.arange(len(totals)), [len(found[total]) for total in totals])
@@ -168,9 +169,10 @@ def tune_microbatches(
 ) -> TunedSizes:
     """Find the microbatch size with the shortest step, by gradient and exact evaluation."""
     problem = TuningProblem.of(family, workloads, systems, memory_limit=memory_limit)
+    sizes = Sizes.of(problem, None)
     relaxed, minima, values = relax_microbatches(problem, starts=starts, steps=steps)
     tell = on_progress or (lambda found: None)
-    sizes = Sizes.of(problem, lambda found: tell(found._replace(relaxed=relaxed)))
+    sizes.on_progress = lambda found: tell(found._replace(relaxed=relaxed))
     times, need = size_objective(problem).evaluate(
         np.log(sizes.size), problem.given(sizes.pair, limited=False)
     )

@@ -81,6 +81,15 @@ class ScheduleFamily:
 
         return functools.cache(make)
 
+    def check_size(self, num_microbatches: int) -> None:
+        """Refuse so many microbatches if their table cannot fit into the memory of this machine."""
+        schedules.check_size(
+            schedules.REGISTRY[self.schedule],
+            num_workers=self.num_workers,
+            num_microbatches=num_microbatches,
+            **self.options,
+        )
+
     def refusal(self, num_microbatches: int) -> str:
         """Say why the schedule does not exist for M microbatches; nothing if it does."""
         try:
