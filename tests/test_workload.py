@@ -198,6 +198,15 @@ def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), found, eager)
 
 
+def test_whole_layers_are_not_assigned_in_a_trace():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    h100 = pj.load_system("h100")
+    with pytest.raises(ValueError, match=r"number of layers is traced: .* close over the model"):
+        jax.jit(lambda model: pj.stage_costs(pj.Workload(model, 8), h100, table).forward)(
+            pj.load_model("gpt-22b")
+        )
+
+
 @pytest.mark.compiles
 def test_prices_are_float64_and_the_same_in_a_trace():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)

@@ -29,7 +29,7 @@ from pipejax.costs.model import (
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
-from pipejax.costs.precision import as_float
+from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
@@ -128,6 +128,11 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
 
     Returns (stages) layers.
     """
+    if is_traced(model.layers):
+        raise ValueError(
+            "the model's number of layers is traced: whole layers are assigned to stages outside "
+            "of jit; close over the model, as in jax.jit(lambda system: ...)"
+        )
     shares = np.asarray(table.stage_shares)
     exact = shares / shares.sum() * model.layers
     layers = np.floor(exact + 1e-9).astype(int)
