@@ -61,6 +61,11 @@ def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only what starts no compiler or solver")
 
 
+def pytest_configure(config):
+    if config.getoption("--quick"):
+        os.environ.setdefault("EXAMPLES", "200")  # of the fuzzer
+
+
 # first: it marks what an option then leaves out
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):

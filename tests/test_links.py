@@ -100,7 +100,7 @@ def test_unknown_models_are_named():
 
 def test_the_pair_that_stands_twice_is_named():
     with pytest.raises(ValueError, match=r"names the pair \(1, 0\) twice in one group"):
-        pj.Links("queued", shared_links=[[(0, 1), (1, 0), (1, 0)]])
+        pj.Links("queued", shared_links=[[(2, 3)], [(0, 1), (1, 0), (1, 0)]])
 
 
 def test_links_between_and_inside_nodes_differ():  # per-pair latency and bandwidth

@@ -130,7 +130,13 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(name, marks=[pytest.mark.compiles] * (name in ("seeds", "times", "updates")))
+        for name in COMMANDS
+    ],
+)
 def test_commands_refuse_at_once(command, mistake, monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 25 * 10**9)
     arguments, message = COMMANDS[command]

@@ -161,7 +161,7 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
     check_types(given=(given, Mapping, str, Path))
     where = "sweep"
     if isinstance(given, str | Path):
-        where = Path(given).name
+        where = str(given)
         content = read_file(given)
         try:
             given = tomllib.loads(content.decode("utf-8-sig"))
