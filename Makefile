@@ -78,8 +78,8 @@ lint: $(READY)  ## ruff, format included
 types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
-tests: $(READY)  ## tests and doctests
-	$(PYTEST) -m "not slow"
+tests: $(READY)  ## tests and doctests, but those of `make sample`
+	$(PYTEST) -m "not slow" $(addprefix --deselect=,$(SAMPLE))
 
 fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
 	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py
