@@ -194,26 +194,32 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
         return Grid(1.0, True)
     decade = 10.0 ** math.ceil(math.log10(largest))
     shares = [float(d) / decade for d in durations if d > 0]
-    given = [Fraction(share).limit_denominator(10**8) for share in shares]
-    if all(math.isclose(f, d, rel_tol=_EQUAL) for f, d in zip(given, shares, strict=True)):
-        scale = math.lcm(*(f.denominator for f in given))
-        multiples = [int(f * scale) for f in given]
-        common = math.gcd(*multiples)
-        if max(multiples) // common <= FINEST:
-            return Grid(decade * common / scale, True)
-    return Grid(largest / COARSE, False)
+    found = _whole_multiples(shares, 10**8)
+    if found is None:
+        return Grid(largest / COARSE, False)
+    _, common, scale = found
+    return Grid(decade * common / scale, True)
+
+
+def _whole_multiples(values: Sequence[float], finest: int) -> tuple[list[int], int, int] | None:
+    """Write values as whole multiples of one unit, common / scale, if there are not too many."""
+    given = [Fraction(value).limit_denominator(finest) for value in values]
+    if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(given, values, strict=True)):
+        return None
+    scale = math.lcm(*(f.denominator for f in given))
+    whole = [int(f * scale) for f in given]
+    common = math.gcd(*whole)
+    if max(whole) // common > FINEST:
+        return None
+    return [n // common for n in whole], common, scale
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
     """Return whole numbers in the proportion of the values: sizes rounded up, limits down."""
     values = [value / max(sizes) for value in (*sizes, *limits)]
-    small = [Fraction(value).limit_denominator(10**4) for value in values]
-    if all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(small, values, strict=True)):
-        scale = math.lcm(*(f.denominator for f in small))
-        whole = [int(f * scale) for f in small]
-        common = math.gcd(*whole)
-        if max(whole) // common <= FINEST:
-            return [n // common for n in whole]
+    found = _whole_multiples(values, 10**4)
+    if found is not None:
+        return found[0]
     scale_by = FINEST / max(limits)
     return [
         *(math.ceil(v * scale_by * (1 - _EQUAL)) for v in sizes),
