@@ -158,14 +158,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "1, tight",
         "the same, below the memory of 1F1B",
-        "-",
+        "",
         "optpipe_memory.pdf",
         partial(_idle_saved, methods=OTHERS, limits=slice(None, TIGHT - SAME), reason=FLUSH),
     ),
     Claim(
         "1, AdaOffload",
         "the same against all of these and AdaOffload, where it starts",
-        "-",
+        "",
         "optpipe_memory.pdf",
         partial(
             _idle_saved,
@@ -222,14 +222,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "6, wait",
         "training while the search goes on ends before waiting for the optimum",
-        "-",
+        "",
         "optpipe_training.pdf",
         partial(_refined, against="wait"),
     ),
     Claim(
         "6, stay",
         "and before staying with the best heuristic",
-        "-",
+        "",
         "optpipe_training.pdf",
         partial(_refined, against="stay"),
     ),
@@ -239,7 +239,7 @@ CLAIMS: tuple[Claim, ...] = (
             "idle share in a worker's own span is at most that of the published "
             f"search in {row.setting.activations:g} activations",
             f"{row.published:.4f}",
-            "-",
+            "",
             partial(_searched, row),
         )
         for row in rows()

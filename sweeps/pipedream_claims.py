@@ -380,7 +380,7 @@ CLAIMS: tuple[Claim, ...] = (
         scaling_winner,
     ),
     Claim(
-        "6", "who wins at equal seconds on nine machines", "-", "pipedream_machines.pdf", machines
+        "6", "who wins at equal seconds on nine machines", "", "pipedream_machines.pdf", machines
     ),
 )
 

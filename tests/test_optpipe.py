@@ -18,7 +18,7 @@ from sweeps import (
     optpipe_refinement,
     optpipe_timelines,
 )
-from sweeps.claims import judge
+from sweeps.claims import HOLDS, judge
 from sweeps.journal import Journal
 from sweeps.optpipe_cases import METHODS, NO_LINK, OPTIMUM, Pipe, Setting, by_method
 from sweeps.optpipe_refinement import job_times
@@ -213,7 +213,8 @@ def everything():
 
 
 def test_figures_that_hold_are_reproduced():
-    assert {n for n, verdict in verdicts(everything()).items() if verdict == "differs"} == set()
+    found = verdicts(everything())
+    assert {n for n, verdict in found.items() if verdict not in HOLDS} == set()
 
 
 SPOILED = {
@@ -237,7 +238,7 @@ def test_every_verdict_can_fail(what):
     else:
         data[store]["time"] = 1 / data[store].time
     found = verdicts(data)
-    assert {n: found[n] for n in numbers} == dict.fromkeys(numbers, "differs")
+    assert {found[n] for n in numbers} <= {"differs", "fails"}
 
 
 def test_every_claim_is_spoiled_once():
