@@ -37,7 +37,8 @@ from figures import (
     timelines,
     tornado,
 )
-from pipejax.base.files import check_writable, drafted
+from figures.rules import caption_of, faults
+from pipejax.base.files import check_writable, drafted, write_file
 from pipejax.plots import style
 
 
@@ -100,10 +101,13 @@ STORES: Mapping[str, Source] = {
     },
 }
 SUFFIXES: Mapping[str, Mapping[str, None]] = {"pdf": {"CreationDate": None}, "png": {}}
+CAPTIONS = "captions.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figures of every store that is there, as pdf and png.
+    """Draw the figures of every store that is there, as pdf and png, and write their captions.
+
+    What would keep a figure from being printed is told, but it is drawn.
 
     Args:
       arguments: of the command line; those of the process if None.
@@ -130,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--out {options.out}: {error.strerror}")
     drawn = _draw(there, options.data, options.out)
     shown = Console()
-    shown.print(f"{len(drawn)} figures in {options.out}: {', '.join(drawn)}", soft_wrap=True)
+    shown.print(
+        f"{len(drawn)} figures and {CAPTIONS} in {options.out}: {', '.join(drawn)}", soft_wrap=True
+    )
     for name in (name for name in STORES if name not in there):
         target = options.data if STORES[name].to_folder else options.data / name
         shown.print(
@@ -140,22 +146,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw(stores: list[str], data: Path, out: Path) -> list[str]:
-    """Draw the figures of some stores; return their names."""
+    """Draw the figures of some stores and write their captions; return their names."""
     style.use()
     work = [(name, script) for name in stores for script in STORES[name].scripts]
     loaded: dict[str, xr.Dataset] = {}
-    drawn = []
+    captions: dict[str, str] = {}
     for name, script in track(work, "figures", console=Console(stderr=True)):
         if name not in loaded:
             with xr.open_zarr(data / name) as store:
                 loaded[name] = store.load().assign_attrs(store=Path(name).stem)
         for label, figure in script.draw(loaded[name]).items():
+            for fault in faults(figure):
+                print(f"{label}: {fault}", file=sys.stderr)
             for suffix, metadata in SUFFIXES.items():
                 with drafted(out / f"{label}.{suffix}") as draft:
                     figure.savefig(draft, metadata=dict(metadata))
+            captions[label] = caption_of(figure)
             plt.close(figure)
-            drawn.append(label)
-    return drawn
+    paragraphs = (f"![{label}]({label}.png)\n\n{text}\n" for label, text in captions.items())
+    write_file(out / CAPTIONS, "\n".join(paragraphs))
+    return list(captions)
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ def test_command(names, stores, tmp_path, capsys):
     assert command.main(["--data", str(stores), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
         f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")
-    }
+    } | {"captions.md"}
     printed = capsys.readouterr()
     missing = stores / "tabular_schedules.zarr"
     assert (
@@ -323,6 +323,7 @@ def test_every_script_has_a_store():
         "figures.cases",
         "figures.optpipe_cases",
         "figures.pipedream_cases",
+        "figures.rules",
     }
     assert jitter.__name__ in scripts
 

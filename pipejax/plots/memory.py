@@ -47,7 +47,7 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
             xytext=(-2 if is_late else 2, 1),
             ha="right" if is_late else "left",
             va="bottom",
-            fontsize=6.5,
+            fontsize=style.LEAST_FONT,
             zorder=4,
         )
     style.name_rows(axes, [f"worker {worker}" for worker in range(len(memory.peak))])

@@ -41,12 +41,12 @@ class _Lane(NamedTuple):
 
     top: float
     height: float
-    fontsize: float
 
 
 # ops, then those on the host link
-_WHOLE_ROW = (_Lane(-_HEIGHT / 2, _HEIGHT, 6.5), _Lane(_HEIGHT / 2, 0.0, 0.0))
-_SHARED_ROW = (_Lane(-_HEIGHT / 2, 0.54, 6.5), _Lane(0.17, 0.25, 5.0))
+_WHOLE_ROW = (_Lane(-_HEIGHT / 2, _HEIGHT), _Lane(_HEIGHT / 2, 0.0))
+_SHARED_ROW = (_Lane(-_HEIGHT / 2, 0.54), _Lane(0.17, 0.25))
+_DIGIT = 4.6  # width of a digit in the least font [point]
 
 
 def draw_timeline(
@@ -62,7 +62,7 @@ def draw_timeline(
     Offloads and loads stand as thin bars under the ops of their worker.
     """
     style.use()
-    row = 0.36 if evaluation.table.offloads else 0.26
+    row = 0.42 if evaluation.table.offloads else 0.28
     heights = [row * evaluation.workers] + [0.34 * evaluation.workers] * (memory is not None)
     width = 2 * style.PAGE if _is_long(evaluation) else style.PAGE
     figure, parts = plt.subplots(
@@ -136,9 +136,8 @@ def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
             (bar.start, top + k * part),
             length,
             part,
-            facecolor=style.colour(op.phase.name),
-            edgecolor="white",
             linewidth=0.4,
+            **style.look(op.phase.name),
         )
         for k, op in enumerate(bar.ops)
     ]
@@ -162,7 +161,7 @@ def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, 
     for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
         for k, op in enumerate(bar.ops):
             room = (bar.finish - bar.start) * points_per_time
-            if op.microbatch < 0 or room < 4 * len(str(op.microbatch)):
+            if op.microbatch < 0 or room < _DIGIT * len(str(op.microbatch)):
                 continue
             lane = lanes[bar.on_host_link]
             part = lane.height / len(bar.ops)
@@ -173,8 +172,8 @@ def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, 
                 ha="center",
                 va="center",
                 zorder=4,
-                fontsize=min(lane.fontsize, 9 / len(bar.ops)),
-                color="white" if bar.on_host_link else "black",
+                fontsize=style.LEAST_FONT,
+                color=style.ink(style.look(op.phase.name)["facecolor"]),
             )
 
 
@@ -203,7 +202,7 @@ def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
     """List what the colours and frames of ops mean."""
     used = np.unique([op.phase for bar in drawn for op in bar.ops])
     phases = [
-        Patch(facecolor=style.colour(name), label=_NAMES.get(name, name))
+        Patch(**style.look(name), label=_NAMES.get(name, name))
         for name in (Phase(int(code)).name for code in used)
     ]
     return [*phases, Patch(facecolor="none", edgecolor="black", label="critical path")]

@@ -49,7 +49,7 @@ def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float,
                     xytext=(3 if value > 0 else -3, 0),
                     textcoords="offset points",
                     va="center",
-                    fontsize=6,
+                    fontsize=style.LEAST_FONT,
                     ha="left" if value > 0 else "right",
                 )
     axes.axvline(0, color="black", linewidth=0.6)

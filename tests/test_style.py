@@ -1,0 +1,144 @@
+"""The house style: colours that grey print and colour-blind readers keep apart, rules of figures."""
+
+import itertools
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from figures.rules import AXES_DIFFER, caption_of, describe, faults
+from pipejax.plots import style
+
+# Machado, Oliveira and Fernandes 2009, of whole deficiency, on linear RGB
+SEEN_BY = {
+    "all": np.eye(3),
+    "deuteranopes": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "protanopes": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+}
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+LEAST_LIGHTNESS, LEAST_DIFFERENCE = 9.0, 12.0  # in CIE L*a*b*, where 100 is from black to white
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    style.use()
+    yield
+    plt.close("all")
+
+
+def lab(colour, seen_by="all"):
+    """A colour in CIE L*a*b*, as some readers see it."""
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    white = np.dot(TO_XYZ, np.ones(3))
+    x, y, z = np.cbrt(TO_XYZ @ np.clip(SEEN_BY[seen_by] @ linear, 0.002, 1) / white)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+PAIRS = [
+    pair
+    for pair in itertools.combinations(style.PHASE_COLOUR, 2)
+    if style.HATCHED not in pair  # its strokes tell it apart
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="".join)
+def test_phases_are_told_apart_in_grey(pair):
+    one, other = (lab(style.PHASE_COLOUR[name])[0] for name in pair)
+    assert abs(one - other) >= LEAST_LIGHTNESS
+
+
+@pytest.mark.parametrize("seen_by", SEEN_BY)
+def test_phases_are_told_apart_by_colour_blind_readers(seen_by):
+    for pair in PAIRS:
+        one, other = (lab(style.PHASE_COLOUR[name], seen_by) for name in pair)
+        assert np.linalg.norm(one - other) >= LEAST_DIFFERENCE, pair
+
+
+def test_forward_and_backward_are_far_apart():
+    """At a glance, in grey; they were 158 and 162 of 255 once."""
+    forward, backward = (lab(style.PHASE_COLOUR[name])[0] for name in "FB")
+    assert forward - backward >= 20
+
+
+@pytest.mark.parametrize("name", style.PHASE_COLOUR)
+def test_numbers_can_be_read_on_every_phase(name):
+    ground = style.PHASE_COLOUR[name]
+    assert abs(lab(ground)[0] - lab(style.ink(ground))[0]) >= 45
+
+
+def good():
+    """A figure without a fault."""
+    figure, axes = plt.subplots(figsize=(style.COLUMN, 2))
+    axes.plot([0, 1], [0, 1], marker="o", color=style.BLUE, label="a line")
+    axes.bar([0, 1], [1, 0.5], color=style.SILVER)
+    axes.set(xlabel="time [s]", ylabel="share")
+    figure.legend(loc="outside lower center")
+    return describe(figure, "A line\n        that rises."), axes
+
+
+def test_a_good_figure_has_no_faults():
+    figure, _ = good()
+    assert faults(figure) == []
+    assert caption_of(figure) == "A line that rises."
+
+
+def unequal(figure, axes):
+    figure.clear()
+    one, other = figure.subplots(2)
+    one.plot([0, 1], color=style.BLACK)
+    other.plot([0, 2], color=style.BLACK)
+    one.set_ylabel("share")
+    other.set_ylabel("share")
+
+
+SPOIL = {
+    "5 inch wide": lambda figure, axes: figure.set_figwidth(5),
+    "it has no caption": lambda figure, axes: describe(figure, ""),
+    "1 texts of 6 points": lambda figure, axes: axes.text(0.2, 0.5, "small", fontsize=6),
+    "'outer' reaches beyond": lambda figure, axes: figure.text(0.98, 0.5, "outer"),
+    "'one' and 'two' overlap": lambda figure, axes: (
+        axes.text(0.2, 0.5, "one"),
+        axes.text(0.21, 0.5, "two"),
+    ),
+    "no legend names the marker 's'": lambda figure, axes: axes.plot([0.5], [0.5], "sk"),
+    "no legend and no text": lambda figure, axes: axes.plot([0.5, 1], [0, 0], style.GREEN),
+    "bars on a logarithmic axis": lambda figure, axes: axes.set_yscale("log"),
+    "bars are cut": lambda figure, axes: axes.set_ylim(0, 0.7),
+    "hides data": lambda figure, axes: axes.legend(loc="lower center"),
+    "panels of 'share' have unequal": unequal,
+}
+
+
+@pytest.mark.parametrize("fault", SPOIL)
+def test_a_fault_is_told(fault):
+    figure, axes = good()
+    SPOIL[fault](figure, axes)
+    assert any(line.startswith(fault) or fault in line for line in faults(figure))
+
+
+def test_a_caption_allows_unequal_axes():
+    figure, axes = good()
+    unequal(figure, axes)
+    describe(figure, f"Their vertical {AXES_DIFFER}.")
+    assert faults(figure) == []
+
+
+def test_figures_are_saved_at_their_size(tmp_path):
+    """What reaches beyond the canvas makes no file larger: a column stays a column."""
+    figure, axes = good()
+    axes.text(2.0, 0.5, "far out")
+    figure.savefig(tmp_path / "any.png")
+    height, width, _ = plt.imread(tmp_path / "any.png").shape
+    dpi = plt.rcParams["savefig.dpi"]
+    assert (width, height) == (int(style.COLUMN * dpi), int(2 * dpi))
+    assert plt.rcParams["pdf.fonttype"] == plt.rcParams["ps.fonttype"] == 42
