@@ -150,6 +150,19 @@ def test_times_of_o_and_l_let_activations_go_and_nothing_else_does(answer, own, 
     assert answer("optimize", *OFFLOADS, *own)["offloaded"] == 0
 
 
+def test_stages_have_their_own_times_of_o_and_l(answer, own, tmp_path, few_baselines):
+    """On the command line as in a file of costs: the second problem is in the store."""
+    two = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4", "--memory-limit", "1"]
+    path = tmp_path / "costs.json"
+    path.write_text('{"unit": "seconds", "F": 1, "I": 1, "W": 1, "O": [2, 1], "L": [1, 3]}')
+    given = [*two, "--stage-times", "F=1,I=1,W=1", "--offload", "2,1", *own]
+    by_option = answer("optimize", *given, "--load", "1,3")
+    by_file = answer("optimize", *two, "--costs", path, *own)
+    assert (by_option["status"], by_file["source"]) == ("optimal", "store")
+    assert by_file["makespan"] == by_option["makespan"]
+    assert answer("optimize", *given, "--load", "3,1")["source"] != "store"
+
+
 def test_a_schedule_that_offloads_is_no_start_where_nothing_may(
     answer, own, tmp_path, few_baselines
 ):
@@ -311,6 +324,14 @@ MISTAKES = {
         "worker 0 alone take 11.53 GB",
     ),
     "negative offload": ([*THREE, "--offload", "-1"], "--offload must be a finite .* '-1'"),
+    "offloads of three": (
+        [*THREE, "--offload", "1,1,2"],
+        "--offload must be a number or one for each of 4 stages, got 3",
+    ),
+    "loads of five": (
+        [*THREE, "--offload", "1", "--load", "1,1,1,1,1"],
+        "--load must be a number or one for each of 4 stages, got 5",
+    ),
     "load alone": ([*THREE, "--load", "1"], "--load 1 needs --offload"),
     "two offload times": (
         [*ONE, "--stage-times", "F=1,B=2,O=1", "--offload", "1", "--memory-limit", "3"],

@@ -20,8 +20,9 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     """Read measured costs for a table.
 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
-    "transmit": x}}; x is a number or a list with one entry per stage, or per stage boundary for
-    messages. A missing B is I + W, and one that contradicts them by more than 1 % is refused.
+    "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
+    x is a number or a list with one entry per stage, or per stage boundary for messages. A missing
+    B is I + W, and one that contradicts them by more than 1 % is refused.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward.

@@ -19,11 +19,11 @@ from pipejax.cli.commands.optimize_report import (
     as_json,
     print_report,
 )
-from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.activations import ActivationOptions, for_each
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
 from pipejax.cli.options.groups import Pricing, TableChoice, required
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.numbers import parse_list, parse_seconds
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import (
     CERTIFICATE,
@@ -46,8 +46,9 @@ class HostTimes(NamedTuple):
     """What an activation takes to the host and back.
 
     Attributes:
-      offload: Seconds of O, an activation to the host: lets them go there.
-      load: Seconds of L, back from it; as O.
+      offload: Seconds of O, an activation to the host, a number or one per stage: lets them go
+        there.
+      load: Seconds of L, back from it, a number or one per stage; as O.
     """
 
     offload: Text = None
@@ -60,10 +61,10 @@ class HostTimes(NamedTuple):
         return self
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Times by name, of those that are given."""
+    def seconds(self) -> dict[str, list[float]]:
+        """Times by name, of those that are given: one for all stages, or one for each."""
         given = self._asdict().items()
-        return {name: parse_seconds(text, flag(name)) for name, text in given if text is not None}
+        return {name: parse_list(text, flag(name)) for name, text in given if text is not None}
 
 
 class StoreOptions(NamedTuple):
@@ -206,7 +207,11 @@ def _pose(
             raise ValueError(
                 f"--offload {host_times.offload} and the times of O or L given besides: choose one"
             )
-        return dataclasses.replace(costs, **host)
+        per_stage = {
+            name: for_each(times, table.num_stages, flag(name), "stages")
+            for name, times in host.items()
+        }
+        return dataclasses.replace(costs, **per_stage)
 
     builder = pj.schedules.REGISTRY.get(choice.schedule or "")
     if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
