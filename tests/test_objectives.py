@@ -147,6 +147,29 @@ def test_the_language_model_learns_and_looks_only_back(tmp_path):
     assert (moved == 0).tolist() == [True] * 4 + [False] * 2
 
 
+def test_noise_spares_the_padding():
+    model = OBJECTIVES["language"]()
+    start, held = np.asarray(model.init(jax.random.key(0))), model.held()
+    assert held.shape == start.shape
+    assert (start[~held] == 0).all()
+    assert np.count_nonzero(start[held]) > 0.9 * held.sum()
+    run = pt.randomized_pipedream(model, step_size=0.1, seed=0, updates=20, every=20, noise=1.0)
+    assert (np.asarray(run.blocks)[~held] == 0).all()
+    assert (np.asarray(run.blocks)[held] != start[held]).any(axis=None)
+
+
+def test_nesterovs_quadratic_as_it_was_run():
+    given = {"dimension": 6, "condition_number": 401.0, "num_batches": 5, "batch_size": 4}
+    objective = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=0, **given)
+    beside = np.eye(6, k=1) + np.eye(6, k=-1)
+    np.testing.assert_allclose(gram(objective), 2.01 * np.eye(6) - beside, atol=1e-12)
+    x, y = rows(objective)
+    optimum = np.linalg.lstsq(x, y, rcond=None)[0]
+    other = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=1, **given)
+    assert not np.allclose(optimum, np.linalg.lstsq(*rows(other), rcond=None)[0])
+    assert 0.1 < np.mean(optimum**2) < 10
+
+
 def test_seeds_decide():
     first, again, other = (OBJECTIVES["random"](seed) for seed in (0, 0, 1))
     assert jnp.array_equal(first.features, again.features)
@@ -182,6 +205,16 @@ def test_seeds_decide():
             pt.nesterov_quadratic,
             {"condition_number": 1.0},
             "condition_number must be a finite number above 1, got 1.0",
+        ),
+        (
+            pt.nesterov_quadratic,
+            {"condition_number": 5.0, "strong_convexity": 0.0},
+            "strong_convexity must be a finite number above 0, got 0.0",
+        ),
+        (
+            pt.nesterov_quadratic,
+            {"condition_number": 5.0, "minimiser": "zero"},
+            "minimiser must be one of solved, normal, got 'zero'",
         ),
         (pt.nesterov_quadratic, {"condition_number": np.inf}, "condition_number .* got inf"),
         (

@@ -20,6 +20,7 @@ from pipejax.training import (
     spectral_quadratic,
     sweep_replay,
 )
+from pipejax.training.draws import gradient_noise
 
 pytestmark = pytest.mark.compiles
 
@@ -230,13 +231,36 @@ def latest(history, time, trained):
     [("local-sgd", 3, {"runs": 1, "local_steps": 1}), ("pipedream", 1, {})],
 )
 def test_without_staleness_it_is_sgd(name, p, options):
-    trained = random_quadratic(p, dimension=6, seed=2)
-    w = np.zeros(6)
-    for batch in batch_order(5, 30, 60):
-        x = np.asarray(trained.features[batch]).reshape(10, 6)
-        w -= 0.1 * x.T @ (x @ w - np.asarray(trained.targets[batch])) / 10
-    run = replay(trained, build(name, p, 30, **options), step_size=0.1, seed=5)
-    np.testing.assert_allclose(np.ravel(run.blocks), w, rtol=1e-10)
+    trained = random_quadratic(p, dimension=6, num_batches=20, seed=2)
+    for batches, noise in (("epochs", 0.0), ("cyclic", 0.5)):
+        w, losses = np.zeros(6), []
+        for number, batch in enumerate(batch_order(5, 30, 20, batches)):
+            x = np.asarray(trained.features[batch]).reshape(10, 6)
+            residual = x @ w - np.asarray(trained.targets[batch])
+            losses.append(residual @ residual / 20)
+            drawn = np.ravel(gradient_noise(5, number, (p, 6 // p), float))
+            w -= 0.1 * (x.T @ residual / 10 + noise * drawn)
+        table, given = build(name, p, 30, **options), {"batches": batches, "noise": noise}
+        run = replay(trained, table, step_size=0.1, seed=5, times=3, **given)
+        near = 1e-6 if noise else 1e-10  # noise is drawn in single precision
+        np.testing.assert_allclose(np.ravel(run.blocks), w, rtol=near)
+        expected = [np.nan, *np.reshape(losses, (3, 10)).mean(axis=1)]
+        np.testing.assert_allclose(run.loss, expected, rtol=near)
+
+
+def test_a_sample_without_a_gradient_has_no_loss():
+    table, trained = build(m=4), OBJECTIVES["random"]()
+    run = replay(trained, table, step_size=0.1, seed=0, times=np.arange(15.0), batches="cyclic")
+    # first updates end where B does, on the last stage: at 5, 7, 9 and 11
+    assert np.flatnonzero(np.isfinite(run.loss)).tolist() == [5, 7, 9, 11]
+    np.testing.assert_allclose(run.loss[5], trained.batch_loss(jnp.zeros((4, 2)), trained.batch(0)))
+
+
+def test_values_are_gaps_above_the_minimum():
+    trained = OBJECTIVES["logistic"]()
+    run = replay(trained, build(), step_size=0.5, seed=0, times=2)
+    np.testing.assert_allclose(run.value[0], np.log(2))
+    np.testing.assert_allclose(run.value[-1], trained.value(run.blocks))
 
 
 def test_every_epoch_takes_every_batch_once():
@@ -245,6 +269,7 @@ def test_every_epoch_takes_every_batch_once():
     assert len(order) == 25
     assert not np.array_equal(order[:10], order[10:20])
     assert np.array_equal(order, batch_order(7, 25, 10))
+    assert batch_order(7, 25, 10, "cyclic").tolist() == [*range(10), *range(10), *range(5)]
 
 
 def test_a_sweep_is_its_single_runs():
@@ -278,6 +303,8 @@ MISTAKES = {
         {"step_size": float("nan")},
         "step_size must be a finite number above 0, got nan",
     ),
+    "noise": ({"noise": float("inf")}, "noise must be a finite number of at least 0, got inf"),
+    "order": ({"batches": "sorted"}, "batches must be one of epochs, cyclic, drawn, got 'sorted'"),
     "seed": ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     "stages": ({"table": build(p=3)}, "objective has 4 stages, but pipedream has 3"),
     "synchronous": ({"table": build("1f1b")}, "1f1b does not update weights within the table"),

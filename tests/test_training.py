@@ -9,6 +9,8 @@ import pytest
 from training_cases import OBJECTIVES, S, rows
 
 import pipejax.training as pt
+from pipejax.training.draws import drawn_stage, gradient_noise
+from pipejax.training.rpd import _longest_rest
 
 pytestmark = pytest.mark.compiles
 
@@ -23,18 +25,21 @@ def quadratic():
 # Randomized PipeDream
 
 
-def plain(objective, step_size, seed, delays):
+def plain(objective, step_size, seed, delays, *, cyclic=False, noise=0.0):
     """The method in NumPy, with a list of all models of the past."""
     x, y = np.asarray(objective.features).reshape(5, 4, 6), np.asarray(objective.targets)
     draw = jax.jit(pt.draw, static_argnames=("num_stages", "num_batches"))
-    models, largest, norms = [np.zeros((S, 2))], 0.0, []
+    models, largest, norms, losses = [np.zeros((S, 2))], 0.0, [], []
     everything, all_y = rows(objective)
     for k in range(UPDATES):
         drawn = draw(seed, k, num_stages=S, num_batches=5, delays=delays)
-        s, batch = int(drawn.stage), int(drawn.batch)
+        s, batch = int(drawn.stage), k % 5 if cyclic else int(drawn.batch)
         assert 0 <= int(drawn.read.min()) <= int(drawn.read.max()) <= k
         z = np.stack([models[j][i] for i, j in enumerate(np.asarray(drawn.read))])
-        gradient = (x[batch].T @ (x[batch] @ z.ravel() - y[batch]) / 4).reshape(S, 2)[s]
+        residual = x[batch] @ z.ravel() - y[batch]
+        losses.append(residual @ residual / 8)
+        gradient = (x[batch].T @ residual / 4).reshape(S, 2)[s]
+        gradient = gradient + noise * np.asarray(gradient_noise(seed, k, (2,), float))
         full = everything.T @ (everything @ models[-1].ravel() - all_y) / len(all_y)
         norms.append(full @ full)
         largest = max(largest, gradient @ gradient)
@@ -42,7 +47,8 @@ def plain(objective, step_size, seed, delays):
         new[s] -= step_size * gradient
         models.append(new)
     gaps = [((everything @ w.ravel() - all_y) ** 2).mean() / 2 for w in models[::EVERY]]
-    return gaps, models[-1], largest, np.mean(norms)
+    loss = np.append(np.nan, np.reshape(losses, (-1, EVERY)).mean(axis=1))
+    return gaps, models[-1], largest, np.mean(norms), loss
 
 
 def table_of_delays(seed=0):
@@ -56,19 +62,23 @@ def table_of_delays(seed=0):
         ({"delta": 7}, 7),
         ({"delays": table_of_delays()}, table_of_delays()),
         ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
+        ({"delta": 7, "batches": "cyclic", "noise": 0.3}, 7),
     ],
-    ids=["0", "7", "by stage", "for all"],
+    ids=["0", "7", "by stage", "for all", "noise"],
 )
 def test_against_plain_numpy(quadratic, given, delays):
     run = pt.randomized_pipedream(
         quadratic, step_size=0.1, seed=3, updates=UPDATES, every=EVERY, norms=True, **given
     )
-    gaps, blocks, largest, norms = plain(quadratic, 0.1, 3, delays)
+    law = {"cyclic": "batches" in given, "noise": given.get("noise", 0.0)}
+    gaps, blocks, largest, norms, loss = plain(quadratic, 0.1, 3, delays, **law)
     assert run.update.tolist() == [0, 20, 40, 60]
-    np.testing.assert_allclose(run.gap, gaps, rtol=1e-10)
-    np.testing.assert_allclose(run.blocks, blocks, rtol=1e-10)
-    np.testing.assert_allclose(run.largest_squared_gradient, largest, rtol=1e-10)
-    np.testing.assert_allclose(run.mean_squared_gradient, norms, rtol=1e-10)
+    near = 1e-6 if "noise" in given else 1e-10  # noise is drawn in single precision
+    np.testing.assert_allclose(run.gap, gaps, rtol=near)
+    np.testing.assert_allclose(run.blocks, blocks, rtol=near)
+    np.testing.assert_allclose(run.largest_squared_gradient, largest, rtol=near)
+    np.testing.assert_allclose(run.mean_squared_gradient, norms, rtol=near)
+    np.testing.assert_allclose(run.loss, loss, rtol=near)
     assert not run.diverged
     assert not run.reported.mask.any()
 
@@ -87,6 +97,26 @@ def test_draws_are_uniform_and_of_their_own():
         assert ((found - expected) ** 2 / expected).sum() < count + 8 * np.sqrt(2 * count)
     columns = np.stack([np.asarray(many.stage), np.asarray(many.batch), *age.T])[:, 7:]
     assert np.abs(np.corrcoef(columns) - np.eye(6)).max() < 0.05
+
+
+def test_noise_is_normal_and_of_its_own():
+    each = jax.jit(jax.vmap(lambda k: gradient_noise(0, k, (4,), float)))
+    drawn = np.asarray(each(jnp.arange(8000)))
+    assert np.abs(drawn.mean(axis=0)).max() < 5 / np.sqrt(8000)
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.05
+    share = [(np.abs(drawn) < border).mean() for border in (0.6745, 1.9600)]
+    np.testing.assert_allclose(share, [0.5, 0.95], atol=0.01)
+
+
+def test_a_stage_alone_is_the_stage_of_the_draw():
+    options = {"num_stages": 4, "num_batches": 5, "delays": 7}
+    whole = jax.jit(jax.vmap(lambda k: pt.draw(3, k, **options).stage))(jnp.arange(60))
+    assert jax.vmap(lambda k: drawn_stage(3, k, 4))(jnp.arange(60)).tolist() == whole.tolist()
+    rest = _longest_rest(np.array([3], np.uint32), 60, 4)
+    at = [[-1, *np.flatnonzero(whole == stage), 60] for stage in range(4)]
+    starts = {(s, 0): s - 4 for s in range(4)}  # the start of stage s is update s - 4
+    gaps = [np.diff([starts.get((s, k), n) for k, n in enumerate(own)]) for s, own in enumerate(at)]
+    assert rest == max(map(max, gaps))
 
 
 def test_sweeps_are_single_runs():
@@ -254,6 +284,8 @@ THEORY = {
     ("change", "message"),
     [
         ({"step_size": 0.0}, "step_size must be a finite number above 0, got 0.0"),
+        ({"noise": -0.1}, "noise must be a finite number of at least 0, got -0.1"),
+        ({"batches": "epochs"}, "batches must be one of drawn, cyclic, got 'epochs'"),
         ({"step_size": np.nan}, "step_size must be a finite number above 0, got nan"),
         ({"step_size": np.inf}, "step_size must be a finite number above 0, got inf"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),

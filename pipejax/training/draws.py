@@ -1,8 +1,9 @@
-"""The random choices of Randomized PipeDream: whole numbers that depend on seed and update only.
+"""The random choices of training runs: they depend on the seed and the number of a gradient only.
 
-Choices are made from random bits by whole-number arithmetic, so they are the same in single and in
-double precision, alone and in a batch, and runs of one seed with different delays see the same
-stages and batches.
+Stages, batches and delays of Randomized PipeDream are made from random bits by whole-number
+arithmetic, so they are the same in single and in double precision, alone and in a batch, and runs
+of one seed with different delays see the same stages and batches. Gradient noise is drawn in single
+precision and widened: the same up to rounding. Whatever the step size, a seed has the same choices.
 """
 
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from pipejax.base.array_types import Array, Int, NumpyArray, UInt
-from pipejax.base.checks import whole_number
+from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
+from pipejax.base.checks import is_number, whole_number
 from pipejax.base.short_repr import short_repr
 
 CIPHER = "threefry2x32"
@@ -90,6 +92,28 @@ def start_key(seed: Whole | int) -> Array:
     return jax.random.key(jnp.uint32(seed), impl=CIPHER)
 
 
+def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[Array, ""]:
+    """Draw the stage alone: the first bits of `draw` do not depend on how many follow."""
+    first = _bits(jnp.uint32(seed), jnp.uint32(update), 1)[0]
+    return below(first, jnp.asarray(num_stages))
+
+
+def gradient_noise(
+    seed: Whole | int, number: Whole | int, shape: tuple[int, ...], dtype: DTypeLike
+) -> Float[Array, "..."]:
+    """Standard normal numbers of one gradient, of any shape, that no choice shares bits with."""
+    with jax.threefry_partitionable(True):
+        key = jax.random.fold_in(_key(jnp.uint32(seed), jnp.uint32(number)), 1)
+        return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+
+
+def checked_noise(noise: float) -> float:
+    """Check the standard deviation of gradient noise."""
+    if not is_number(noise) or noise < 0:
+        raise ValueError(f"noise must be a finite number of at least 0, got {noise!r}")
+    return float(noise)
+
+
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
     """Scale random bits to whole numbers from 0 to count - 1: the high half of bits * count."""
     many = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
@@ -98,13 +122,17 @@ def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*ba
 
 
 def _bits(seed: UInt[Array, ""], update: UInt[Array, ""], count: int) -> UInt[Array, " count"]:
-    """Random bits by one call of the cipher: its key is the pair itself, as few to compile.
+    """Random bits by one call of the cipher."""
+    with jax.threefry_partitionable(True):
+        return jax.random.bits(_key(seed, update), (count,), jnp.uint32)
+
+
+def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
+    """The key is the pair itself, as few to compile.
 
     The seed is inverted because `start_key` is the pair (0, seed).
     """
-    with jax.threefry_partitionable(True):
-        key = jax.random.wrap_key_data(jnp.stack([~seed, update]), impl=CIPHER)
-        return jax.random.bits(key, (count,), jnp.uint32)
+    return jax.random.wrap_key_data(jnp.stack([~seed, number]), impl=CIPHER)
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:

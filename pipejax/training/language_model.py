@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
@@ -113,6 +113,12 @@ class LanguageModel(TrainingObjective):
         )[0]
         last = self.num_stages - 1
         return self.loss(self.stage(last, blocks[last], inner, batch), batch)
+
+    def held(self) -> Bool[NumpyArray, "stages width"]:
+        """Return which coordinates are no padding."""
+        every = [self._shapes(stage).values() for stage in range(self.num_stages)]
+        sizes = np.array([sum(int(np.prod(shape)) for shape in shapes) for shapes in every])
+        return np.arange(sizes.max()) < sizes[:, None]
 
     def _shapes(self, stage: int) -> Shapes:
         wide = self.width

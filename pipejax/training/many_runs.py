@@ -11,7 +11,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray, UInt
 from pipejax.base.checks import are_positive, whole_number
 from pipejax.base.machine import check_fits
 from pipejax.training.objective import TrainingObjective
-from pipejax.training.training_run import TrainingRun
+from pipejax.training.training_run import PER_RUN, TrainingRun
 
 BYTES_PER_LOOK, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
 LARGEST_SEED = (1 << 32) - 1
@@ -32,8 +32,9 @@ def run_alone(
     if np.ndim(objective.minimum):
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
     whole_number(seed, "seed", least=0)
-    update, *arrays, time = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
-    return TrainingRun(update, *jax.tree.map(lambda leaf: leaf[0, 0], arrays))._replace(time=time)
+    runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
+    of_runs = {name: getattr(runs, name) for name in PER_RUN}
+    return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], of_runs))
 
 
 def checked_runs(

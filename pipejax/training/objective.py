@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pipejax.base.array_types import Array, Float, Int
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 
 Tree = Any  # a pytree of arrays
 Leaf = Any  # an array; while JAX takes an objective apart, whatever stands for one
@@ -116,6 +116,10 @@ class TrainingObjective(abc.ABC):
           blocks: (stages, width) parameters.
         """
         return self.value(blocks) - self.minimum
+
+    def held(self) -> Bool[NumpyArray, "stages width"] | bool:
+        """Return which coordinates of the blocks are parameters and no padding."""
+        return True
 
 
 def composed_loss(objective: TrainingObjective, blocks: Blocks, batch: Tree) -> Float[Array, ""]:

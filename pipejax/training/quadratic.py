@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import are_positive, is_number, whole_number
+from pipejax.base.checks import are_positive, is_number, one_of, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.training.linear import DataPartition, Linear, LinearBatch
+
+MINIMISERS = ("solved", "normal")
 
 
 @short_repr
@@ -127,34 +129,43 @@ def nesterov_quadratic(
     *,
     dimension: int,
     condition_number: float,
+    strong_convexity: float = 1.0,
+    minimiser: str = "solved",
     num_batches: int = 60,
     batch_size: int = 10,
     seed: int,
 ) -> Quadratic:
     """The quadratic that is hard for every first-order method, as least squares over examples.
 
-    f(w) - f* = (w - w*)^T A (w - w*) / 2 with A = (L - mu)/4 tridiag(-1, 2, -1) + mu I, mu = 1,
-    L = condition_number, and w* the solution of A w = (L - mu)/4 e_1. The eigenvalues are
+    f(w) - f* = (w - w*)^T A (w - w*) / 2 with A = (L - mu)/4 tridiag(-1, 2, -1) + mu I and
+    L = condition_number * mu. The eigenvalues are
     mu + (L - mu) sin^2(i pi / (2 (dimension + 1))), i = 1 to dimension: all inside (mu, L), whose
     ends they approach as the dimension grows. The examples are the rows of X = sqrt(n) Q R with
     R^T R = A and Q (n, dimension) with random orthonormal columns, so X^T X / n = A: the mean of
     the gradients of the batches is the gradient of f. With y = Xw* the value is f - f*: the
     minimum is 0.
 
+    With condition_number=401, strong_convexity=0.01 and a normal minimiser, A is
+    tridiag(-1, 2, -1) + 0.01 I: the objective that the experiments of arXiv 2606.03498 were run on.
+
     Args:
       num_stages: S.
       dimension: coordinates of w, a multiple of S.
       condition_number: L / mu, above 1.
+      strong_convexity: mu, above 0.
+      minimiser: w*, one of `MINIMISERS`: "solved" is the solution of A w = (L - mu)/4 e_1, as in
+        the source, "normal" is standard normal.
       num_batches: number of batches.
       batch_size: examples of a batch; all together as many as coordinates at least.
-      seed: of Q.
+      seed: of Q and a normal minimiser.
 
     Returns:
       The objective.
 
     Raises:
       ValueError: if a count is no whole number in range, S does not divide the dimension, the
-        condition number is not above 1, or there are fewer examples than coordinates.
+        condition number is not above 1, mu not above 0, there is no such minimiser, or there are
+        fewer examples than coordinates.
 
     Source:
       Nesterov, Introductory Lectures on Convex Optimization (2004), section 2.1.4.
@@ -170,14 +181,22 @@ def nesterov_quadratic(
         raise ValueError(
             f"condition_number must be a finite number above 1, got {condition_number!r}"
         )
+    if not is_number(strong_convexity) or strong_convexity <= 0:
+        raise ValueError(
+            f"strong_convexity must be a finite number above 0, got {strong_convexity!r}"
+        )
+    is_solved = one_of(minimiser, MINIMISERS, "minimiser") == "solved"
     partition = DataPartition(num_stages, dimension, num_batches, batch_size)
     random = np.random.default_rng(whole_number(seed, "seed", least=0))
-    quarter = (condition_number - 1.0) / 4
+    quarter = strong_convexity * (condition_number - 1.0) / 4
     beside = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
-    hessian = quarter * (2 * np.eye(dimension) - beside) + np.eye(dimension)
+    hessian = quarter * (2 * np.eye(dimension) - beside) + strong_convexity * np.eye(dimension)
     x = _examples(random, partition, np.linalg.cholesky(hessian).T)
-    minimiser = np.linalg.solve(hessian, quarter * np.eye(dimension)[0])
-    return Quadratic(**partition.fields(x, x @ minimiser, minimum=0.0))
+    if is_solved:
+        optimum = np.linalg.solve(hessian, quarter * np.eye(dimension)[0])
+    else:
+        optimum = random.standard_normal(dimension)
+    return Quadratic(**partition.fields(x, x @ optimum, minimum=0.0))
 
 
 def _orthonormal(

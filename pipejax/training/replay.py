@@ -14,16 +14,17 @@ import numpy as np
 
 from pipejax.analysis.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import one_of, whole_number
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.training.draws import start_key
+from pipejax.training.draws import checked_noise, gradient_noise, start_key
 from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
-from pipejax.training.objective import TrainingObjective, batch_gradient
+from pipejax.training.objective import TrainingObjective
 from pipejax.training.plan import NO_SAMPLE, make_plan
 from pipejax.training.training_run import DIVERGED, TrainingRun
 
+ORDERS = ("epochs", "cyclic", "drawn")  # of the batches
 Times = Float[NumpyArray, " samples"]
 State = tuple[Array, Array, Array]  # versions kept, gradients collected, largest square
 
@@ -39,6 +40,7 @@ def replay(
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
+    noise: float = 0.0,
 ) -> TrainingRun:
     """Train once along the timeline of a table.
 
@@ -53,16 +55,20 @@ def replay(
         parts the time of the table is cut.
       each_run: whether the gap is the mean over the models of all runs, where there are several,
         instead of that of their mean model.
-      batches: "epochs" runs through all batches in a new order each time, "drawn" draws every one
-        by itself, as Randomized PipeDream does.
+      batches: one of `ORDERS`: "epochs" runs through all batches in a new order each time, "cyclic"
+        in the same order, 0, 1, ..., "drawn" draws every one by itself, as Randomized PipeDream
+        does.
+      noise: standard deviation of the normal numbers that are added to every coordinate of every
+        block gradient.
 
     Returns:
-      The run; its gap is that of the model that the stages hold together at each time.
+      The run; its gap is that of the model that the stages hold together at each time, its loss
+      that of the batches at the mixed models that their forwards have read.
 
     Raises:
-      ValueError: if the step size is no finite number above 0, the seed no whole number in range,
-        the stages do not match, a time is not finite, negative or not ascending, nothing updates
-        within the table, or it cannot be replayed.
+      ValueError: if the step size is no finite number above 0, the noise none of at least 0, the
+        seed no whole number in range, the stages do not match, a time is not finite, negative or
+        not ascending, nothing updates within the table, or it cannot be replayed.
 
     Example:
       >>> import pipejax as pj
@@ -73,7 +79,7 @@ def replay(
       ([0.0, 63.0, 126.0], [0, 116, 240], True)
     """
     how = {"costs": costs, "link": link, "times": times, "each_run": each_run, "batches": batches}
-    return run_alone(sweep_replay, objective, step_size, seed, table=table, **how)
+    return run_alone(sweep_replay, objective, step_size, seed, table=table, noise=noise, **how)
 
 
 def sweep_replay(
@@ -87,6 +93,7 @@ def sweep_replay(
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
+    noise: float = 0.0,
 ) -> TrainingRun:
     """Train along the timeline of a table with every step size and seed, in one compiled call.
 
@@ -100,6 +107,7 @@ def sweep_replay(
       times: as for `replay`.
       each_run: as for `replay`.
       batches: as for `replay`.
+      noise: as for `replay`.
 
     Returns:
       The runs, with leading axes (step_sizes, seeds).
@@ -126,6 +134,7 @@ def sweep_replay(
             f"objective has {objective.num_stages} stages, but {table.name} has {table.num_stages}"
         )
     looks = whole_number(times, "times") + 1 if isinstance(times, int | np.integer) else len(times)
+    deviation = checked_noise(noise)
     chosen, checked = checked_runs(objective, step_sizes, seeds, looks)
     _, finish = op_times(table, costs, link=link)
     plan = make_plan(table, finish, _checked_times(times, float(finish.max())))
@@ -133,17 +142,32 @@ def sweep_replay(
     taken = [batch_order(int(seed), microbatches, num_batches, batches) for seed in checked]
     events = {name: _narrow(getattr(plan, name)) for name in _ReplayEvents._fields}
     events |= {name: events[name] % plan.depth for name in ("read", "newest")}
-    gap, diverged, blocks, largest = _compiled(
+    is_sample = plan.sample != NO_SAMPLE
+    gap, losses, diverged, blocks, largest = _compiled(
         objective,
         chosen,
         checked,
         np.stack(taken)[:, plan.microbatch].astype(np.int32),
+        deviation,
         _ReplayEvents(**events),
         _narrow(plan.sampled % plan.depth),
-        _ReplaySettings(plan.depth, each_run),
+        (np.flatnonzero(is_sample), np.flatnonzero(~is_sample)),
+        _ReplaySettings(plan.depth, each_run, deviation > 0),
     )
-    gap = gap[..., np.flatnonzero(plan.sample != NO_SAMPLE)]  # in the order of time
-    return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time)
+    loss = _by_sample(np.asarray(losses), is_sample)
+    minimum = np.broadcast_to(objective.minimum, diverged.shape)
+    return TrainingRun(plan.update, gap, diverged, blocks, largest, None, plan.time, loss, minimum)
+
+
+def _by_sample(
+    losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
+) -> Float[NumpyArray, "*runs samples"]:
+    """Mean loss of the gradients between the sample before and each sample; NaN without any."""
+    until = np.cumsum(~is_sample)[is_sample]
+    parts = np.split(losses, until[:-1], axis=-1)
+    count = np.diff(until, prepend=0)
+    total = np.stack([part.sum(axis=-1) for part in parts], axis=-1)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
 
 
 def batch_order(
@@ -155,13 +179,13 @@ def batch_order(
       seed: of the run.
       microbatches: M.
       num_batches: number of batches.
-      batches: "epochs" or "drawn", as for `replay`.
+      batches: one of `ORDERS`, as for `replay`.
 
     Returns:
       (microbatches) indices of batches.
 
     Raises:
-      ValueError: if `batches` is neither.
+      ValueError: if there is no such order.
 
     Example:
       >>> import pipejax as pj
@@ -170,11 +194,12 @@ def batch_order(
       >>> pj.training.batch_order(0, 6, 3, "drawn").tolist()
       [1, 2, 2, 2, 2, 0]
     """
+    order = one_of(batches, ORDERS, "batches")
+    if order == "cyclic":
+        return np.arange(microbatches) % num_batches
     random = np.random.default_rng([seed, num_batches])
-    if batches == "drawn":
+    if order == "drawn":
         return random.integers(num_batches, size=microbatches)
-    if batches != "epochs":
-        raise ValueError(f"batches must be epochs or drawn, got {batches!r}")
     epochs = -(-microbatches // num_batches)
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
@@ -182,6 +207,7 @@ def batch_order(
 class _ReplayEvents(NamedTuple):
     """The events of a plan, versions as places in the ring."""
 
+    microbatch: Int[Array, "*events"] | Int[NumpyArray, "*events"]
     run: Int[Array, "*events"] | Int[NumpyArray, "*events"]
     read: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
     newest: Int[Array, "*events stages"] | Int[NumpyArray, "*events stages"]
@@ -211,10 +237,11 @@ def _checked_times(times: Times | int, end: float) -> Times:
 
 
 class _ReplaySettings(NamedTuple):
-    """Versions kept, and whether the gap is the mean over the models of all runs."""
+    """Versions kept, whether the gap is the mean over all runs, and whether there is noise."""
 
     depth: int
     each_run: bool
+    noisy: bool
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -223,12 +250,16 @@ def _compiled(
     step_sizes: Float[Array, " step_sizes"],
     seeds: Array,
     batches: Int[Array, "seeds events"],
+    noise: Float[Array, ""],
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
+    places: tuple[Int[Array, " samples"], Int[Array, " gradients"]],
     how: _ReplaySettings,
-) -> tuple[Array, Array, Array, Array]:
-    train = functools.partial(_train, events=events, sampled=sampled, how=how)
-    return over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return gaps of samples and losses of gradients, by their places, and what `_train` does."""
+    train = functools.partial(_train, noise=noise, events=events, sampled=sampled, how=how)
+    seen, *rest = over_runs(train, objective, 0)(objective, step_sizes, seeds, batches)
+    return seen[..., places[0]], seen[..., places[1]], *rest
 
 
 def _train(
@@ -237,21 +268,28 @@ def _train(
     seed: Array,
     batches: Int[Array, " events"],
     *,
+    noise: Float[Array, ""],
     events: _ReplayEvents,
     sampled: Int[Array, "samples runs stages"],
     how: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
     """One run; events and samples are the same for all, so that branches stay branches."""
-    depth, each_run = how
+    depth, each_run, noisy = how
     start = objective.init(start_key(seed))
     size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
 
-    def gradient(state: State, event: _ReplayEvents, batch: Array) -> State:
+    def gradient(
+        state: State, event: _ReplayEvents, batch: Array
+    ) -> tuple[State, Float[Array, ""]]:
         kept, collected, largest = state
         kept = jax.lax.cond(event.averages, average, lambda kept, _: kept, kept, event.newest)
         own = kept[event.run]
-        found = batch_gradient(objective, own[event.read, stages], objective.batch(batch))
+        mixed = own[event.read, stages]
+        loss, found = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
+        if noisy:
+            drawn = gradient_noise(seed, jnp.asarray(event.microbatch), found.shape, found.dtype)
+            found += noise.astype(found.dtype) * objective.held() * drawn
         total = collected[event.run] + found
         current = own[event.newest, stages]
         moved = current - size * total / event.collected[:, None].astype(start.dtype)
@@ -259,7 +297,7 @@ def _train(
         place = jnp.where(event.applies, (event.newest + 1) % depth, event.newest)
         kept = kept.at[event.run, place, stages].set(jnp.where(applies, moved, current))
         collected = collected.at[event.run].set(jnp.where(applies, 0, total))
-        return kept, collected, jnp.maximum(largest, jnp.max(jnp.sum(found**2, axis=1)))
+        return (kept, collected, jnp.maximum(largest, jnp.max(jnp.sum(found**2, axis=1)))), loss
 
     def average(kept: Array, place: Array) -> Array:
         mean = jnp.mean(kept[:, place, stages], axis=0)
@@ -277,15 +315,14 @@ def _train(
         what, batch = event
         return jax.lax.cond(
             what.sample == NO_SAMPLE,
-            lambda: (gradient(state, what, batch), jnp.zeros((), start.dtype)),
+            lambda: gradient(state, what, batch),
             lambda: (state, look(models(state[0], sampled[what.sample]))),
         )
 
     kept = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
     nothing = jnp.zeros((len(runs), *start.shape), start.dtype)
     state = kept, nothing, jnp.zeros((), start.dtype)
-    (kept, _, largest), gap = jax.lax.scan(step, state, (events, batches))
+    (kept, _, largest), seen = jax.lax.scan(step, state, (events, batches))
     is_sample = events.sample != NO_SAMPLE
-    first = objective.gap(start)
-    bad = ~jnp.isfinite(gap) | (gap > DIVERGED * first)
-    return gap, jnp.any(bad & is_sample), jnp.mean(models(kept, sampled[-1]), axis=0), largest
+    bad = ~jnp.isfinite(seen) | (seen > DIVERGED * objective.gap(start))
+    return seen, jnp.any(bad & is_sample), jnp.mean(models(kept, sampled[-1]), axis=0), largest

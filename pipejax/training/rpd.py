@@ -18,23 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import whole_number
+from pipejax.base.checks import one_of, whole_number
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
     Draw,
     checked_delays,
     checked_delta,
+    checked_noise,
     draw,
+    drawn_stage,
+    gradient_noise,
     start_key,
 )
 from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
-from pipejax.training.objective import TrainingObjective, block_gradient
+from pipejax.training.objective import TrainingObjective
 from pipejax.training.training_run import DIVERGED, TrainingRun
 
 Table = Int[NumpyArray, "..."]
-Outcome = tuple[Array, Array, Array, Array, Array | None]  # a run without its updates
-State = tuple[Array, Array, Array, Array]  # models kept, current one, largest and sum of squares
+Outcome = tuple[Array, Array, Array, Array, Array | None, Array]
+RANDOM_ORDERS = ("drawn", "cyclic")  # of the batches
 
 
 def randomized_pipedream(
@@ -47,6 +50,8 @@ def randomized_pipedream(
     delays: Table | None = None,
     every: int = 1,
     norms: bool = False,
+    batches: str = "drawn",
+    noise: float = 0.0,
 ) -> TrainingRun:
     """Train once by Randomized PipeDream.
 
@@ -62,13 +67,17 @@ def randomized_pipedream(
         block is, never older than the start. They can be those of a schedule.
       every: updates from one sample of the gap to the next.
       norms: whether to measure the full gradient before every update, which costs as much as f.
+      batches: "drawn", or "cyclic" for batch k mod batches at update k.
+      noise: standard deviation of the normal numbers that are added to every coordinate of every
+        block gradient.
 
     Returns:
       The run, in the precision of the objective.
 
     Raises:
-      ValueError: if the step size is no finite number above 0, a count or the seed no whole number
-        in range, the delays no such table, or both delta and delays are given.
+      ValueError: if the step size is no finite number above 0, the noise none of at least 0, a
+        count or the seed no whole number in range, the delays no such table, both delta and delays
+        are given, or there is no such order of batches.
 
     Example:
       >>> import pipejax as pj
@@ -80,7 +89,8 @@ def randomized_pipedream(
       ([0, 200, 400], True)
     """
     how = {"updates": updates, "delta": delta, "delays": delays, "every": every, "norms": norms}
-    return run_alone(sweep_randomized_pipedream, objective, step_size, seed, **how)
+    random = {"batches": batches, "noise": noise}
+    return run_alone(sweep_randomized_pipedream, objective, step_size, seed, **how, **random)
 
 
 def sweep_randomized_pipedream(
@@ -93,6 +103,8 @@ def sweep_randomized_pipedream(
     delays: Table | None = None,
     every: int = 1,
     norms: bool = False,
+    batches: str = "drawn",
+    noise: float = 0.0,
 ) -> TrainingRun:
     """Train with every step size and seed, in one compiled call.
 
@@ -108,6 +120,8 @@ def sweep_randomized_pipedream(
       delays: instead of delta, as for `randomized_pipedream`.
       every: updates from one sample of the gap to the next.
       norms: whether to measure the full gradient before every update, which costs as much as f.
+      batches: as for `randomized_pipedream`.
+      noise: as for `randomized_pipedream`.
 
     Returns:
       The runs, with leading axes (step_sizes, seeds), or (deltas, step_sizes, seeds).
@@ -117,8 +131,9 @@ def sweep_randomized_pipedream(
         many stacked objectives as seeds.
 
     Cost:
-      Holds (largest delay + 1) models for each run. Compiles once per shape: step sizes, seeds,
-      deltas and delays are data.
+      Holds (largest delay + some times S) blocks for each run, and the numbers of the blocks of
+      (largest delay + 1) models for each seed and delta. Compiles once per shape: step sizes,
+      seeds, deltas and delays are data.
 
     Example:
       >>> import pipejax as pj
@@ -134,9 +149,43 @@ def sweep_randomized_pipedream(
         raise ValueError(f"updates must be a multiple of every {every}, got {updates}")
     chosen, checked = checked_runs(objective, step_sizes, seeds, updates // every + 1, every)
     law = _law(objective, delta, delays)
-    how = _RandomizedSettings(int(law.max()) + 1, updates // every, every, norms)
-    outcome = _compiled(objective, chosen, checked, law, how)
-    return TrainingRun(every * np.arange(updates // every + 1), *outcome)
+    cyclic, deviation = one_of(batches, RANDOM_ORDERS, "batches") == "cyclic", checked_noise(noise)
+    oldest = int(law.max())
+    depth = oldest + _longest_rest(checked, updates, objective.num_stages)
+    how = _RandomizedSettings(
+        oldest + 1,
+        1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
+        updates // every,
+        every,
+        norms,
+        cyclic,
+        deviation > 0,
+    )
+    given = objective, chosen, checked, law, deviation
+    gap, diverged, blocks, largest, mean, loss = _compiled(*given, how)
+    update = every * np.arange(updates // every + 1)
+    minimum = np.broadcast_to(objective.minimum, diverged.shape)
+    return TrainingRun(update, gap, diverged, blocks, largest, mean, None, loss, minimum)
+
+
+def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
+    """Most updates from one of a stage to its next, its start and the end counted too."""
+    ends = np.arange(num_stages)
+    last = np.full(num_stages, num_stages + updates)
+    number = np.concatenate([ends, num_stages + np.arange(updates), last])
+    longest = 0
+    for drawn in np.asarray(_stages(seeds, np.arange(updates), num_stages)):
+        by_stage = np.argsort(np.concatenate([ends, drawn, ends]), kind="stable")
+        longest = max(longest, int(np.diff(number[by_stage]).max()))
+    return longest
+
+
+@functools.partial(jax.jit, static_argnames="num_stages")
+def _stages(
+    seeds: UInt[Array, " seeds"], updates: Int[Array, " updates"], num_stages: int
+) -> Int[Array, "seeds updates"]:
+    of_seed = jax.vmap(drawn_stage, (None, 0, None))
+    return jax.vmap(of_seed, (0, None, None))(seeds, updates, num_stages)
 
 
 def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None) -> Table:
@@ -157,12 +206,48 @@ def _law(objective: TrainingObjective, delta: int | Sequence[int], delays: Table
 
 
 class _RandomizedSettings(NamedTuple):
-    """Models kept, samples of the gap, updates between them, and whether norms are measured."""
+    """How runs are done.
+
+    Attributes:
+      window: models that can be read.
+      depth: blocks that are kept.
+      samples: of the gap.
+      every: updates between them.
+      norms: whether full gradients are measured.
+      cyclic: whether batches come in turn.
+      noisy: whether there is noise.
+    """
 
     window: int
+    depth: int
     samples: int
     every: int
     norms: bool
+    cyclic: bool
+    noisy: bool
+
+
+class _State(NamedTuple):
+    """What an update changes.
+
+    A model is not kept as such, but as the numbers of the S blocks that it is made of: the blocks
+    of the start are numbered 0 to S - 1, and update k makes block S + k. So the history of a run
+    takes one block for each update and not S of them, and which blocks models are made of depends
+    on the seed alone: vmap keeps one copy of it for all step sizes.
+
+    Attributes:
+      made: (depth, width) block n at place n mod depth.
+      models: (window, stages) numbers of the blocks of model k at place k mod window.
+      blocks: (stages, width) the newest model.
+      largest: largest squared norm of a block gradient.
+      total: sum of squared norms of full gradients.
+    """
+
+    made: Float[Array, "depth width"]
+    models: Int[Array, "window stages"]
+    blocks: Float[Array, "stages width"]
+    largest: Float[Array, ""]
+    total: Float[Array, ""]
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -171,9 +256,10 @@ def _compiled(
     step_sizes: Float[Array, " step_sizes"],
     seeds: UInt[Array, " seeds"],
     law: Int[Array, "..."],
+    noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    train = over_runs(functools.partial(_train, how=how), objective, None)
+    train = over_runs(functools.partial(_train, noise=noise, how=how), objective, None)
     if law.ndim == 1:
         train = jax.vmap(train, (None, None, None, 0))
     return train(objective, step_sizes, seeds, law)
@@ -184,38 +270,53 @@ def _train(
     step_size: Float[Array, ""],
     seed: UInt[Array, ""],
     law: Delays,
+    *,
+    noise: Float[Array, ""],
     how: _RandomizedSettings,
 ) -> Outcome:
-    """One run. Model k is kept at place k mod window until model k + window takes it."""
-    window, samples, every, norms = how
+    """One run."""
     start = objective.init(start_key(seed))
-    size = step_size.astype(start.dtype)
-    stages = jnp.arange(objective.num_stages)
+    size, (num_stages, width) = step_size.astype(start.dtype), start.shape
+    stages, held = jnp.arange(num_stages), jnp.broadcast_to(objective.held(), start.shape)
     choose = functools.partial(
-        draw, num_stages=objective.num_stages, num_batches=objective.num_batches, delays=law
+        draw, num_stages=num_stages, num_batches=objective.num_batches, delays=law
     )
 
-    def update(state: State, choice: tuple[Array, Draw]) -> tuple[State, None]:
-        kept, blocks, largest, total = state
+    def update(state: _State, choice: tuple[Array, Draw]) -> tuple[_State, Float[Array, ""]]:
         k, (stage, batch, read) = choice
-        mixed = kept[read % window, stages]
-        gradient = block_gradient(objective, mixed, objective.batch(batch), stage)
-        if norms:
-            total += jnp.sum(jax.grad(objective.value)(blocks) ** 2)
-        moved = blocks - size * gradient[None, :]
-        blocks = jnp.where((stages == stage)[:, None], moved, blocks)
-        kept = jax.lax.dynamic_update_index_in_dim(kept, blocks, (k + 1) % window, 0)
-        return (kept, blocks, jnp.maximum(largest, gradient @ gradient), total), None
+        batch = k % objective.num_batches if how.cyclic else batch
+        mixed = state.made[state.models[read % how.window, stages] % how.depth]
+        loss, every = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
+        gradient = every[stage]
+        if how.noisy:
+            drawn = gradient_noise(seed, k, (width,), gradient.dtype)
+            gradient += noise.astype(gradient.dtype) * held[stage] * drawn
+        total = state.total
+        if how.norms:
+            total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
+        moved = state.blocks[stage] - size * gradient
+        newest = state.models[k % how.window].at[stage].set(num_stages + k)
+        return _State(
+            state.made.at[(num_stages + k) % how.depth].set(moved),
+            state.models.at[(k + 1) % how.window].set(newest),
+            state.blocks.at[stage].set(moved),
+            jnp.maximum(state.largest, gradient @ gradient),
+            total,
+        ), loss
 
-    def to_sample(state: State, first: Array) -> tuple[State, Array]:
-        k = first + jnp.arange(every, dtype=jnp.int32)
-        state, _ = jax.lax.scan(update, state, (k, jax.vmap(functools.partial(choose, seed))(k)))
-        return state, objective.gap(state[1])
+    def to_sample(state: _State, first: Array) -> tuple[_State, tuple[Array, Array]]:
+        k = first + jnp.arange(how.every, dtype=jnp.int32)
+        choices = k, jax.vmap(functools.partial(choose, seed))(k)
+        state, losses = jax.lax.scan(update, state, choices)
+        return state, (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
-    kept = jnp.broadcast_to(start, (window, *start.shape))
-    firsts = every * jnp.arange(samples, dtype=jnp.int32)
-    (_, blocks, largest, total), gaps = jax.lax.scan(to_sample, (kept, start, zero, zero), firsts)
+    made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
+    models = jnp.broadcast_to(stages.astype(jnp.int32), (how.window, num_stages))
+    firsts = how.every * jnp.arange(how.samples, dtype=jnp.int32)
+    state, (gaps, losses) = jax.lax.scan(to_sample, _State(made, models, start, zero, zero), firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
-    return gap, diverged, blocks, largest, total / (samples * every) if norms else None
+    mean = state.total / (how.samples * how.every) if how.norms else None
+    loss = jnp.append(jnp.nan, losses)
+    return gap, diverged, state.blocks, state.largest, mean, loss

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
+PER_RUN = (
+    "gap",
+    "diverged",
+    "blocks",
+    "largest_squared_gradient",
+    "mean_squared_gradient",
+    "loss",
+    "minimum",
+)  # fields of a run that many have for each
 DIVERGED = 1000.0  # times the gap at the start
 
 
@@ -32,6 +41,9 @@ class TrainingRun(NamedTuple):
       mean_squared_gradient: (...) mean of |grad f(w_k)|^2 over all k below the number of updates;
         None where it was not asked for.
       time: (samples) when the samples were taken [s, or slots]; None for a run without a clock.
+      loss: (..., samples) training loss: mean over the batches that were trained on since the
+        sample before, each at the mixed model that its gradient is taken of; NaN without any.
+      minimum: (...) f* that the gaps are measured from.
 
     Example:
       >>> import pipejax as pj
@@ -49,13 +61,24 @@ class TrainingRun(NamedTuple):
     largest_squared_gradient: Float[Array, "*runs"]
     mean_squared_gradient: Float[Array, "*runs"] | None
     time: Float[NumpyArray, " samples"] | None = None
+    loss: Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"] | None = None
+    minimum: Float[NumpyArray, "*runs"] | float = 0.0
+
+    @property
+    def value(self) -> Float[NumpyArray, "*runs samples"]:
+        """Values f (..., samples): the gap and the minimum."""
+        return np.asarray(self.gap) + np.asarray(self.minimum)[..., None]
 
     @property
     def reported(self) -> Masked:
         """Gaps (..., samples) on the host, masked for runs that diverged."""
-        gap = np.asarray(self.gap)
-        mask = np.broadcast_to(np.asarray(self.diverged)[..., None], gap.shape)
-        return np.ma.masked_array(gap, mask)
+        return self.masked(self.gap)
+
+    def masked(self, values: Float[Array, "*runs samples"]) -> Masked:
+        """Mask what runs show at their samples where they diverged: (..., samples)."""
+        shown = np.asarray(values)
+        mask = np.broadcast_to(np.asarray(self.diverged)[..., None], shown.shape)
+        return np.ma.masked_array(shown, mask)
 
 
 @short_repr
