@@ -28,6 +28,14 @@ def test_gpipe_and_1f1b(name, p, m, backward):
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
+def test_naive(p, m):
+    _, result = run("naive", p, m, backward=2.0, transfer=0.3)
+    messages = 2 * m * (p - 1) * 0.3
+    assert result.makespan == pytest.approx(3 * m * p + messages)
+    assert run("naive", p, m)[1].bubble_ratio == pytest.approx((p - 1) / p)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
 def test_in_flight(p, m):
     one, _ = run("1f1b", p, m)
     all_of_them, _ = run("gpipe", p, m)

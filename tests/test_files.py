@@ -73,6 +73,7 @@ def test_csv_gives_back_the_table_or_says_what_it_lost(case, slots, share, tmp_p
 LOST = {  # by a CSV, of the tables that are built
     "chimera": "slot durations",
     "chimera-asymmetric": "slot durations and stage shares",
+    "naive": "slot durations",
     "pipedream": "slot durations",
     "pipedream-2bw": "slot durations and weight rule",
     "local-sgd": "slot durations and weight rule",

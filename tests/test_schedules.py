@@ -24,6 +24,7 @@ OPTIONS = {
     "hanayo": [{}, {"waves": 3}],
     "looped-bfs": [{"stages_per_worker": 4}],
     "zero-bubble": [{}, {"memory_limit": 2}],
+    "pipedream": [{}, {"admission": "first-stage"}],
     "ada-offload": [{"memory_limit": 2}],
     "pipe-offload": [{"offload_share": 1.0}],
 }

@@ -14,6 +14,7 @@ from pipejax.analysis.timeline import bars
 from pipejax.costs.workload import stage_bytes
 from pipejax.schedules.cells.weight_rule import WeightRule
 from pipejax.schedules.cells.weight_versions import find_versions, versions_held
+from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without
 
@@ -24,11 +25,11 @@ def build(name="pipedream", p=4, m=16, **options):
     return pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
 
 
-def simulate(stages, microbatches):
+def simulate(stages, microbatches, admission):
     """The timeline rule of the theory, slot by slot: rows of (op, slot).
 
     A stage prefers B until its first B, then takes B and F in turn where both are ready; it has at
-    most S - s microbatches in flight.
+    most S - s microbatches in flight, or the first one S.
     """
     done = {}  # op: slot in which it ran
     rows = [[] for _ in range(stages)]
@@ -39,7 +40,8 @@ def simulate(stages, microbatches):
             f = sum(op[0] == "F" for op, _ in rows[s])
             b = len(rows[s]) - f
             ready = []
-            if f < microbatches and f - b < stages - s and (s == 0 or ("F", s - 1, f) in done):
+            is_open = f - b < stages - s or (s > 0 and admission == "first-stage")
+            if f < microbatches and is_open and (s == 0 or ("F", s - 1, f) in done):
                 ready.append(("F", s, f))
             if b < f and (("B", s + 1, b) if s < stages - 1 else ("F", s, b)) in done:
                 ready.append(("B", s, b))
@@ -93,10 +95,14 @@ def by_op(run):
     return rows, starts, ends
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
-def test_the_table_is_the_timeline_rule(stages):
-    table = without(build(p=stages, m=3 * stages), (pj.Phase.U,))
-    simulated = simulate(stages, 3 * stages)
+@pytest.mark.parametrize("admission", ["each-stage", "first-stage"])
+@pytest.mark.parametrize(
+    ("stages", "microbatches"), [(1, 3), (2, 1), (4, 3), (3, 9), (4, 12), (7, 21)]
+)
+def test_the_table_is_the_timeline_rule(stages, microbatches, admission):
+    updating = build(p=stages, m=microbatches, admission=admission)
+    table = without(updating, (pj.Phase.U,))
+    simulated = simulate(stages, microbatches, admission)
     for row, expected in zip(spread(table).rows(), simulated, strict=True):
         drawn = [
             ((op.phase.name, op.stage, op.microbatch), slot)
@@ -104,6 +110,26 @@ def test_the_table_is_the_timeline_rule(stages):
             for op in cell
         ]
         assert drawn == expected
+
+
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_admission_moves_the_start_only(stages):
+    tables = [build(p=stages, m=40, admission=a) for a in ("each-stage", "first-stage")]
+    limited, free = map(pj.staleness, tables)
+    assert (limited.delays == free.delays).all()
+    assert limited.own_lag.tolist() == free.own_lag.tolist()
+    assert len({pj.evaluate(table, UNIT).makespan for table in tables}) == 1
+    held = [min(stages, 2 * (stages - s) - 1) for s in range(stages)]
+    assert peak_in_flight(tables[1]).tolist() == held
+    if stages == 4:  # on stage 2, F3 reads the first update while F2 still holds the start
+        assert free.weight_versions.tolist() == [4, 3, 3, 1]
+
+
+def test_the_naive_pipeline_is_local_sgd_of_one_run():
+    table, same = build("naive", 3, 5), build("local-sgd", 3, 5, runs=1)
+    rows = [[[cell for cell in row if cell] for row in each.rows()] for each in (table, same)]
+    assert rows[0] == rows[1]
+    assert (pj.staleness(table).max_delay, peak_in_flight(table).tolist()) == (0, [1, 1, 1])
 
 
 @pytest.mark.parametrize("stages", range(2, 33))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, check_types, known_as, whole_number
 from pipejax.base.machine import check_fits
-from pipejax.schedules.builders.asynchronous import local_sgd, pipedream, pipedream_2bw
+from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
 from pipejax.schedules.builders.one_f_one_b import (
@@ -81,6 +81,9 @@ _PUBLISHED = {
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "pipe-offload": Builder(pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)"),
     "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", True, PLANNED),
+    "naive": Builder(
+        naive, "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN
+    ),
     "pipedream": Builder(
         pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN
     ),
@@ -140,7 +143,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       num_workers: P, at least 1.
       num_microbatches: M, at least 1.
       **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
-        local_steps, stage_shares, memory_limit, weight_share, transfer, offload, load,
+        local_steps, admission, stage_shares, memory_limit, weight_share, transfer, offload, load,
         offload_share, slots.
 
     Returns:

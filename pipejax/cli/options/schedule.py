@@ -111,6 +111,8 @@ class ScheduleSettings(NamedTuple):
       stages_per_worker: Stages per worker V, for interleaved schedules.
       waves: Waves of hanayo.
       accumulation: Microbatches of an update, for pipedream-2bw.
+      admission: What limits the microbatches in flight of pipedream, each-stage (if not given) or
+        first-stage.
       runs: Runs R that share the pipeline of local-sgd.
       local_steps: Local steps H between averages of local-sgd.
       stage_shares: Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.
@@ -127,6 +129,7 @@ class ScheduleSettings(NamedTuple):
     stages_per_worker: CountIfGiven = None
     waves: CountIfGiven = None
     accumulation: CountIfGiven = None
+    admission: Text = None
     runs: CountIfGiven = None
     local_steps: CountIfGiven = None
     stage_shares: Text = None

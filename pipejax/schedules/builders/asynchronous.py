@@ -1,9 +1,9 @@
-"""PipeDream and LocalSGD: weights are updated within the table.
+"""PipeDream, LocalSGD and the naive pipeline: weights are updated within the table.
 
 A stage of PipeDream keeps the weights of every microbatch in flight until its backward (weight
-stashing), so the backward uses what the forward used. Stage s has at most S - s microbatches in
-flight, the first stage admits one when one has left: in slots of one forward or one backward this
-is the order of 1F1B, without an end.
+stashing), so the backward uses what the forward used. The first stage admits a microbatch when one
+has left; then the order is that of 1F1B, without an end. Until then a stage holds S - s
+microbatches at most, or runs ahead of its first backward as far as it can: `ADMISSIONS`.
 
 LocalSGD has several runs share the pipe, so that no weights are stale. Microbatch i belongs to run
 i mod R. Within a round of H local steps a run's next forward on a stage waits for its last
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, NumpyArray
-from pipejax.base.checks import MismatchError, whole_number
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import MismatchError, one_of, whole_number
 from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
@@ -24,11 +24,15 @@ from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
+Starts = Int[NumpyArray, "workers microbatches"]
+ADMISSIONS = ("each-stage", "first-stage")
 
-def pipedream(
-    num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
-) -> ScheduleTable:
-    """1F1B without flush: every backward updates its stage at once; S - s weight versions.
+
+def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS) -> ScheduleTable:
+    """No pipelining: a microbatch enters when the one before it has updated all stages.
+
+    One worker computes at a time: the makespan is M P (F + B), the bubble ratio (P - 1) / P, and
+    a message on every boundary there and back adds 2 M (P - 1) of them. No weights are stale.
 
     Args:
       num_workers: P; one stage each.
@@ -42,13 +46,54 @@ def pipedream(
       ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
 
     Example:
+      >>> print(naive(2, 2))
+                   0    1    2    3    4    5    6    7    8    9   10   11
+        worker 0  0F0   .    .    .   0B0  0U0  0F1   .    .    .   0B1  0U1
+        worker 1   .   1F0  1B0  1U0   .    .    .   1F1  1B1  1U1   .    .
+    """
+    stage, microbatch = np.indices((num_workers, num_microbatches))
+    forward = 2 * num_workers * microbatch + stage
+    backward = forward + 2 * (num_workers - stage) - 1
+    return _updating("naive", forward, backward, np.ones(num_microbatches, bool), slots, NEWEST)
+
+
+def pipedream(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    admission: str = "each-stage",
+    slots: Slots = EQUAL_SLOTS,
+) -> ScheduleTable:
+    """1F1B without flush: every backward updates its stage at once; S - s weight versions.
+
+    Args:
+      num_workers: P; one stage each.
+      num_microbatches: M, over the whole run.
+      admission: what limits the microbatches in flight. "each-stage": stage s holds S - s at most.
+        "first-stage" (the timelines of arXiv:2606.03498): at most S that have entered the first
+        stage and not left it; the others have no limit of their own and hold up to
+        min(S, 2 (S - s) - 1) while the pipe fills: 4, 4, 3, 1 of four stages, with 4, 3, 3, 1
+        weight versions. Delays of the steady state and the makespan in equal slots are the same.
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with a U after every backward.
+
+    Raises:
+      ValueError: if a count is no whole number of at least 1, there is no such admission, or a slot
+        duration is not above 0.
+
+    Example:
       >>> print(pipedream(2, 3))
                    0    1    2    3    4    5    6    7    8    9   10   11   12   13
         worker 0  0F0  0F1   .    .   0B0  0U0  0F2   .   0B1  0U1   .    .   0B2  0U2
         worker 1   .   1F0  1B0  1U0  1F1   .   1B1  1U1  1F2   .   1B2  1U2   .    .
     """
     everywhere = np.ones(num_microbatches, bool)
-    return _without_flush("pipedream", num_workers, everywhere, slots, NEWEST)
+    forward, backward = _without_flush(num_workers, num_microbatches)
+    if one_of(admission, ADMISSIONS, "admission") == "first-stage":
+        forward = _run_ahead(forward)
+    return _updating("pipedream", forward, backward, everywhere, slots, NEWEST)
 
 
 def pipedream_2bw(
@@ -90,23 +135,43 @@ def pipedream_2bw(
         )
     microbatch = np.arange(num_microbatches)
     is_last = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
-    rule = WeightRule(behind=1)
-    return _without_flush("pipedream-2bw", num_workers, is_last, slots, rule)
+    starts = _without_flush(num_workers, num_microbatches)
+    return _updating("pipedream-2bw", *starts, is_last, slots, WeightRule(behind=1))
 
 
-def _without_flush(
+def _without_flush(workers: int, microbatches: int) -> tuple[Starts, Starts]:
+    """Slots of the forwards and backwards of 1F1B without an end."""
+    stage, microbatch = np.indices((workers, microbatches))
+    warm_up = microbatch < workers - stage
+    forward = np.where(warm_up, stage + microbatch, stage + 2 * microbatch)
+    return forward, 2 * workers - 1 - stage + 2 * microbatch
+
+
+def _run_ahead(forward: Starts) -> Starts:
+    """Forwards of the first S microbatches as early as a stage can: its first backward is fixed.
+
+    They arrive one by one. Those that arrive before the first backward run at once, the others in
+    turn with the backwards.
+    """
+    workers = len(forward)
+    stage, microbatch = np.indices((workers, forward.shape[1]))
+    before = 2 * (workers - stage) - 1  # slots from the first forward to the first backward
+    behind = before + 2 * (microbatch - before) + 1
+    early = stage + np.where(microbatch < before, microbatch, behind)
+    return np.where(microbatch < workers, early, forward)
+
+
+def _updating(
     name: str,
-    workers: int,
+    forward: Starts,
+    backward: Starts,
     updates: Bool[NumpyArray, " microbatches"],
     slots: Slots,
     weights: WeightRule,
 ) -> ScheduleTable:
-    """1F1B in equal slots, whose starts are known, with a U after the backwards that update."""
-    stage, microbatch = np.indices((workers, len(updates)))
-    warm_up = microbatch < workers - stage
-    forward = np.where(warm_up, stage + microbatch, stage + 2 * microbatch)
-    backward = 2 * workers - 1 - stage + 2 * microbatch
-    everywhere = np.ones_like(warm_up)
+    """Table of ops whose starts are known in equal slots, a U after the backwards that update."""
+    stage, microbatch = np.indices((len(forward), len(updates)))
+    everywhere = np.ones_like(stage, bool)
     ops = [
         (Phase.F, forward, everywhere),
         (Phase.B, backward, everywhere),
