@@ -33,6 +33,7 @@ from figures import (
     pipedream_scaling,
     ranking,
     run_time,
+    schedule_tables,
     staleness,
     timelines,
     tornado,
@@ -77,6 +78,7 @@ STORES: Mapping[str, Source] = {
         "python -m sweeps.tabular_schedules --out",
         (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking),
     ),
+    "schedule_tables.zarr": Source("python -m sweeps.schedule_tables --out", (schedule_tables,)),
     "design_space.zarr": Source(
         "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)
     ),

@@ -1,5 +1,6 @@
 """The fastest schedule on every network, its step time, and what bounds it."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from figures.cases import LOOK, network_axes, plain_numbers
+from figures.rules import describe
 from pipejax.plots import style
 from pipejax.plots.tornado import NAMES
 from pipejax.sweep import STATUS
 
 # edges in the colour of the faces: without them viewers show gaps between the cells
 CELLS: Any = {"shading": "nearest", "edgecolors": "face", "linewidth": 0.3}
+HATCHES = ("", "////", "....", "xxxx", "----")
 PLAN = ("schedule", "microbatch_size", "recompute")  # what may be chosen on a network
 RESOURCE_COLOUR = {
     "compute.peak": style.ORANGE,
@@ -47,14 +50,16 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes in panels:
         network_axes(axes)
         axes.label_outer()
-    figure.suptitle(
-        f"{data.title}, minibatch {int(data.minibatch)}: fastest of all microbatch sizes, with and "
-        "without recomputation, that fit the memory",
-        fontsize=7,
-        x=0.01,
-        ha="left",
+    return {"best_schedule": describe(figure, _caption(data))}
+
+
+def _caption(data: xr.Dataset) -> str:
+    return (
+        f"{data.title}, minibatch {int(data.minibatch)}: the fastest schedule on every network, "
+        "its step time, and the resource with the largest share of its critical path; all "
+        "microbatch sizes, with and without recomputation, that fit the memory were tried. The "
+        "best schedule changes where the network stops being what binds; white: no plan fits."
     )
-    return {"best_schedule": figure}
 
 
 def fastest(data: xr.Dataset) -> xr.Dataset:
@@ -99,8 +104,16 @@ def _categories(
         vmax=len(used) - 0.5,
         **CELLS,
     )
+    looks: dict[str, dict[str, Any]] = {
+        name: {"facecolor": colours[name], "edgecolor": style.ink(colours[name]), "hatch": hatch}
+        for name, hatch in zip(used, itertools.cycle(HATCHES), strict=False)
+    }
+    for code, look in enumerate(looks.values()):
+        if look["hatch"]:  # over the cells: neighbours are told apart in grey
+            at = np.ma.masked_where(codes != code, codes)
+            axes.pcolor(*_centres(shown), at, **{**look, "facecolor": "none", "linewidth": 0.0})
     axes.legend(
-        handles=[Patch(color=colours[name], label=labels[name]) for name in used],
+        handles=[Patch(**look, label=labels[name]) for name, look in looks.items()],
         loc="upper center",
         bbox_to_anchor=(0.5, -0.24),
     )
@@ -109,9 +122,7 @@ def _categories(
 def _step_time(figure: Figure, axes: Axes, values: xr.DataArray) -> None:
     shown = values.transpose("network.latency", "network.bandwidth")
     mesh = axes.pcolormesh(*_centres(shown), shown, cmap="cividis_r", norm="log", **CELLS)
-    scale = figure.colorbar(
-        mesh, cax=axes.inset_axes((0, -0.42, 1, 0.06)), orientation="horizontal"
-    )
+    scale = figure.colorbar(mesh, ax=axes, location="bottom", aspect=16)
     plain_numbers(scale.ax.xaxis)
     scale.ax.minorticks_off()
 

@@ -11,7 +11,14 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from pipejax.plots import style
 
 _OWN: Mapping[str, Mapping[str, Any]] = {
-    "gpipe": {"label": "GPipe", "color": style.GREY, "marker": "s", "linestyle": "-"},
+    "gpipe": {  # broad: seen below what equals it
+        "label": "GPipe",
+        "color": style.GREY,
+        "marker": "s",
+        "linestyle": "-",
+        "linewidth": 3.0,
+        "markersize": 7.5,
+    },
     "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
     "chimera": {"label": "Chimera", "color": style.VERMILION, "marker": "^", "linestyle": "-"},
     "chimera-asymmetric": {

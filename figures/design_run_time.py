@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, count_axis, network_of, plain_numbers
+from figures.rules import AXES_DIFFER, describe
 from pipejax.plots import style
 from pipejax.sweep import STATUS
 
@@ -32,7 +33,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for axes, bandwidth in zip(row, columns, strict=True):
             at = near.sel({"recompute": recompute, "network.bandwidth": bandwidth})
             _lines(axes, at)
-            axes.set_title(f"{network_of(at)}\nrecompute: {recompute}", loc="left", fontsize=7)
+            axes.set_title(f"{network_of(at)}\nrecompute: {recompute}", loc="left")
         row[0].set_ylabel("step time [s]")
     for axes in panels[-1]:
         axes.set_xlabel("microbatches")
@@ -50,10 +51,19 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         handles=[*handles, lost],
         loc="outside lower center",
         ncols=4,
-        title=f"{data.title}, minibatch {int(data.minibatch)}",
-        title_fontsize=7,
     )
-    return {"design_run_time": figure}
+    return {"design_run_time": describe(figure, _caption(data))}
+
+
+def _caption(data: xr.Dataset) -> str:
+    return (
+        f"Step time of {data.title}, minibatch {int(data.minibatch)}, against the number of "
+        "microbatches, on three networks (columns), without and with recomputation (rows). "
+        f"Hollow points are out of memory. The vertical {AXES_DIFFER} between columns, within a "
+        "column they are equal. Recomputation brings the points with few microbatches back into "
+        "memory and costs a forward. On the slowest network schedules with many messages (Hanayo, "
+        "V=5) are the slowest; on the fastest V=5, with the shortest bubble, is the fastest."
+    )
 
 
 def _lines(axes: Axes, at: xr.Dataset) -> None:
@@ -62,15 +72,10 @@ def _lines(axes: Axes, at: xr.Dataset) -> None:
     for name in at.schedule.values:
         look = LOOK[name]
         one = at.sel(schedule=name)
-        axes.plot(counts, one.step_time, **{**look, "linestyle": "-", "linewidth": 0.9})
+        axes.plot(counts, one.step_time, **{**look, "linestyle": "-"})
         lost = one.step_time.where(one.status == STATUS.index("out of memory"))
         axes.plot(
-            counts,
-            lost,
-            linestyle="",
-            marker=look["marker"],
-            color=look["color"],
-            markerfacecolor="white",
+            counts, lost, **{**look, "linestyle": "", "markerfacecolor": "white", "label": ""}
         )
     count_axis(axes, counts.values)
     axes.set_yscale("log")

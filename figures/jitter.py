@@ -1,16 +1,33 @@
 """Step time under jitter: its distribution for each schedule."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from figures.cases import LOOK
+from figures.rules import describe
 from pipejax.plots import style
 
 LEVELS = (0.05, 0.5, 0.95)
+QUANTILE: Mapping[str, Any] = {
+    "linestyle": "",
+    "marker": "|",
+    "color": style.BLACK,
+    "markersize": 7,
+    "markeredgewidth": 0.8,
+}
+WITHOUT: Mapping[str, Any] = {
+    "linestyle": "",
+    "marker": "D",
+    "color": style.BLACK,
+    "markersize": 3.5,
+    "markerfacecolor": "white",
+}
 SHOWN = 0.999  # quantile up to which violins are drawn: single samples would press them flat
 
 
@@ -27,15 +44,24 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     left.set_xlabel(f"step time [{unit}]")
     right.set_xlabel("step time / that without jitter")
     right.tick_params(left=False)
-    figure.suptitle(
-        f"{data.workers} workers, {data.microbatches} microbatches, "
-        f"{data.sizes['sample']} samples. Violins reach to the 99.9th percentile,\n"
-        "lines stand at the 5th, 50th and 95th, diamonds at the step time without jitter.",
-        fontsize=7,
-        x=0.01,
-        ha="left",
+    entries = [
+        Line2D([], [], label="5th, 50th and 95th percentile", **QUANTILE),
+        Line2D([], [], label="without jitter", **WITHOUT),
+    ]
+    figure.legend(handles=entries, loc="outside lower center", ncols=2)
+    return {"jitter": describe(figure, _caption(data, slowdown))}
+
+
+def _caption(data: xr.Dataset, slowdown: xr.DataArray) -> str:
+    median = slowdown.median("sample")
+    least, most = (str(at.item()) for at in (median.idxmin(), median.idxmax()))
+    return (
+        f"Step time under jitter: {data.workers} workers, {data.microbatches} microbatches, "
+        f"{data.sizes['sample']} samples; violins reach to the 99.9th percentile. A "
+        "step waits for the last of many ops, so jitter makes it longer: the median by "
+        f"{100 * (float(median.max()) - 1):.1f} % with {LOOK[most]['label']}, by "
+        f"{100 * (float(median.min()) - 1):.1f} % with {LOOK[least]['label']}."
     )
-    return {"jitter": figure}
 
 
 def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
@@ -55,12 +81,4 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
         parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = values.sel(schedule=name).quantile(list(LEVELS)).values
         axes.vlines(quantiles, place - 0.2, place + 0.2, color=style.BLACK, linewidth=0.8)
-        axes.plot(
-            float(without.sel(schedule=name)),
-            place,
-            marker="D",
-            markersize=3.5,
-            markerfacecolor="white",
-            markeredgecolor=style.BLACK,
-            linestyle="",
-        )
+        axes.plot(float(without.sel(schedule=name)), place, **WITHOUT)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, network_of, plain_numbers
+from figures.rules import describe
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.plots import style
 
@@ -45,7 +46,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
                 f"{size}",
                 (memory[k], time[k]),
                 xytext=(4, 4),
-                fontsize=6,
+                fontsize=style.LEAST_FONT,
                 textcoords="offset points",
             )
     capacity = float(data["memory.capacity"]) / 1e9
@@ -59,10 +60,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     plain_numbers(axes.xaxis, (1, 2, 5))
     plain_numbers(axes.yaxis)
     figure.legend(handles=_entries(at, capacity), loc="outside lower center", ncols=4)
-    axes.set_title(
-        f"{data.title}, minibatch {int(data.minibatch)}, network {network_of(at)}", loc="left"
-    )
-    return {"pareto": figure}
+    return {"pareto": describe(figure, _caption(at, capacity, len(time), len(order)))}
 
 
 def front(
@@ -80,6 +78,15 @@ def front(
     faster, smaller = time[:, None] < time, memory[:, None] < memory
     is_beaten = (faster & ~smaller.T) | (smaller & ~faster.T)
     return np.logical_not(is_beaten.any(axis=0))
+
+
+def _caption(at: xr.Dataset, capacity: float, plans: int, best: int) -> str:
+    return (
+        f"Step time against memory of {plans} plans of {at.title}, minibatch "
+        f"{int(at.minibatch)}, on a network of {network_of(at)}. No plan beats the {best} on the "
+        "front (full colour, numbers: microbatch size) in both; pale plans are beaten. What is "
+        f"to the right of the dashed line does not fit into {capacity:g} GB."
+    )
 
 
 def _entries(at: xr.Dataset, capacity: float) -> list[Line2D]:

@@ -1,58 +1,62 @@
 """Timelines of schedules on one time axis: which op runs where and when."""
 
+from typing import NamedTuple
+
 import matplotlib.pyplot as plt
+import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.cases import LOOK
+from figures.rules import describe
 from pipejax.analysis.timeline import Bar
 from pipejax.plots import style
-from pipejax.plots.timeline import bar_entries, draw_bars
+from pipejax.plots.timeline import bar_entries, draw_bars, mark_entry
 from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHT = 1.1  # of a panel [inch]
+UPWARD = "corner: from the last worker to the first"
+
+
+class Run(NamedTuple):
+    """A schedule as it is drawn.
+
+    Attributes:
+      bars: ops; those of a fused pair are one.
+      marked: whether the microbatch of each bar moves towards the first worker.
+    """
+
+    bars: list[Bar]
+    marked: list[bool]
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per schedule, the shortest run last."""
-    until = float(data.makespan.max())
     order = data.makespan.sortby(data.makespan, ascending=False).schedule.values
+    runs = {str(name): run_of(data, name) for name in order}
     figure, panels = plt.subplots(
-        len(order), 1, figsize=(style.PAGE, HEIGHT * len(order) + 0.6), sharex=True, squeeze=False
+        len(runs), 1, figsize=(style.PAGE, HEIGHT * len(runs) + 0.5), sharex=True, squeeze=False
     )
-    drawn = {name: _bars(data.isel(op=(data.case == name).values)) for name in order}
-    for axes, (name, bars) in zip(panels[:, 0], drawn.items(), strict=True):
-        draw_bars(axes, bars, workers=data.workers, until=until)
-        run = data.sel(schedule=name)
-        label = LOOK.get(name, {"label": name})["label"]
+    for axes, (name, run) in zip(panels[:, 0], runs.items(), strict=True):
+        draw_run(axes, data, name, run)
+        ends = data.sel(schedule=name)
+        axes.axvline(float(ends.makespan), color=style.BLACK, linewidth=0.8, linestyle=":")
         axes.set_title(
-            f"{label}: {run.makespan:.4g} s, idle {100 * run.bubble_ratio:.1f} %", loc="left"
+            f"{label_of(name)}: {ends.makespan:.4g} s, idle {100 * ends.bubble_ratio:.1f} %",
+            loc="left",
         )
-        axes.axvline(float(run.makespan), color=style.BLACK, linewidth=0.6, linestyle=":")
     panels[-1, 0].set_xlabel("time [s]")
+    drawn = [bar for run in runs.values() for bar in run.bars]
     figure.legend(
-        handles=bar_entries([bar for bars in drawn.values() for bar in bars]),
-        loc="outside lower center",
-        ncols=9,
-        title=_caption(data),
-        title_fontsize=7,
+        handles=[*bar_entries(drawn), mark_entry(UPWARD)], loc="outside lower center", ncols=4
     )
-    return {"timelines": figure}
+    return {"timelines": describe(figure, _caption(data, order))}
 
 
-def _caption(data: xr.Dataset) -> str:
-    forward, backward, message = (
-        data.attrs[f"{name} [s]"] for name in ("forward", "backward", "message")
-    )
-    return (
-        f"{data.workers} workers; numbers are those of the {data.microbatches} microbatches. "
-        f"On a worker a microbatch\ntakes {forward:g} s forward and {backward:g} s backward, "
-        f"a message between workers {message:g} s."
-    )
-
-
-def _bars(ops: xr.Dataset) -> list[Bar]:
-    """Ops as bars; those of a fused pair stand one after the other."""
+def run_of(data: xr.Dataset, name: str) -> Run:
+    """Read the ops of a schedule."""
+    ops = data.isel(op=np.flatnonzero((data.case == name).values))
     bars: list[Bar] = []
     for k in range(ops.sizes["op"]):
         at = ops.isel(op=k)
@@ -63,4 +67,29 @@ def _bars(ops: xr.Dataset) -> list[Bar]:
             bars.append(
                 Bar(int(at.worker), float(at.start), float(at.finish), (op,), bool(at.is_critical))
             )
-    return bars
+    return Run(bars, ops.is_upward.values[ops.part.values == 0].tolist())
+
+
+def draw_run(axes: Axes, data: xr.Dataset, name: str, run: Run) -> None:
+    """Draw a schedule on given axes, as long as the longest of the dataset."""
+    until = float(data.makespan.max())
+    draw_bars(axes, run.bars, workers=data.workers, until=until, marked=run.marked)
+
+
+def label_of(name: str) -> str:
+    """Name a schedule."""
+    return str(LOOK.get(name, {"label": name})["label"])
+
+
+def _caption(data: xr.Dataset, order: np.ndarray) -> str:
+    forward, backward, message = (
+        data.attrs[f"{name} [s]"] for name in ("forward", "backward", "message")
+    )
+    return (
+        f"{len(order)} schedules on {data.workers} workers, {data.microbatches} microbatches "
+        f"(numbers), from the longest run to the shortest. On a worker a microbatch takes "
+        f"{forward:g} s forward and {backward:g} s backward, a message between workers "
+        f"{message:g} s. Dotted lines: end of the run. Every message on the critical path "
+        "(framed) makes a run longer by its time: that, not its bubble, is what 1F1B pays beyond "
+        "GPipe, and Hanayo, whose microbatches cross the workers twice each way, pays most."
+    )

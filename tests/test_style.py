@@ -8,7 +8,12 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from figures.rules import AXES_DIFFER, caption_of, describe, faults
+from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.plots import style
+from pipejax.plots.memory import Curves, draw_memory
+from pipejax.plots.staleness import draw_delays
+from pipejax.plots.tornado import draw_tornado
+from pipejax.plots.training import draw_gaps
 
 # Machado, Oliveira and Fernandes 2009, of whole deficiency, on linear RGB
 SEEN_BY = {
@@ -142,3 +147,48 @@ def test_figures_are_saved_at_their_size(tmp_path):
     dpi = plt.rcParams["savefig.dpi"]
     assert (width, height) == (int(style.COLUMN * dpi), int(2 * dpi))
     assert plt.rcParams["pdf.fonttype"] == plt.rcParams["ps.fonttype"] == 42
+
+
+STEP_SIZES = [2.0**-k for k in range(9)]
+DRAWN = {
+    "train": lambda axes: draw_gaps(
+        axes,
+        np.arange(5.0),
+        np.exp(-np.outer(STEP_SIZES, np.arange(5.0))),
+        STEP_SIZES,
+        diverged=np.arange(9) < 2,
+        best=3,
+        time_label="time [slots]",
+    ),
+    "staleness": lambda axes: draw_delays(axes, np.array([3, 5, 8, 2]), 1.5),
+    "sensitivity": lambda axes: draw_tornado(
+        axes, 2.0, {"compute.peak": (3.0, 1.5), "model.layers": (1.0, 4.0)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_the_commands_draw_can_be_printed(name):
+    figure, axes = plt.subplots(figsize=(style.COLUMN, 3.2))
+    DRAWN[name](axes)
+    assert faults(describe(figure, f"`pipejax {name}`.")) == []
+
+
+def test_a_memory_limit_is_a_line_above_what_keeps_to_it():
+    one = np.ones(2)
+    held = ActivationMemory(
+        worker=np.array([0, 0, 1]),
+        time=np.array([0.0, 1.0, 0.0]),
+        held=np.array([1.0, 3.0, 2.0]),
+        peak=np.array([3.0, 2.0]),
+        peak_at=np.array([1.0, 0.0]),
+        **dict.fromkeys(("sizes", "weight_share", "checkpoints"), one),
+    )
+    _, axes = plt.subplots()
+    draw_memory(axes, Curves(held, "held", "{:g}".format, limit=4.0), until=2.0)
+    lines = [part.get_segments() for part in axes.collections if hasattr(part, "get_segments")]
+    levels = [float(line[0][0, 1]) for line in lines]
+    tops = [float(line.get_ydata().min()) for line in axes.lines if line.get_marker() != "o"]
+    assert len(levels) == 2
+    assert all(limit < top for limit, top in zip(levels, tops, strict=True))  # rows run downwards
+    assert axes.get_title(loc="left") == "held, peak 3, dashed: limit 4"

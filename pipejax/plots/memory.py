@@ -1,7 +1,7 @@
 """Activation memory over time as a picture: an area for each worker."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,6 +10,7 @@ from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.plots import style
 
 _ROOM = 0.72  # of a row, for the largest peak
+LIMIT: Mapping[str, Any] = {"color": style.VERMILION, "linewidth": 0.8, "linestyle": "--"}
 
 
 class Curves(NamedTuple):
@@ -19,17 +20,22 @@ class Curves(NamedTuple):
       memory: the steps and peaks.
       name: what the sizes are, for the legend.
       text: prints a level.
+      limit: of every worker; none if None.
     """
 
     memory: ActivationMemory
     name: str
     text: Callable[[float], str]
+    limit: float | None = None
 
 
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
-    """Draw the activation memory of each worker on given axes, its peak marked with the number."""
+    """Draw the activation memory of each worker on given axes, its peak marked with the number.
+
+    The largest peak, or the limit where it is higher, fills a row.
+    """
     memory = curves.memory
-    largest = memory.peak.max() or 1
+    largest = max(memory.peak.max(), curves.limit or 0) or 1
     for worker, (peak, at) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
         time, held = memory.curve(worker)
         base = worker + 0.5
@@ -37,6 +43,8 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
         ends = np.append(time, until)
         axes.fill_between(ends, base, level, step="post", color=style.SKY, alpha=0.6, linewidth=0)
         axes.step(ends, level, where="post", color=style.BLUE, linewidth=0.8)
+        if curves.limit is not None:
+            axes.hlines(base - _ROOM * curves.limit / largest, 0, until, **LIMIT)
         top = base - _ROOM * peak / largest
         is_late = at > 0.9 * until
         axes.plot([at], [top], "o", color=style.BLACK, markersize=2.5, zorder=4)
@@ -51,4 +59,5 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
             zorder=4,
         )
     style.name_rows(axes, [f"worker {worker}" for worker in range(len(memory.peak))])
-    axes.set_title(f"{curves.name}, peak {curves.text(memory.peak.max())}", loc="left")
+    limit = "" if curves.limit is None else f", dashed: limit {curves.text(curves.limit)}"
+    axes.set_title(f"{curves.name}, peak {curves.text(memory.peak.max())}{limit}", loc="left")

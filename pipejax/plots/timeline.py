@@ -2,6 +2,7 @@
 
 import html
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.markers import MarkerStyle
+from matplotlib.patches import Patch, Polygon, Rectangle
+from matplotlib.path import Path as Outline
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.timeline import Bar, arrows, bars
@@ -106,12 +109,16 @@ def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit:
     )
 
 
-def draw_bars(axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float) -> None:
-    """Draw ops on given axes, one row per worker."""
+def draw_bars(
+    axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float, marked: Sequence[bool] = ()
+) -> None:
+    """Draw ops on given axes, one row per worker; those that are marked have a black corner."""
     lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
     for bar in drawn:
         row = workers if bar.worker == NO_WORKER else bar.worker
         _draw_bar(axes, bar, row, lanes[bar.on_host_link])
+    for bar in itertools.compress(drawn, marked):
+        _mark(axes, bar, lanes[bar.on_host_link])
     _number(axes, drawn, until, lanes)
     labels = [f"worker {w}" for w in range(workers)]
     has_collectives = any(bar.worker == NO_WORKER for bar in drawn)
@@ -151,6 +158,14 @@ def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
         parts.append(Rectangle((bar.start, top), length, lane.height, **frame))
     for each in parts:
         axes.add_patch(each)
+
+
+def _mark(axes: Axes, bar: Bar, lane: _Lane) -> None:
+    """Blacken the upper right corner of an op."""
+    right, top = bar.finish, bar.worker + lane.top
+    width, height = 0.25 * (bar.finish - bar.start), 0.3 * lane.height
+    corner = [(right - width, top), (right, top), (right, top + height)]
+    axes.add_patch(Polygon(corner, facecolor=style.BLACK, linewidth=0, zorder=3))
 
 
 def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
@@ -205,7 +220,14 @@ def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
         Patch(**style.look(name), label=_NAMES.get(name, name))
         for name in (Phase(int(code)).name for code in used)
     ]
-    return [*phases, Patch(facecolor="none", edgecolor="black", label="critical path")]
+    frame = Patch(facecolor="none", edgecolor="black", label="critical path")
+    return [*phases, frame] if any(bar.is_critical for bar in drawn) else phases
+
+
+def mark_entry(label: str) -> Line2D:
+    """Say what a black corner means."""
+    corner = MarkerStyle(Outline([(-1, 1), (1, 1), (1, -1), (-1, 1)]))
+    return Line2D([], [], linestyle="", marker=corner, color=style.BLACK, label=label)
 
 
 def _page(evaluation: Evaluation, picture: str) -> str:

@@ -1,5 +1,6 @@
 """Charts of training runs: the gap against time."""
 
+import itertools
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -21,15 +22,18 @@ def draw_gaps(
     time_label: str,
 ) -> None:
     """Draw the mean gap of each step size against time, the best thick; diverged ones by name."""
+    styles = itertools.cycle(("-", "--", "-.", ":"))  # neighbours are told apart in grey
     colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
     for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
         if diverged[place]:
-            axes.plot([], [], color=style.SILVER, label=f"{size:g}: diverged")
+            axes.plot([], [], color=style.SILVER, label=f"{size:.4g}: diverged")
             continue
         gap = np.ma.masked_less_equal(gaps[place], 0.0)  # rounding, below the axis
         width = 2.4 if place == best else 1.0
-        axes.plot(times, gap, color=colour, linewidth=width, label=f"{size:g}")
+        axes.plot(
+            times, gap, color=colour, linewidth=width, linestyle=next(styles), label=f"{size:.4g}"
+        )
     if best is not None:
         axes.set_yscale("log")
     axes.set(xlabel=time_label, ylabel="gap")
-    axes.legend(title="step size")
+    axes.figure.legend(title="step size, the best thick", loc="outside lower center", ncols=3)

@@ -106,7 +106,7 @@ def _draw(
 ) -> None:
     from pipejax.plots.tornado import draw_tornado, legend_entries  # matplotlib is an extra, slow
 
-    with drawing(out, 1.0, 3.6) as (figure, axes):
+    with drawing(out, 2, 3.6) as (figure, axes):
         draw_tornado(axes, found.step_time, ends)
         axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
         figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)

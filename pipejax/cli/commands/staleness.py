@@ -92,6 +92,6 @@ def _histogram(found: "Staleness") -> Table:
 def _draw(out: Output, found: "Staleness") -> None:
     from pipejax.plots.staleness import draw_delays  # matplotlib is an extra, slow to import
 
-    with drawing(out, 0.5, 2.4) as (_, axes):
+    with drawing(out, 1, 2.4) as (_, axes):
         draw_delays(axes, found.histogram(), found.mean_delay)
         axes.set_title(f"{found.schedule}, {found.stages} stages", loc="left")

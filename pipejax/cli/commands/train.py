@@ -290,7 +290,7 @@ def _draw(out: Output, trained: Trained) -> None:
     way = "" if trained.named["method"] == "timeline" else "RPD, "
     runs, found = trained.runs, trained.summary
     clock = None if runs.time is None else f"time [{trained.unit or 'slots'}]"
-    with drawing(out, 0.5, 2.8) as (_, axes):
+    with drawing(out, 1, 3.2) as (_, axes):
         draw_gaps(
             axes,
             runs.update if runs.time is None else runs.time,

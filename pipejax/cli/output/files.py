@@ -173,8 +173,8 @@ def check_modules(needs: str, modules: tuple[str, ...], extra: str) -> None:
 
 
 @contextmanager
-def drawing(out: Output, width: float, height: float) -> "Iterator[tuple[Figure, Axes]]":
-    """Give a figure to draw on, as a share of the page's width by inches, and write it to a file.
+def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure, Axes]]":
+    """Give a figure to draw on, one or two columns of a paper by inches, and write it to a file.
 
     Only where `check` has passed.
     """
@@ -183,7 +183,7 @@ def drawing(out: Output, width: float, height: float) -> "Iterator[tuple[Figure,
     from pipejax.plots import style
 
     style.use()
-    figure, axes = plt.subplots(figsize=(width * style.PAGE, height))
+    figure, axes = plt.subplots(figsize=((style.COLUMN, style.PAGE)[columns - 1], height))
     yield figure, axes
     out.save(figure.savefig)
     plt.close(figure)
