@@ -1,6 +1,7 @@
 """Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Generator, Iterator
 
@@ -23,9 +24,11 @@ from pipejax.search.schedule.initial_plans import (
     one_by_one,
     pipe_plans,
 )
+from pipejax.search.schedule.neighbourhood_search import search_neighbourhoods
 from pipejax.search.schedule.plan import (
     Plan,
     gradient_end,
+    horizon_of,
     keeps_limits,
     objective_of,
     table_keeps_limits,
@@ -45,7 +48,8 @@ FAR = 0.75  # of a plan: a bound below this is worth raising where activations m
 COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
-_SHARES = {"greedy": 0.2, "relaxed": 0.2, "period": 0.8}  # of the time that is left then
+# of the time that is left then
+_SHARES = {"greedy": 0.2, "neighbourhoods": 0.8, "relaxed": 0.2, "period": 0.8}
 
 
 class AnytimeSearch:
@@ -91,6 +95,7 @@ class AnytimeSearch:
                 self._first,
                 self._baselines,
                 self._greedy,
+                self._neighbourhoods,
                 self._relaxed,
                 self._period,
                 self._search,
@@ -204,6 +209,25 @@ class AnytimeSearch:
                 whole = extended(self.problem, folded, found.plan)
                 yield from self._offer(f"period of {count}", whole)
 
+    def _neighbourhoods(self) -> Iterator[Solution]:
+        """Search parts of the plan anew, on coarse and fine grids side by side."""
+        ops = 3 * self.problem.worker.size
+        if self.problem.offload is None or self.best is None or ops > LARGE:
+            return
+        grids = itertools.islice(itertools.cycle(self._grids), self.num_threads)
+        seconds = self.left * _SHARES["neighbourhoods"]
+        for table in search_neighbourhoods(self.problem, [*grids], self.best.table, seconds):
+            yield from self._take("neighbourhoods", table)
+            if self.is_closed:
+                return
+
+    @property
+    def _grids(self) -> list[Problem]:
+        """The problem's grid, and a coarser or finer one where that differs."""
+        coarse = self.problem.coarser(FINE)
+        other = coarse if coarse.unit > self.problem.unit else self.problem.finer(self._parts)
+        return [self.problem, other]
+
     def _search(self) -> Iterator[Solution]:
         parts = self._parts
         problem = self.problem.finer(parts)
@@ -228,8 +252,7 @@ class AnytimeSearch:
     def _horizon(self) -> int:
         """Horizon in units; a short span may take a longer one."""
         assert self.plan is not None
-        end = int(gradient_end(self.problem, self.plan).max() + self.problem.step_end.max())
-        return self.value if self.problem.objective == "makespan" else 2 * end
+        return horizon_of(self.problem, self.plan)
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> Iterator[Solution]:
         """Take a plan if it is better; it may come from the problem on another grid."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from ortools.sat.python import cp_model
 
+from pipejax.schedules.cells.ops import Phase
 from pipejax.search.schedule.bounds import memory_order, paths
 from pipejax.search.schedule.plan import NEVER, Plan
 from pipejax.search.schedule.problem import OP_TIMES, Problem
@@ -250,17 +251,25 @@ class ScheduleModel:
         for intervals in taking.values():
             model.add_no_overlap(intervals)
 
-    def hint(self, plan: Plan) -> None:
-        """Hint the solver at a plan."""
+    def hint(self, plan: Plan, model: cp_model.CpModel | None = None) -> None:
+        """Hint the solver at a plan; in a copy of the model if one is given."""
+        model = model or self.model
         for letter, variables in self.start.items():
             starts = plan.starts[letter]
             for place, variable in variables.items():
                 at = plan.forward if starts[place] == NEVER else starts
-                self.model.add_hint(variable, int(at[place]))
+                model.add_hint(variable, int(at[place]))
         for place, out in self.out.items():
-            self.model.add_hint(out, bool(plan.offload[place] != NEVER))
+            model.add_hint(out, bool(plan.offload[place] != NEVER))
         for place, whole in self.whole.items():
-            self.model.add_hint(whole, bool(plan.whole[place]))
+            model.add_hint(whole, bool(plan.whole[place]))
+
+    def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
+        """Return the end of an op; a whole backward ends where its I would."""
+        ends = {"I": self._input_end, "W": self._gradient_end}
+        if letter in ends:
+            return ends[letter][key]
+        return self.start[letter][key] + int(self.problem.times[Phase[letter]][key[0]])
 
     def plan(self, value: "cp_model.CpSolver | cp_model.CpSolverSolutionCallback") -> Plan:
         """Read the starts of a solution."""

@@ -4,16 +4,14 @@ A bound comes from one stage alone too: the others never keep it waiting, but me
 do.
 """
 
-import contextlib
 import dataclasses
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from pipejax.base.background import news_of
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.plan import Plan
@@ -65,35 +63,17 @@ def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
 
 def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[Found]:
     """Solve a model; stop when the iterator is closed."""
-    news: queue.SimpleQueue[Found | BaseException | None] = queue.SimpleQueue()
     solver = new_solver(seconds, num_threads)
-    solver.best_bound_callback = lambda bound: news.put(Found(None, whole_bound(bound), False))
-    listener = _Listener(model, news.put)
 
-    def solve() -> None:
-        try:
-            status = solver.solve(model.model, listener)
-            over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-            known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
-            bound = whole_bound(solver.best_objective_bound) if known else 0
-            news.put(Found(None, bound, over))
-        except BaseException as error:  # the caller's thread has to hear of it
-            news.put(error)
-        finally:
-            news.put(None)
+    def solve(tell: Callable[[Found], None]) -> None:
+        solver.best_bound_callback = lambda bound: tell(Found(None, whole_bound(bound), False))
+        status = solver.solve(model.model, _Listener(model, tell))
+        over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+        known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
+        bound = whole_bound(solver.best_objective_bound) if known else 0
+        tell(Found(None, bound, over))
 
-    thread = threading.Thread(target=solve, daemon=True)
-    thread.start()
-    try:
-        while (one := news.get()) is not None:
-            if isinstance(one, BaseException):
-                raise one
-            yield one
-    finally:
-        while thread.is_alive():
-            solver.stop_search()
-            with contextlib.suppress(RuntimeError):
-                thread.join(0.05)
+    return news_of([solve], solver.stop_search)
 
 
 def alone(problem: Problem, pipe: int, stage: int) -> Problem:

@@ -102,6 +102,14 @@ def objective_of(problem: Problem, plan: Plan) -> int:
     return int(max(after.max(), (row_end + holds @ problem.update).max()))
 
 
+def horizon_of(problem: Problem, plan: Plan) -> int:
+    """Return when all has ended in what may be better than a plan [units]."""
+    if problem.objective == "makespan":
+        return objective_of(problem, plan)
+    # a short span may begin late
+    return 2 * int(gradient_end(problem, plan).max() + problem.step_end.max())
+
+
 def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
     """End the all-reduces (stages), one at a time on a worker, in the order in which they can."""
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)

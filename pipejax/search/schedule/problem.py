@@ -146,6 +146,16 @@ class Problem:
         finer = {name: parts * count for name, count in counts.items() if count is not None}
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
+    def coarser(self, parts: int) -> "Problem":
+        """Return the problem with times rounded up to a grid, of which plans are plans of this one.
+
+        The longest forward and backward has `parts` units there, or fewer where the own grid has.
+        """
+        unit = max(1, int((self.forward + self.gradient).max()) // parts)
+        counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
+        coarser = {name: -(-count // unit) for name, count in counts.items() if count is not None}
+        return dataclasses.replace(self, unit=self.unit * unit, **coarser)
+
     def content(self) -> dict[str, Any]:
         """Return what determines the solution: all but the unit, which only scales it."""
         fields = dataclasses.asdict(self)

@@ -6,7 +6,6 @@ of it is linear, so the shortest T is found by bisection. Cut off at both ends, 
 for any number of microbatches, and where the folded model begins (see `period`).
 """
 
-import dataclasses
 import itertools
 import time
 from typing import NamedTuple
@@ -124,19 +123,12 @@ class Ring(NamedTuple):
     starts: dict[tuple[str, int, int], int]
 
 
-def coarser(problem: Problem, parts: int) -> tuple[Problem, int]:
-    """Round all times up to a coarse grid, whose plans are plans of the problem too."""
-    unit = max(1, int((problem.forward + problem.gradient).max()) // parts)
-    names = ("forward", "input_grad", "weight_grad", "backward", "lag", "transmit")
-    times = {name: -(-getattr(problem, name) // unit) for name in names}
-    return dataclasses.replace(problem, unit=problem.unit * unit, **times), unit
-
-
 def shortest_ring(
     problem: Problem, count: int, longest: int, seconds: float, num_threads: int
 ) -> Ring | None:
     """Search the shortest period of `count` microbatches that keeps the limits."""
-    coarse, unit = coarser(problem, PARTS)
+    coarse = problem.coarser(PARTS)  # its plans are plans of the problem too
+    unit = round(coarse.unit / problem.unit)
     work = coarse.forward + coarse.input_grad + coarse.weight_grad
     placed = coarse.worker[:, :count]
     loads = [int((work[:, None] * (placed == w)).sum()) for w in range(coarse.num_workers)]

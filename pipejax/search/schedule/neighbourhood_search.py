@@ -1,0 +1,228 @@
+"""Large-neighbourhood search: a small part of a plan is searched anew, again and again.
+
+Where memory is tight, the whole model is too large for the solver to move anything: what it changes
+in one place breaks a limit in another. A step frees the ops of one neighbourhood and asks for any
+plan that is better; most steps end within a fraction of a second. Better is a plan that ends
+sooner, or one whose input gradients come sooner in sum while its end is not later: only one of many
+paths has to be shortened for it, and after enough such steps the end moves too.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from pipejax.base.background import news_of
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.cp_model import ScheduleModel
+from pipejax.search.schedule.cp_search import new_solver
+from pipejax.search.schedule.neighbourhoods import KINDS, Free, draw, kept_order
+from pipejax.search.schedule.plan import (
+    NEVER,
+    Plan,
+    horizon_of,
+    input_grad_end,
+    keeps_limits,
+    objective_of,
+    to_plan,
+    to_table,
+)
+from pipejax.search.schedule.problem import Problem
+
+FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first
+LEAST_SHARE = 0.05
+GROWS = 1.1  # share after a step that came to an end; it shrinks as much after one that did not
+STEP_SECONDS = 0.5  # at most, or
+STEP_SHARE = 0.05  # of the time so far, where that is more
+PATIENCE = 3.0  # seconds without a gain after which the search ends, or
+PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
+GAINS = (0.0, 0.002, 0.01)  # by which share a plan is to be better, at least: drawn for each step
+GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
+
+
+class Merit(NamedTuple):
+    """How good a plan is, the more important first.
+
+    Attributes:
+      objective: units.
+      sum: of the ends of all input gradients [units].
+    """
+
+    objective: int
+    sum: int
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan) -> "Merit":
+        """Measure a plan."""
+        return cls(objective_of(problem, plan), int(input_grad_end(problem, plan).sum()))
+
+
+class Arm:
+    """One way to make a step, and what came of it.
+
+    Attributes:
+      kind: of neighbourhood.
+      goal: one of `GOALS`.
+      share: size of the next neighbourhood.
+      seconds: spent on it.
+      gains: steps that found something.
+    """
+
+    def __init__(self, kind: str, goal: str) -> None:
+        """Begin with nothing known."""
+        self.kind, self.goal, self.share = kind, goal, FIRST_SHARE
+        self.seconds, self.gains = 0.0, 0
+
+    @property
+    def weight(self) -> float:
+        """Gains per second so far; one that was not tried yet counts as a good one."""
+        return (self.gains + 1) / (self.seconds + 1)
+
+    def learn(self, seconds: float, *, found: bool, ended: bool) -> None:
+        """Take in a step: whether it found something, and whether its search came to an end."""
+        self.seconds += seconds
+        self.gains += found
+        share = self.share * GROWS if ended else self.share / GROWS
+        self.share = min(1.0, max(LEAST_SHARE, share))
+
+
+class NeighbourhoodSearch:
+    """The search of one thread on its own grid.
+
+    Attributes:
+      problem: on that grid.
+      plan: the best so far.
+      merit: how good it is.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
+        """Build the model, of which every step takes a copy."""
+        horizon = horizon_of(problem, plan)
+        self.problem, self.plan, self.merit = problem, plan, Merit.of(problem, plan)
+        self._rng = np.random.default_rng(seed)
+        self._base = ScheduleModel(problem, horizon)
+        self._base.model.clear_objective()  # type: ignore[no-untyped-call]
+        self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
+        kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
+        self._arms = [Arm(kind, goal) for kind in sorted(kinds) for goal in GOALS]
+        self._solver: cp_model.CpSolver | None = None
+
+    def step(self, seconds: float) -> bool:
+        """Search one neighbourhood; return whether the plan is better now."""
+        weights = np.array([arm.weight for arm in self._arms])
+        arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
+        free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
+        model = self._model(free, arm.goal)
+        solver = self._solver = new_solver(seconds, 1)
+        solver.parameters.random_seed = int(self._rng.integers(2**31))
+        solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
+        begun = time.monotonic()
+        status = solver.solve(model)
+        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        ended = found or status == cp_model.INFEASIBLE
+        arm.learn(time.monotonic() - begun, found=found, ended=ended)
+        return found and self.take(self._base.plan(solver))
+
+    def take(self, plan: Plan) -> bool:
+        """Take a plan if it is better; return whether it is."""
+        merit = Merit.of(self.problem, plan)
+        if merit >= self.merit:
+            return False
+        self.plan, self.merit = plan, merit
+        return True
+
+    def stop(self) -> None:
+        """End the step that is under way."""
+        if self._solver is not None:
+            self._solver.stop_search()
+
+    def _model(self, free: Free, goal: str) -> cp_model.CpModel:
+        """Copy the model, keep what is not free, and ask for a better plan."""
+        base, model = self._base, self._base.model.clone()
+        for (letter, place), (other, next_place) in kept_order(self.problem, self.plan, free):
+            model.add(base.start[other][next_place] >= base.end(letter, place))
+        for place, out in base.out.items():
+            if not free["O"][place]:
+                model.add(out == bool(self.plan.offload[place] != NEVER))
+        for place, whole in base.whole.items():
+            if not free["I"][place]:
+                model.add(whole == bool(self.plan.whole[place]))
+        share = float(self._rng.choice(GAINS))
+        least = Merit(*(max(1, int(share * value)) for value in self.merit))
+        if goal == "end":
+            model.add(base.objective <= self.merit.objective - least.objective)
+        else:
+            model.add(base.objective <= self.merit.objective)
+            model.add(self._sum <= self.merit.sum - least.sum)
+        base.hint(self.plan, model)
+        return model
+
+
+class Best:
+    """The best table of all threads, in a lock.
+
+    Attributes:
+      table: the table.
+      objective: in units of the problem.
+      since: when it was found.
+    """
+
+    def __init__(self, problem: Problem, table: ScheduleTable) -> None:
+        """Begin with a table."""
+        self._lock, self.since = threading.Lock(), time.monotonic()
+        self._problem, self.table = problem, table
+        self.objective = objective_of(problem, to_plan(problem, table))
+
+    def offer(self, table: ScheduleTable) -> bool:
+        """Take a table if it is better; return whether it is."""
+        objective = objective_of(self._problem, to_plan(self._problem, table))
+        with self._lock:
+            if objective >= self.objective:
+                return False
+            self.table, self.objective, self.since = table, objective, time.monotonic()
+            return True
+
+
+def search_neighbourhoods(
+    problem: Problem, grids: Sequence[Problem], start: ScheduleTable, seconds: float
+) -> Iterator[ScheduleTable]:
+    """Improve a table, one thread on each grid; stop when the iterator is closed.
+
+    A thread that is behind goes on from the best table of all. The search ends before its time
+    where nothing was found for half of it.
+    """
+    best, over, begun = Best(problem, start), threading.Event(), time.monotonic()
+    searches: list[NeighbourhoodSearch] = []
+
+    def seconds_left() -> float:
+        now = time.monotonic()
+        patience = max(PATIENCE, (best.since - begun) * (1 + PATIENCE_SHARE))
+        return min(begun + seconds, best.since + patience) - now
+
+    def job(grid: Problem, seed: int) -> Callable[[Callable[[ScheduleTable], None]], None]:
+        def run(tell: Callable[[ScheduleTable], None]) -> None:
+            seen = best.table
+            search = NeighbourhoodSearch(grid, to_plan(grid, seen), seed)
+            searches.append(search)
+            while not over.is_set() and (left := seconds_left()) > 0:
+                most = max(STEP_SECONDS, STEP_SHARE * (time.monotonic() - begun))
+                if search.step(min(most, left)) and keeps_limits(grid, search.plan):
+                    table = to_table(grid, search.plan, "optimized neighbourhoods")
+                    search.take(to_plan(grid, table))  # as early as its rows allow
+                    if best.offer(table):
+                        tell(table)
+                if best.table is not seen:
+                    seen = best.table
+                    search.take(to_plan(grid, seen))
+
+        return run
+
+    def stop() -> None:
+        over.set()
+        for search in searches:
+            search.stop()
+
+    return news_of([job(grid, seed) for seed, grid in enumerate(grids)], stop)

@@ -1,0 +1,91 @@
+"""The large-neighbourhood search: what it keeps, what it frees, and what it finds."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.search.schedule.initial_plans import one_by_one
+from pipejax.search.schedule.neighbourhood_search import (
+    Merit,
+    NeighbourhoodSearch,
+    search_neighbourhoods,
+)
+from pipejax.search.schedule.neighbourhoods import KINDS, draw, kept_order
+from pipejax.search.schedule.plan import NEVER, keeps_limits, objective_of, to_plan, to_table
+from pipejax.search.schedule.problem import pose
+
+pytestmark = pytest.mark.solver
+
+
+def problem_of(workers=3, microbatches=4, seconds=10.0, limits=1.0):
+    """F = I = W and offloads of 10 s; the first two workers share a host link."""
+    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    costs = pj.Costs.uniform(
+        table, forward=seconds, input_grad=seconds, weight_grad=seconds, offload=10.0
+    )
+    links = pj.Links(host_links=((0, 1),))
+    return pose(table, costs, memory_limit=limits, offload=True, link=links)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """A search that began with one microbatch after the other, and its merits step by step."""
+    problem = problem_of()
+    search = NeighbourhoodSearch(problem, one_by_one(problem), seed=0)
+    merits = [search.merit]
+    for _ in range(15):
+        if search.step(0.3):
+            assert keeps_limits(problem, search.plan)
+        merits.append(search.merit)
+    return search, merits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_free_keeps_its_order(kind, steps):
+    search, _ = steps
+    problem = search.problem
+    plan, rng = search.plan, np.random.default_rng(1)
+    free = draw(kind, problem, plan, 0.4, rng)
+    pairs = list(kept_order(problem, plan, free))
+    assert not any(free[letter][place] for pair in pairs for letter, place in pair)
+    for (letter, place), (other, next_place) in pairs:
+        lasts = problem.times[pj.Phase[letter]][place[0]]
+        assert plan.starts[letter][place] + lasts <= plan.starts[other][next_place]
+    nothing = {letter: np.zeros_like(free["F"]) for letter in free}
+    chains = list(kept_order(problem, plan, nothing))  # one on each worker and link
+    link = [pair for pair in chains if pair[0][0] in "OL"]
+    out = (plan.offload != NEVER).sum(axis=1)
+    assert len(link) == 2 * out.sum() - (out[:2].any() + out[2:].any())
+    assert len(chains) - len(link) == 3 * 3 * 4 - 3
+
+
+def test_no_step_makes_a_plan_worse(steps):
+    search, merits = steps
+    assert merits[-1] == Merit.of(search.problem, search.plan)
+    assert all(later <= one for one, later in itertools.pairwise(merits))
+    assert merits[-1].objective < merits[0].objective
+
+
+def test_threads_share_what_they_find():
+    problem = problem_of(seconds=10.5)  # halves of a second: the grid is fine enough to be coarser
+    grids = [problem, problem.coarser(4)]
+    assert grids[1].unit > problem.unit
+    start = to_table(problem, one_by_one(problem), "start")
+    ends = [objective_of(problem, to_plan(problem, start))]
+    for table in search_neighbourhoods(problem, grids, start, 1.5):
+        plan = to_plan(problem, table)
+        assert keeps_limits(problem, plan)
+        ends.append(objective_of(problem, plan))
+    assert len(ends) > 2
+    assert ends == sorted(set(ends), reverse=True)
+
+
+def test_a_coarser_grid_promises_nothing_too_short():
+    problem = problem_of(seconds=10.5)
+    coarse = problem.coarser(4)
+    plan = one_by_one(coarse)
+    real = objective_of(problem, to_plan(problem, to_table(coarse, plan, "coarse")))
+    assert real * problem.unit <= objective_of(coarse, plan) * coarse.unit
+    assert problem.coarser(10**9).unit == problem.unit
