@@ -14,12 +14,15 @@ from pipejax.cli.commands.train import HEIGHTS, _bars
 from pipejax.cli.options.objective import MAKERS, choose_step_sizes
 from pipejax.training import (
     TrainingRun,
+    choose_step_size,
     language_model,
+    random_logistic,
     random_quadratic,
     summarise,
     sweep_randomized_pipedream,
     sweep_replay,
 )
+from pipejax.training.training_run import RULES
 
 pytestmark = pytest.mark.compiles
 
@@ -42,6 +45,11 @@ KEYS = {
     "time",
     "updates",
     "gap",
+    "value",
+    "loss",
+    "noise",
+    "batch_order",
+    "rule",
     "out",
     "save",
 }
@@ -106,6 +114,7 @@ def test_along_a_timeline(answer, tmp_path):
     check(result, runs)
     assert "80: diverged" in out.read_text()
     assert "time [slots]" in out.read_text()
+    assert "gap" in out.read_text()
     data = xr.open_zarr(save).load()
     assert dict(data.sizes) == {"step_size": 3, "seed": 2, "sample": 5}
     assert data.gap.isnull().all(["seed", "sample"]).values.tolist() == [True, False, False]
@@ -129,6 +138,57 @@ def test_time_follows_costs_and_links(answer):
     check(result, runs)
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=24)
     assert result["time"][-1] == pj.evaluate(table, costs, link="blocking").makespan
+
+
+def test_noise_orders_rules_and_reports(answer, call, tmp_path):
+    out, save = tmp_path / "f.svg", tmp_path / "runs.zarr"
+    how = "--noise", "0.5", "--batch-order", "cyclic", "--rule", "stable", "--report", "value"
+    given = *TABLE, *SMALL, *SIZES, "--objective", "logistic"
+    result = answer("train", *given, *how, "--out", out, "--save", save)
+    assert [result[key] for key in ("noise", "batch_order", "rule")] == [0.5, "cyclic", "stable"]
+    table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=24)
+    objective = in_cli_precision(random_logistic, 2, **OBJECTIVE)
+    given = {"seeds": range(2), "times": 4, "batches": "cyclic", "noise": 0.5}
+    sizes = result["step_sizes"]
+    runs = in_cli_precision(sweep_replay, objective, table, step_sizes=sizes, **given)
+    found = summarise(runs, "stable", sizes)
+    assert result["best_step_size"] == sizes[found.best]
+    for name in ("gap", "value", "loss"):
+        curve = np.asarray(getattr(found, name)[found.best].filled(np.nan))
+        np.testing.assert_allclose(np.array(result[name], float), curve, rtol=1e-9)
+    difference = np.subtract(result["value"], result["gap"])
+    np.testing.assert_allclose(difference, objective.minimum, rtol=1e-9)
+    assert "objective" in out.read_text()
+    data = xr.open_zarr(save).load()
+    np.testing.assert_allclose(data.value - data.gap, objective.minimum, rtol=1e-9)
+    assert (data.loss.isnull().all(["step_size", "seed"]) == (data.sample == 0)).all()
+    assert (data.attrs["noise"], data.attrs["batch_order"]) == (0.5, "cyclic")
+    _, shown, _ = call("train", *TABLE, *SMALL, *SIZES, "--report", "loss")
+    assert "final training loss" in shown
+    assert "training loss of the best over time" in shown
+
+
+def test_rules_choose_a_step_size():
+    curves = np.array(
+        [
+            [9.0, 99.0, np.nan, 0.0],
+            [9.0, 0.1, 0.5, 0.3],
+            [9.0, 1.0, 1.9, 0.1],
+            [9.0, 2.0, 1.0, 0.5],
+            [9.0, 8.0, 7.0, 6.0],
+        ]
+    )
+    sizes = [8.0, 4.0, 2.0, 1.0, 0.5]
+    assert [choose_step_size(curves, rule, sizes) for rule in RULES] == [2, 1, 2]
+    assert choose_step_size(curves[::-1], "stable", sizes[::-1]) == 2
+    assert choose_step_size(curves[:2], "stable", sizes[:2]) is None
+    assert choose_step_size(curves[:1]) is None
+    curves[2, 2] = 2.1
+    assert choose_step_size(curves, "stable", sizes) == 3
+    with pytest.raises(ValueError, match="rule must be one of final, mean, stable, got 'best'"):
+        choose_step_size(curves, "best")
+    with pytest.raises(ValueError, match="rule stable needs 5 step_sizes, got None"):
+        choose_step_size(curves, "stable")
 
 
 def test_randomized_pipedream(answer, tmp_path):
@@ -297,6 +357,17 @@ def test_summary_needs_its_axes():
         ([*TABLE, "--step-sizes", "inf"], "--step-sizes must be finite.*got 'inf'"),
         ([*TABLE, "--step-sizes", "0.5,"], "--step-sizes must be finite.*got ''"),
         ([*TABLE, "--step-sizes", "0.5,0.50"], "--step-sizes must name each once, got 0.5 twice"),
+        ([*TABLE, "--noise", "-1"], "--noise.*got '-1'"),
+        ([*TABLE, "--noise", "nan"], "--noise.*got 'nan'"),
+        ([*TABLE, "--batch-order", "sorted"], "--batch-order must be one of epochs, cyclic, drawn"),
+        (
+            ["--rpd", "--updates", "100", "--workers", "2", "--batch-order", "epochs"],
+            "--batch-order with --rpd must be one of drawn, cyclic, got 'epochs'",
+        ),
+        ([*TABLE, "--rule", "best"], "--rule must be one of final, mean, stable, got 'best'"),
+        ([*TABLE, "--report", "f"], "--report must be one of gap, value, loss, got 'f'"),
+        ([*TABLE, "--minimiser", "normal"], "--minimiser does not go with .* quadratic"),
+        ([*TABLE, "--admission", "all"], "admission must be one of each-stage, first-stage, got"),
         ([*TABLE, "--seeds", "0"], "--seeds.*got '0'"),
         ([*TABLE, "--times", "0"], "--times.*got '0'"),
         ([*TABLE, "--dimension", "5"], "--dimension must be a multiple of 2 stages, got 5"),

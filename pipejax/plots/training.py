@@ -1,4 +1,4 @@
-"""Charts of training runs: the gap against time."""
+"""Charts of training runs: the gap, the objective or the training loss against time."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,29 +11,30 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.plots import style
 
 
-def draw_gaps(
+def draw_curves(
     axes: Axes,
     times: Float[NumpyArray, " samples"],
-    gaps: Float[NumpyArray, "step_sizes samples"],
+    curves: Float[NumpyArray, "step_sizes samples"],
     step_sizes: Sequence[float],
     *,
     diverged: Bool[NumpyArray, " step_sizes"],
     best: int | None,
     time_label: str,
+    label: str,
 ) -> None:
-    """Draw the mean gap of each step size against time, the best thick; diverged ones by name."""
+    """Draw the mean curve of each step size against time, the best thick; diverged ones by name."""
     styles = itertools.cycle(("-", "--", "-.", ":"))  # neighbours are told apart in grey
     colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
     for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
         if diverged[place]:
             axes.plot([], [], color=style.SILVER, label=f"{size:.4g}: diverged")
             continue
-        gap = np.ma.masked_less_equal(gaps[place], 0.0)  # rounding, below the axis
+        curve = np.ma.masked_less_equal(curves[place], 0.0)  # rounding, below the axis
         width = 2.4 if place == best else 1.0
         axes.plot(
-            times, gap, color=colour, linewidth=width, linestyle=next(styles), label=f"{size:.4g}"
+            times, curve, color=colour, linewidth=width, linestyle=next(styles), label=f"{size:.4g}"
         )
     if best is not None:
         axes.set_yscale("log")
-    axes.set(xlabel=time_label, ylabel="gap")
+    axes.set(xlabel=time_label, ylabel=label)
     axes.figure.legend(title="step size, the best thick", loc="outside lower center", ncols=3)

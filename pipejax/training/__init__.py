@@ -20,7 +20,12 @@ from pipejax.training.theory import (
     delay_term_law,
     pipedream_delay,
 )
-from pipejax.training.training_run import Summary, TrainingRun, summarise
+from pipejax.training.training_run import (
+    Summary,
+    TrainingRun,
+    choose_step_size,
+    summarise,
+)
 
 __all__ = [
     "ConvergenceBound",
@@ -35,6 +40,7 @@ __all__ = [
     "batch_order",
     "best_step_size",
     "block_gradient",
+    "choose_step_size",
     "convergence_bound",
     "delay_term_law",
     "draw",

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.checks import one_of
 from pipejax.base.provenance import provenance
 from pipejax.base.short_repr import short_repr
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Curves = Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"]
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
 PER_RUN = (
     "gap",
@@ -24,6 +26,8 @@ PER_RUN = (
     "minimum",
 )  # fields of a run that many have for each
 DIVERGED = 1000.0  # times the gap at the start
+RULES = ("final", "mean", "stable")  # that choose a step size
+RISE, ROUNDING = 2.0, 1e-12  # of a stable curve: above its least value, and of its start
 
 
 @short_repr
@@ -61,7 +65,7 @@ class TrainingRun(NamedTuple):
     largest_squared_gradient: Float[Array, "*runs"]
     mean_squared_gradient: Float[Array, "*runs"] | None
     time: Float[NumpyArray, " samples"] | None = None
-    loss: Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"] | None = None
+    loss: Curves | None = None
     minimum: Float[NumpyArray, "*runs"] | float = 0.0
 
     @property
@@ -74,7 +78,7 @@ class TrainingRun(NamedTuple):
         """Gaps (..., samples) on the host, masked for runs that diverged."""
         return self.masked(self.gap)
 
-    def masked(self, values: Float[Array, "*runs samples"]) -> Masked:
+    def masked(self, values: Curves) -> Masked:
         """Mask what runs show at their samples where they diverged: (..., samples)."""
         shown = np.asarray(values)
         mask = np.broadcast_to(np.asarray(self.diverged)[..., None], shown.shape)
@@ -90,9 +94,11 @@ class Summary:
 
     Attributes:
       gap: (step_sizes, samples) mean gap over the seeds.
+      value: (step_sizes, samples) mean of f itself.
+      loss: (step_sizes, samples) mean training loss; masked where no batch was trained on.
       spread: (step_sizes) standard deviation of the final gap over the seeds; of one seed masked.
       diverged: (step_sizes) seeds that diverged.
-      best: place of the step size with the least final gap, None where all diverged.
+      best: place of the step size that the rule chooses, None where all diverged.
 
     Example:
       >>> import pipejax as pj
@@ -106,6 +112,8 @@ class Summary:
     """
 
     gap: Masked
+    value: Masked
+    loss: Masked
     spread: Masked
     diverged: Int[NumpyArray, " step_sizes"]
     best: int | None
@@ -116,17 +124,21 @@ class Summary:
         return self.gap[:, -1]
 
 
-def summarise(runs: TrainingRun) -> Summary:
+def summarise(
+    runs: TrainingRun, rule: str = "final", step_sizes: Sequence[float] | None = None
+) -> Summary:
     """Summarise runs over their seeds.
 
     Args:
       runs: with axes (step_sizes, seeds).
+      rule: one of `RULES`, by which `choose_step_size` says which step size is the best.
+      step_sizes: gamma, for the rule "stable".
 
     Returns:
       Means by step size, and which is the best.
 
     Raises:
-      ValueError: if the runs have other axes.
+      ValueError: if the runs have other axes, or as `choose_step_size`.
 
     Example:
       >>> import pipejax as pj
@@ -138,21 +150,62 @@ def summarise(runs: TrainingRun) -> Summary:
       >>> sizes[pj.training.summarise(runs).best]
       0.125
     """
-    reported = runs.reported
-    if reported.ndim != 3:
-        raise ValueError(
-            f"runs must have the axes (step_sizes, seeds), got a gap of shape {reported.shape}"
-        )
+    shape = np.shape(runs.gap)
+    if len(shape) != 3:
+        raise ValueError(f"runs must have the axes (step_sizes, seeds), got a gap of shape {shape}")
     failed = np.asarray(runs.diverged).sum(axis=1)
-    kept = np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, reported.shape), reported)
-    gap = kept.mean(axis=1)
-    final: Float[NumpyArray, " step_sizes"] = gap[:, -1].filled(np.inf)
+
+    def kept(values: Curves | None) -> Masked:
+        shown = np.full(shape, np.nan) if values is None else np.asarray(values)
+        return np.ma.masked_where(np.broadcast_to(failed[:, None, None] > 0, shape), shown)
+
+    gap = kept(runs.gap).mean(axis=1)
     return Summary(
         gap=gap,
-        spread=np.ma.masked_invalid(_deviation(kept[:, :, -1])),
+        value=kept(runs.value).mean(axis=1),
+        loss=np.ma.masked_invalid(kept(runs.loss).mean(axis=1)),
+        spread=np.ma.masked_invalid(_deviation(kept(runs.gap)[:, :, -1])),
         diverged=failed,
-        best=int(final.argmin()) if np.isfinite(final).any() else None,
+        best=choose_step_size(gap.filled(np.nan), rule, step_sizes),
     )
+
+
+def choose_step_size(
+    curves: Float[NumpyArray, "step_sizes samples"],
+    rule: str = "final",
+    step_sizes: Sequence[float] | None = None,
+) -> int | None:
+    """Choose a step size by the curves of the gap.
+
+    Args:
+      curves: mean gap over the seeds, of any mean; NaN where a seed diverged.
+      rule: "final" takes the least final gap; "mean" the least mean of the curve over its samples,
+        which asks for a quick start too; "stable" the largest step size whose curve never stands
+        above twice the least that it has been, give or take 1e-12 of its start.
+      step_sizes: (step_sizes) gamma, for the rule "stable".
+
+    Returns:
+      Its place, None if every step size diverged or none is stable.
+
+    Raises:
+      ValueError: if there is no such rule, or step sizes are missing or not as many as curves.
+
+    Example:
+      >>> curves = np.array([[8.0, 1.0, 5.0, 0.5], [8.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
+      >>> [choose_step_size(curves, rule, [0.5, 0.25, 0.125]) for rule in RULES]
+      [0, 1, 1]
+    """
+    rule = one_of(rule, RULES, "rule")
+    known = np.isfinite(curves).all(axis=1)
+    if rule == "stable":
+        if step_sizes is None or len(step_sizes) != len(curves):
+            raise ValueError(f"rule stable needs {len(curves)} step_sizes, got {step_sizes!r}")
+        least = np.minimum.accumulate(curves, axis=1)
+        known &= (curves <= RISE * least + ROUNDING * curves[:, :1]).all(axis=1)
+        score = -np.asarray(step_sizes, np.float64)
+    else:
+        score = curves[:, -1] if rule == "final" else curves.mean(axis=1)
+    return int(np.where(known, score, np.inf).argmin()) if known.any() else None
 
 
 def _deviation(final: Masked) -> Masked:
@@ -173,7 +226,7 @@ def training_dataset(
     """Label the runs of a sweep over step sizes and seeds; needs xarray."""
     import xarray as xr  # an extra: the engine does without
 
-    gap, diverged = runs.reported, np.asarray(runs.diverged)
+    diverged = np.asarray(runs.diverged)
     if diverged.shape != (len(step_sizes), len(seeds)):
         raise ValueError(
             f"runs must have the axes (step_sizes, seeds) of {len(step_sizes)} and {len(seeds)}, "
@@ -181,10 +234,19 @@ def training_dataset(
         )
     largest = np.where(diverged, np.nan, np.asarray(runs.largest_squared_gradient))
     each = ("step_size", "seed")
+    of_samples: dict[str, tuple[Curves, str]] = {
+        "gap": (runs.gap, "f - f*"),
+        "value": (runs.value, "f"),
+    }
+    if runs.loss is not None:
+        of_samples["loss"] = (runs.loss, "training loss")
     clock = {} if runs.time is None else {"time": ("sample", runs.time, {"units": unit or "slots"})}
     return xr.Dataset(
         {
-            "gap": ((*each, "sample"), gap.filled(np.nan), {"long_name": "f - f*"}),
+            **{
+                name: ((*each, "sample"), runs.masked(values).filled(np.nan), {"long_name": text})
+                for name, (values, text) in of_samples.items()
+            },
             "diverged": (each, diverged),
             "largest_squared_gradient": (each, largest),
         },

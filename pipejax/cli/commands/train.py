@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -11,6 +11,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import one_of
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
 from pipejax.cli.options.groups import Pricing, TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
@@ -18,6 +19,12 @@ from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawin
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written, waiting
 
+if TYPE_CHECKING:
+    from pipejax.training.training_run import Masked
+
+REPORTS = ("gap", "value", "loss")  # fields of a summary
+SPOKEN = {"gap": "gap", "value": "f", "loss": "training loss"}
+LABELS = {"gap": "gap $f - f^*$", "value": "objective $f$", "loss": "training loss"}
 COLUMNS = 60  # of the bars in the terminal, at most
 HEIGHTS = "▁▂▃▄▅▆▇█"
 
@@ -34,6 +41,12 @@ class TrainingOptions(NamedTuple):
       step_sizes: Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given.
       seeds: Runs of each step size, with seeds from 0.
       times: Equal parts of the time at whose ends to look.
+      noise: Standard deviation of the noise on every coordinate of every block gradient.
+      batch_order: Order of the batches: epochs (if not given), cyclic or drawn; with --rpd drawn
+        (if not given) or cyclic.
+      rule: What makes a step size the best: the least final gap, the least mean of its curve, or
+        being the largest stable one (final, mean, stable).
+      report: What is shown and drawn: the gap f - f*, the value f, or the training loss.
     """
 
     rpd: bool = False
@@ -42,6 +55,27 @@ class TrainingOptions(NamedTuple):
     step_sizes: Text = None
     seeds: Count = 3
     times: Count = 100
+    noise: Annotated[float, typer.Option(min=0)] = 0.0
+    batch_order: Text = None
+    rule: Annotated[str, typer.Option()] = "final"
+    report: Annotated[str, typer.Option()] = "gap"
+
+    def chosen(self) -> "TrainingOptions":
+        """Check what is chosen by name; orders depend on the method."""
+        from pipejax.training.replay import ORDERS  # slow to import
+        from pipejax.training.rpd import RANDOM_ORDERS
+        from pipejax.training.training_run import RULES
+
+        rule, report = one_of(self.rule, RULES, "--rule"), one_of(self.report, REPORTS, "--report")
+        orders = RANDOM_ORDERS if self.rpd else ORDERS
+        order = orders[0] if self.batch_order is None else self.batch_order
+        order = one_of(order, orders, "--batch-order" + " with --rpd" * self.rpd)
+        return self._replace(rule=rule, report=report, batch_order=order)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What both methods take."""
+        return {"noise": self.noise, "batches": self.batch_order}
 
 
 class Trained(NamedTuple):
@@ -53,6 +87,13 @@ class Trained(NamedTuple):
     seeds: int
     named: dict[str, Any]
     unit: str | None
+    report: str
+
+    @property
+    def curves(self) -> "Masked":
+        """What is reported (step_sizes, samples), mean over the seeds."""
+        curves: Masked = getattr(self.summary, self.report)
+        return curves
 
 
 class TrainingTask(NamedTuple):
@@ -75,7 +116,7 @@ class TrainingTask(NamedTuple):
         if not table.updates_within:
             raise ValueError(
                 f"{table.name} is synchronous, no U cell updates its weights: train takes "
-                "pipedream, pipedream-2bw, local-sgd or a table with U cells"
+                "pipedream, pipedream-2bw, local-sgd, naive or a table with U cells"
             )
         return table, None if self.pricing is None else self.pricing.of(table)
 
@@ -90,10 +131,12 @@ class TrainingTask(NamedTuple):
         seeds = self.training.seeds
         sizes = choose_step_sizes(self.training.step_sizes, objective)
         named |= {"objective": self.objectives.name, "stages": objective.num_stages}
+        named |= pick(self.training, "noise batch_order rule")
         line = f"compiling, and training {len(sizes) * seeds} runs side by side"
         with waiting(line):
-            runs = sweep(objective, step_sizes=sizes, seeds=range(seeds))
-            return Trained(runs, pj.training.summarise(runs), sizes, seeds, named, unit)
+            runs = sweep(objective, step_sizes=sizes, seeds=range(seeds), **self.training.how)
+            summary = pj.training.summarise(runs, self.training.rule, sizes)
+            return Trained(runs, summary, sizes, seeds, named, unit, self.training.report)
 
 
 def train(
@@ -108,14 +151,14 @@ def train(
 ) -> None:
     """Train a small objective as an asynchronous schedule does: gap against time.
 
-    The schedule is pipedream, pipedream-2bw, local-sgd or a table with U cells; in slots without
-    times. Every step size is run with every seed.
+    The schedule is pipedream, pipedream-2bw, local-sgd, naive or a table with U cells; in slots
+    without times. Every step size is run with every seed.
 
     Options:
-      out: Draw the gap to this file (.png, .pdf, .svg).
+      out: Draw what is reported to this file (.png, .pdf, .svg).
       save: Write all runs to this store (.zarr).
     """
-    task = TrainingTask(choice, objectives, pricing, links, training)
+    task = TrainingTask(choice, objectives, pricing, links, training.chosen())
     trained = _randomized(task) if training.rpd else _timeline(task)
     if save.path is not None:
         _save(save, trained)
@@ -199,6 +242,7 @@ def _as_json(trained: Trained, out: Output, save: Output) -> dict[str, Any]:
     """Collect what `--json` prints; null wherever a seed diverged."""
     found, runs = trained.summary, trained.runs
     best = found.best
+    means = pick(found, "gap value loss")
     return {
         **trained.named,
         **pick(trained, "seeds step_sizes"),
@@ -207,7 +251,7 @@ def _as_json(trained: Trained, out: Output, save: Output) -> dict[str, Any]:
         "unit": trained.unit,
         "time": runs.time,
         "updates": runs.update,
-        "gap": None if best is None else found.gap[best],
+        **{name: None if best is None else mean[best] for name, mean in means.items()},
         **out.as_json(),
         **save.as_json(),
     }
@@ -228,13 +272,15 @@ def _print(trained: Trained) -> None:
         _by_step_size(trained),
     )
     if found.best is None:
-        print_all("every step size diverged: give smaller --step-sizes")
+        why = "every step size diverged" if found.diverged.all() else "no step size is stable"
+        print_all(f"{why}: give smaller --step-sizes")
         return
-    gap = found.gap[found.best].filled(np.nan)
+    curve = trained.curves[found.best].compressed()
     over = "block updates" if trained.unit is None else "time"
     print_all(
-        f"gap of the best over {over}, logarithmic: {gap[0]:.4g} to {gap[-1]:.4g}",
-        f"[cyan]{_bars(gap)}[/]",
+        f"{SPOKEN[trained.report]} of the best over {over}, logarithmic: {curve[0]:.4g} to "
+        f"{curve[-1]:.4g}",
+        f"[cyan]{_bars(curve)}[/]",
     )
     sizes, best = trained.step_sizes, trained.step_sizes[found.best]
     if len(sizes) > 1 and best in (min(sizes), max(sizes)):
@@ -245,13 +291,14 @@ def _print(trained: Trained) -> None:
 
 
 def _by_step_size(trained: Trained) -> Table:
-    grid, found = Table("step size", "final gap", "spread", "diverged", ""), trained.summary
+    found, final = trained.summary, trained.curves[:, -1]
+    grid = Table("step size", f"final {SPOKEN[trained.report]}", "spread", "diverged", "")
     for place, size in enumerate(trained.step_sizes):
         count, is_best = int(found.diverged[place]), place == found.best
         spread = found.spread[place]
         grid.add_row(
             f"{size:g}",
-            "diverged" if count else f"{found.final_gap[place]:.4g}",
+            "diverged" if count else f"{final[place]:.4g}",
             "-" if count or np.ma.is_masked(spread) else f"{spread:.2g}",
             f"{count} of {trained.seeds}",
             "best" * is_best,
@@ -260,9 +307,9 @@ def _by_step_size(trained: Trained) -> Table:
     return grid
 
 
-def _bars(gap: Float[NumpyArray, " samples"]) -> str:
-    """Heights of the logarithm of the gap, over what it covers; the lowest where it is no more."""
-    chosen = gap[np.linspace(0, len(gap) - 1, min(COLUMNS, len(gap))).round().astype(int)]
+def _bars(curve: Float[NumpyArray, " samples"]) -> str:
+    """Heights of the logarithm of a curve, over what it covers; the lowest where it is no more."""
+    chosen = curve[np.linspace(0, len(curve) - 1, min(COLUMNS, len(curve))).round().astype(int)]
     above = chosen[chosen > 0]
     if not len(above):
         return HEIGHTS[0] * len(chosen)
@@ -284,20 +331,21 @@ def _save(save: Output, trained: Trained) -> None:
 
 
 def _draw(out: Output, trained: Trained) -> None:
-    from pipejax.plots.training import draw_gaps  # matplotlib is an extra, slow to import
+    from pipejax.plots.training import draw_curves  # matplotlib is an extra, slow to import
 
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"
     way = "" if trained.named["method"] == "timeline" else "RPD, "
     runs, found = trained.runs, trained.summary
     clock = None if runs.time is None else f"time [{trained.unit or 'slots'}]"
     with drawing(out, 1, 3.2) as (_, axes):
-        draw_gaps(
+        draw_curves(
             axes,
             runs.update if runs.time is None else runs.time,
-            found.gap,
+            trained.curves,
             trained.step_sizes,
             diverged=found.diverged > 0,
             best=found.best,
             time_label=clock or "block updates",
+            label=LABELS[trained.report],
         )
         axes.set_title(f"{way}{schedule}, {trained.named['stages']} stages", loc="left")

@@ -10,7 +10,7 @@ import typer
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import read_file
-from pipejax.cli.options.declared import Count, CountIfGiven, flag
+from pipejax.cli.options.declared import Count, CountIfGiven, Text, flag
 from pipejax.cli.options.numbers import parse_float
 
 MAKERS = {  # names of functions in `pipejax.training`
@@ -18,6 +18,12 @@ MAKERS = {  # names of functions in `pipejax.training`
     "nesterov": "nesterov_quadratic",
     "logistic": "random_logistic",
     "language": "language_model",
+}
+KINDS = {  # options that belong to one objective
+    "condition_number": "nesterov",
+    "strong_convexity": "nesterov",
+    "minimiser": "nesterov",
+    "text": "language",
 }
 COORDINATES = 8  # of a stage, if no option says how many there are
 SIZES = 8  # step sizes tried, if no option says which
@@ -56,6 +62,8 @@ class ObjectiveSettings(NamedTuple):
       dimension: Coordinates, a multiple of the stages (8 each if not given); for language, the
         width of an activation (16).
       condition_number: L / mu, for nesterov (100 if not given).
+      strong_convexity: mu, for nesterov (1 if not given).
+      minimiser: w* of nesterov, solved (as published, if not given) or normal (drawn).
       text: Text to learn, for language (a random one if not given).
       batches: Batches.
       batch_size: Examples of a batch.
@@ -66,6 +74,8 @@ class ObjectiveSettings(NamedTuple):
     )
     dimension: CountIfGiven = None
     condition_number: float | None = None
+    strong_convexity: float | None = None
+    minimiser: Text = None
     text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
     batches: Count = 60
     batch_size: Count = 10
@@ -73,7 +83,7 @@ class ObjectiveSettings(NamedTuple):
     def chosen(self) -> ObjectiveOptions:
         """Read what is trained."""
         name = one_of(self.objective, MAKERS, "--objective")
-        for option, kind in (("condition_number", "nesterov"), ("text", "language")):
+        for option, kind in KINDS.items():
             if getattr(self, option) is not None and name != kind:
                 raise ValueError(f"{flag(option)} does not go with --objective {name}")
         settings: dict[str, Any] = {"num_batches": self.batches, "batch_size": self.batch_size}
@@ -84,8 +94,9 @@ class ObjectiveSettings(NamedTuple):
                 )
             settings["width" if name == "language" else "dimension"] = self.dimension
         if name == "nesterov":
-            given = self.condition_number
-            settings["condition_number"] = 100.0 if given is None else given
+            own = {option: getattr(self, option) for option in KINDS if KINDS[option] == name}
+            settings |= {"condition_number": 100.0}
+            settings |= {option: value for option, value in own.items() if value is not None}
         if self.text is not None:
             settings["text"] = _read(self.text)
         return ObjectiveOptions(name, settings)
