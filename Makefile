@@ -38,8 +38,6 @@ paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table o
 
 pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experiments, figures, claims
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.staleness --out $(RESULTS)/staleness.zarr
-	$(BIN)/python -m sweeps.convergence_bound --out $(RESULTS)/convergence_bound.zarr
 	$(BIN)/python -m sweeps.pipedream --out $(RESULTS)
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)

@@ -1,39 +1,57 @@
-"""How ways to train are drawn: label, colour, dashes, tuned step size, mean and range of seeds."""
+"""How ways to train are drawn: label, colour, marker; median and range of the seeds."""
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
+import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from figures.cases import plain_numbers
 from pipejax.plots import style
-from sweeps.pipedream_schemes import best_place, geometric_mean
+from sweeps.pipedream_curves import End
 
-GAP = r"gap $f - f^*$"
 SHADE = 0.15  # opacity of bands
 DECADES = 3  # a shorter logarithmic axis has plain numbers
+MARKS = 8  # markers of a curve, about
 OBJECTIVES: Mapping[str, str] = {
-    "quadratic": "Random quadratic",
+    "quadratic": "random quadratic",
     "nesterov": "Nesterov's quadratic",
-    "logistic": "Logistic regression",
-    "language": "Small language model",
+    "logistic": "logistic regression",
+    "language": "small language model",
+    "tridiagonal quadratic": "Nesterov's quadratic",
+}
+QUANTITIES: Mapping[str, str] = {
+    "gap": r"gap $f - f^*$",
+    "value": "objective $f$",
+    "loss": "training loss [nats]",
+}
+X_LABELS: Mapping[str, str] = {
+    "time": "time [slots of one forward or backward]",
+    "updates": "block updates",
 }
 NAMES: Mapping[str, str] = {
     "pipedream-2bw": "PipeDream-2BW",
     "pipedream": "PipeDream",
     "local-sgd": "LocalSGD",
     "rpd": "RPD",
+    "naive": "naive pipeline",
 }
-COLOURS: Mapping[str, Sequence[str]] = {  # of each family, by its settings in their order
-    "pipedream-2bw": (style.BLUE,),
-    "pipedream": (style.BLACK,),
-    "local-sgd": (style.SKY, style.GREEN, style.PURPLE, style.ORANGE),
-    "rpd": (style.VERMILION, style.ORANGE, style.PURPLE, style.GREEN, style.BLUE),
+LOOKS: Mapping[str, Sequence[tuple[str, str]]] = {  # of each family, by its settings in their order
+    "pipedream": ((style.BLACK, "o"),),
+    "pipedream-2bw": ((style.BLUE, "s"),),
+    "naive": ((style.GREY, "x"),),
+    "local-sgd": ((style.SKY, "^"), (style.GREEN, "D"), (style.PURPLE, "v")),
+    "rpd": (
+        (style.VERMILION, "s"),
+        (style.ORANGE, "^"),
+        (style.PURPLE, "D"),
+        (style.GREEN, "v"),
+        (style.BLUE, "X"),
+    ),
 }
-DASHES: Mapping[str, str] = {"": "-", "own models": "--", "epochs": ":"}  # by variant
 
 
 def label_of(scheme: str) -> str:
@@ -46,100 +64,74 @@ def label_of(scheme: str) -> str:
       The name for people.
 
     Example:
-      >>> label_of("local-sgd H=5, own models"), label_of("pipedream-2bw"), label_of("rpd delta=60")
-      ('LocalSGD H=5, own models', 'PipeDream-2BW', 'RPD δ=60')
+      >>> label_of("local-sgd H=5"), label_of("pipedream-2bw"), label_of("rpd delta=60")
+      ('LocalSGD H=5', 'PipeDream-2BW', 'RPD δ=60')
     """
-    family = _family(scheme)
+    family = scheme.split(" ")[0]
     return scheme.replace(family, NAMES.get(family, family), 1).replace("delta=", "δ=")
 
 
 def looks(schemes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Give each scheme a colour; variants of one setting share it and differ in dashes.
+    """Give each scheme a colour, and a marker that tells it apart in grey.
 
     Args:
       schemes: all that the dataset holds.
 
     Returns:
-      Colour and line style by scheme.
+      Colour and marker by scheme.
     """
-    settings: dict[str, list[str]] = {}
-    found = {}
+    families: dict[str, list[str]] = {}
     for scheme in schemes:
-        setting, _, variant = scheme.partition(", ")
-        known = settings.setdefault(_family(scheme), [])
-        if setting not in known:
-            known.append(setting)
-        colours = COLOURS.get(_family(scheme), (style.GREY,))
-        colour = colours[known.index(setting) % len(colours)]
-        found[scheme] = {"color": colour, "linestyle": DASHES.get(variant, "-.")}
-    return found
+        families.setdefault(scheme.split(" ")[0], []).append(scheme)
+    return {
+        scheme: dict(zip(("color", "marker"), LOOKS[family][k % len(LOOKS[family])], strict=True))
+        for family, members in families.items()
+        for k, scheme in enumerate(members)
+    }
 
 
-def tuned(data: xr.Dataset) -> xr.Dataset:
-    """Take the step size that `sweeps.pipedream_schemes.best_place` chooses, as the claims do.
+def said(name: str, end: End) -> str:
+    """Name a scheme and where it ends.
 
     Args:
-      data: gap and diverged by scheme, step_size, seed and perhaps further axes.
+      name: of the scheme.
+      end: as from `sweeps.pipedream_curves.ends`.
 
     Returns:
-      The data without the axis of step sizes; `step_size` is a coordinate, and `gap` is missing
-      where some seed diverged with every step size. `hopeless` says where that is so; `edge`,
-      where the step size is the smallest or largest that was tried.
+      As "PipeDream 2.7 (2.6 to 2.9; 1/256)".
     """
-    place = best_place(data)
-    chosen = data.isel(step_size=place)
-    hopeless = data.diverged.any("seed").all("step_size")
-    return chosen.assign(
-        gap=chosen.gap.where(~hopeless),
-        hopeless=hopeless,
-        edge=place.isin([0, data.sizes["step_size"] - 1]),
-    )
+    return f"{label_of(name)} {end}"
 
 
-def power_of_two(step_size: float) -> str:
-    """Write a step size as a fraction.
-
-    Args:
-      step_size: a power of two.
-
-    Returns:
-      The fraction.
-
-    Example:
-      >>> power_of_two(0.0625), power_of_two(2.0)
-      ('1/16', '2')
-    """
-    return str(Fraction(step_size).limit_denominator(2**30))
-
-
-def plot_gap(
-    axes: Axes, x: xr.DataArray, gap: xr.DataArray, label: str, look: Mapping[str, Any]
+def plot_seeds(
+    axes: Axes,
+    x: xr.DataArray,
+    shown: xr.DataArray,
+    label: str,
+    look: Mapping[str, Any],
+    every: int | None = None,
 ) -> None:
-    """Draw the geometric mean over seeds as a line and their range as a light band.
+    """Draw the median of the seeds as a line and their range as a light band.
 
     Args:
       axes: to draw on.
       x: place of each sample.
-      gap: by seed and sample; nothing is drawn if all is missing.
+      shown: by seed and sample; nothing is drawn if all is missing.
       label: of the legend.
       look: of the line.
+      every: samples from one marker to the next; about `MARKS` of them if None.
     """
-    mean = geometric_mean(gap)
-    if mean.isnull().all():
+    median = shown.median("seed", skipna=False)
+    if median.isnull().all():
         return
-    known = mean.notnull()
-    axes.plot(x, mean, label=label, **look)
-    axes.fill_between(
-        x,
-        gap.min("seed").where(known),
-        gap.max("seed").where(known),
-        color=look["color"],
-        alpha=SHADE,
-        linewidth=0,
-    )
+    known = median.notnull()
+    step = max(1, median.size // MARKS) if every is None else every
+    axes.plot(x, median, label=label, markevery=step, markersize=3, **look)
+    band = {"color": look["color"], "alpha": SHADE, "linewidth": 0}
+    axes.fill_between(x, shown.min("seed").where(known), shown.max("seed").where(known), **band)
 
 
-def log_gap_axis(axes: Axes) -> None:
+def log_axis(axes: Axes) -> None:
     """Make the vertical axis logarithmic, with labels enough on a short one.
 
     Args:
@@ -156,5 +148,7 @@ def range_of_seeds() -> Patch:
     return Patch(color=style.BLACK, alpha=SHADE, linewidth=0, label="range of seeds")
 
 
-def _family(scheme: str) -> str:
-    return scheme.split(",")[0].split(" ")[0]
+def panels(count: int, width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
+    """Make panels side by side with one vertical axis."""
+    figure, axes = plt.subplots(1, count, figsize=(width, height), sharey=True, squeeze=False)
+    return figure, list(axes[0])

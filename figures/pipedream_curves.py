@@ -1,106 +1,80 @@
-"""PipeDream against other ways to train: the gap of each at its best step size."""
+"""PipeDream against other ways to train: their curves by time, and by block updates."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.pipedream_cases import (
-    GAP,
     OBJECTIVES,
+    QUANTITIES,
+    X_LABELS,
     label_of,
-    log_gap_axis,
+    log_axis,
     looks,
-    plot_gap,
-    power_of_two,
-    tuned,
+    panels,
+    plot_seeds,
+    range_of_seeds,
+    said,
 )
+from figures.rules import describe
 from pipejax.plots import style
-from sweeps.pipedream_schemes import geometric_mean
+from sweeps.pipedream_curves import QUANTITY, ends, fraction, tuned
 
-
-class View(NamedTuple):
-    """How the curves of one store are shown.
-
-    Attributes:
-      title: what is trained.
-      x: variable along the horizontal axis.
-      y_label: what the gap is.
-      scale: of the vertical axis.
-    """
-
-    title: str
-    x: str = "time"
-    y_label: str = GAP
-    scale: str = "log"
-
-
-VIEWS: Mapping[str, View] = {
-    "pipedream_quadratic": View(OBJECTIVES["quadratic"], x="updates"),
-    "pipedream_nesterov": View(OBJECTIVES["nesterov"]),
-    "pipedream_logistic": View(OBJECTIVES["logistic"]),
-    "pipedream_language": View(
-        OBJECTIVES["language"], y_label="loss on held-out text [nats]", scale="linear"
-    ),
-}
-X_LABELS: Mapping[str, str] = {
-    "time": "time [slots of one forward or backward]",
-    "updates": "block updates",
-}
+BY: Mapping[str, tuple[str, ...]] = {"pipedream_quadratic": ("updates",)}  # RPD has no clock
+BOTH = ("time", "updates")  # the first has the store's name
+EQUAL: Mapping[str, str] = {"time": "time", "updates": "number of updates"}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw the curves of all schemes of one store, whose name is the attribute `store`."""
+    """Draw the curves of one store, whose name is the attribute `store`, by each axis."""
     name = data.attrs["store"]
-    view = VIEWS[name]
-    best = tuned(data)
-    figure, axes = plt.subplots(figsize=(style.PAGE, 3.2))
-    _curves(axes, best, view)
-    axes.set(xlabel=X_LABELS[view.x], ylabel=view.y_label)
-    if view.scale == "log":
-        log_gap_axis(axes)
-    axes.set_title(
-        f"{view.title}: geometric means (lines) and ranges (bands) of {data.sizes['seed']} seeds.\n"
-        + _outcome(best, view),
-        loc="left",
-    )
-    figure.legend(
-        loc="outside right center", title="scheme, step size", title_fontsize=7, alignment="left"
-    )
-    return {name: figure}
+    by = BY.get(name, BOTH)
+    return {name if x == by[0] else f"{name}_{x}": _figure(data, name, x) for x in by}
 
 
-def _curves(axes: Axes, best: xr.Dataset, view: View) -> None:
+def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
+    settings = data.setting.values if "setting" in data.dims else [None]
+    width = style.PAGE if len(settings) > 1 else style.COLUMN
+    figure, drawn = panels(len(settings), width, 3.3)
+    quantity = QUANTITY.get(name, "gap")
+    words = []
+    for axes, setting in zip(drawn, settings, strict=True):
+        one = data if setting is None else data.sel(setting=setting)
+        _curves(axes, tuned(one, quantity), x)
+        axes.set_xlabel(X_LABELS[x])
+        if setting is not None:
+            axes.set_title(f"setting {setting}", loc="left")
+        found = ends(one, quantity, x)
+        where = "" if setting is None else f" ({setting})"
+        words.append(
+            f"At equal {EQUAL[x]}{where}, where the first of them ends: "
+            + "; ".join(said(scheme, end) for scheme, end in found.items())
+            + "."
+        )
+    drawn[0].set_ylabel(QUANTITIES[quantity])
+    if quantity != "loss":
+        log_axis(drawn[0])
+    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
+    columns = 4 if len(settings) > 1 else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    task = OBJECTIVES[name.removeprefix("pipedream_")]
+    return describe(
+        figure,
+        f"Training the {task} at the step sizes that end lowest: median (lines) and range "
+        f"(bands) of {data.sizes['seed']} seeds; in brackets range and step size. "
+        + " ".join(words),
+    )
+
+
+def _curves(axes: Axes, best: xr.Dataset, x: str) -> None:
     """Draw every scheme; of one that always diverged, the legend says so."""
     for name, look in looks([str(each) for each in best.scheme.values]).items():
         at = best.sel(scheme=name)
         if at.hopeless:
-            axes.plot([], [], label=f"{label_of(name)}: diverges", **{**look, "linestyle": ""})
+            axes.plot([], [], label=f"{label_of(name)}: diverges", **look)
             continue
-        edge = " (edge of the grid)" if at.edge else ""
-        label = f"{label_of(name)}, {power_of_two(float(at.step_size))}{edge}"
-        plot_gap(axes, at[view.x], at.gap, label, look)
-
-
-def _outcome(best: xr.Dataset, view: View) -> str:
-    """Name the lowest end and the next one, with how far they are apart."""
-    end = best.gap.isel(sample=-1)
-    order = geometric_mean(end).dropna("scheme").sortby(geometric_mean(end).dropna("scheme"))
-    if not order.size:
-        return "Every scheme diverges"
-    first = str(order.scheme[0].item())
-    if order.size == 1:
-        return f"Only {label_of(first)} does not diverge"
-    second = str(order.scheme[1].item())
-    overlap = bool(end.sel(scheme=first).max() > end.sel(scheme=second).min())
-    by = (
-        f"{float(order[1] / order[0]):.2g} times"
-        if view.scale == "log"
-        else f"{float(order[1] - order[0]):.2g} nats"
-    )
-    return f"Lowest at the end: {label_of(first)}, {by} below {label_of(second)}" + (
-        "; their ranges overlap" if overlap else ""
-    )
+        edge = ", edge" if at.edge else ""
+        label = f"{label_of(name)} ({fraction(float(at.step_size))}{edge})"
+        plot_seeds(axes, at[x], at.shown, label, look)

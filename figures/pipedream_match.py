@@ -1,73 +1,67 @@
 """Randomized PipeDream at the delay of PipeDream: do the two curves match?"""
 
-import matplotlib.pyplot as plt
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.pipedream_cases import (
-    GAP,
+    QUANTITIES,
+    X_LABELS,
     label_of,
-    log_gap_axis,
+    log_axis,
     looks,
-    plot_gap,
+    panels,
+    plot_seeds,
     range_of_seeds,
-    tuned,
+    said,
 )
+from figures.rules import AXES_DIFFER, describe
 from pipejax.plots import style
-from sweeps.pipedream_schemes import geometric_mean
+from sweeps.pipedream_curves import apart, ends, tuned
 
 BAND = 10.0  # factor that the band reaches to either side
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw both curves for each number of stages, with an order of magnitude to either side."""
-    best = tuned(data)
-    figure, panels = plt.subplots(
-        1, data.sizes["stages"], figsize=(style.PAGE, 3.0), sharey=True, squeeze=False
-    )
-    for axes, stages in zip(panels[0], data.stages.values, strict=True):
-        _panel(axes, best.sel(stages=stages))
-        axes.set_xlabel("block updates")
-        log_gap_axis(axes)
-    panels[0, 0].set_ylabel(GAP)
-    handles = [*panels[0, 0].get_legend_handles_labels()[0], range_of_seeds()]
+    best = tuned(data, "gap")
+    figure, drawn = panels(data.sizes["stages"], style.PAGE, 3.0)
+    words = []
+    for axes, stages in zip(drawn, data.stages.values, strict=True):
+        one = best.sel(stages=stages)
+        _panel(axes, one)
+        axes.set_xlabel(X_LABELS["updates"])
+        worst = apart(one)
+        title = f"S = {int(stages)}, δ = {int(one.delta.sel(scheme='rpd'))}"
+        axes.set_title(
+            f"{title}:\nat most {worst:.2g} times apart"
+            if np.isfinite(worst)
+            else f"{title}:\none of them diverges",
+            loc="left",
+        )
+        found = ends(data.sel(stages=stages), "gap", "updates")
+        words.append(f"S = {int(stages)}: {'; '.join(said(*pair) for pair in found.items())}.")
+    log_axis(drawn[0])
+    drawn[0].set_ylabel(QUANTITIES["gap"])
+    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return {"pipedream_match": figure}
+    caption = (
+        f"PipeDream and Randomized PipeDream with δ, the largest delay of PipeDream, on the random "
+        f"quadratic: medians and ranges of {data.sizes['seed']} seeds at the step sizes "
+        f"that end lowest; {AXES_DIFFER}, for deeper pipes do more updates. At the end, "
+    )
+    return {"pipedream_match": describe(figure, caption + " ".join(words))}
 
 
 def _panel(axes: Axes, best: xr.Dataset) -> None:
-    schemes = [str(name) for name in best.scheme.values]
     one = best.sel(scheme="pipedream")
-    mean = geometric_mean(one.gap)
-    axes.fill_between(
-        one.updates,
-        mean / BAND,
-        mean * BAND,
-        color=style.SKY,
-        alpha=0.2,
-        linewidth=0,
-        label=f"PipeDream times 1/{BAND:g} to {BAND:g}",
-    )
-    for name, look in looks(schemes).items():
+    median = one.shown.median("seed", skipna=False)
+    label = f"PipeDream times 1/{BAND:g} to {BAND:g}"
+    band: dict[str, Any] = {"color": style.SKY, "alpha": 0.2, "linewidth": 0, "label": label}
+    axes.fill_between(one.updates, median / BAND, median * BAND, **band)
+    for name, look in looks([str(name) for name in best.scheme.values]).items():
         at = best.sel(scheme=name)
-        plot_gap(axes, at.updates, at.gap, label_of(name), look)
-    title = f"S = {int(best.stages)}, δ = {_delay(int(best.stages))}:\n"
-    axes.set_title(title + _verdict(best), loc="left")
-
-
-def _delay(stages: int) -> int:
-    """Largest delay of PipeDream, at which Randomized PipeDream runs."""
-    return stages**2 - stages // 2
-
-
-def _verdict(best: xr.Dataset) -> str:
-    """Tell the largest factor between the two curves, at equal updates."""
-    one, other = best.sel(scheme="pipedream"), best.sel(scheme="rpd")
-    x = one.updates.values[one.updates.values <= float(other.updates.max())]
-    logs = [np.interp(x, each.updates, np.log(geometric_mean(each.gap))) for each in (one, other)]
-    apart = np.abs(logs[1] - logs[0])
-    if np.isnan(apart).any():
-        return "one of them diverges"
-    return f"at most {np.exp(apart.max()):.2g} times apart"
+        plot_seeds(axes, at.updates, at.shown, label_of(name), look)

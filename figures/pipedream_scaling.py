@@ -1,51 +1,64 @@
-"""What depth costs: the gap of each way to train at one time, by number of stages."""
+"""What depth costs: where each way to train ends after one time, by number of stages."""
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from figures.cases import count_axis
-from figures.pipedream_cases import GAP, OBJECTIVES, label_of, log_gap_axis, looks, plot_gap, tuned
+from figures.pipedream_cases import (
+    QUANTITIES,
+    label_of,
+    log_axis,
+    looks,
+    panels,
+    plot_seeds,
+    range_of_seeds,
+    said,
+)
+from figures.rules import describe
 from pipejax.plots import style
-from sweeps.pipedream_schemes import geometric_mean
+from sweeps.pipedream_curves import QUANTITY, ends, tuned
 
-MARKERS = ("o", "s", "^", "D", "v")
+STORE = "pipedream_scaling"
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw the gap against S; open marks are at the edge of the step sizes that were tried."""
-    best = tuned(data)
-    figure, axes = plt.subplots(figsize=(style.PAGE, 3.2))
-    schemes = [str(name) for name in data.scheme.values]
-    for k, (name, look) in enumerate(looks(schemes).items()):
-        _scheme(axes, best.sel(scheme=name), {**look, "marker": MARKERS[k % len(MARKERS)]})
-    count_axis(axes, data.stages.values)
-    axes.set(xlabel="stages S", ylabel=f"{GAP} at the end")
-    log_gap_axis(axes)
-    ends = sorted({f"{float(end):g}" for end in (data.time.min(), data.time.max())}, key=float)
-    axes.set_title(
-        f"{OBJECTIVES['logistic']}: gap after {' to '.join(ends)} slots (one forward or backward)\n"
-        f"at the best step size, geometric mean and range of {data.sizes['seed']} seeds",
-        loc="left",
+    """Draw the objective at the end against S, as run and as the caption has it."""
+    quantity = QUANTITY[STORE]
+    settings = list(map(str, data.setting.values))
+    figure, drawn = panels(len(settings), style.PAGE, 3.0)
+    words = []
+    for axes, setting in zip(drawn, settings, strict=True):
+        one = data.sel(setting=setting)
+        best = tuned(one, quantity)
+        for name, look in looks([str(name) for name in one.scheme.values]).items():
+            _scheme(axes, best.sel(scheme=name), look)
+        count_axis(axes, data.stages.values)
+        until = float(one.time.max())
+        axes.set_title(f"setting {setting}, {until:g} slots", loc="left")
+        axes.set_xlabel("stages S")
+        for stages in (int(data.stages[0]), int(data.stages[-1])):
+            found = ends(one.sel(stages=stages), quantity)
+            each = "; ".join(said(name, end) for name, end in found.items())
+            words.append(f"{setting.capitalize()} at S = {stages}: {each}.")
+    drawn[0].set_ylabel(f"{QUANTITIES[quantity]} at the end")
+    log_axis(drawn[0])
+    handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
+    at_edge = Line2D([], [], color=style.BLACK, marker="o", markerfacecolor="white", linestyle="")
+    at_edge.set_label("open: smallest or largest step size tried")
+    figure.legend(handles=[*handles, at_edge], loc="outside lower center", ncols=3)
+    caption = (
+        f"Logistic regression after one time at the step sizes that end lowest, by number of "
+        f"stages: medians and ranges of {data.sizes['seed']} seeds. "
     )
-    if best.edge.where(best.gap.notnull().all("seed"), False).any():
-        axes.plot(
-            [],
-            [],
-            marker="o",
-            linestyle="",
-            color=style.GREY,
-            markerfacecolor="white",
-            label="open: smallest or largest\nstep size that was tried",
-        )
-    figure.legend(loc="outside right center")
-    return {"pipedream_scaling": figure}
+    return {STORE: describe(figure, caption + " ".join(words))}
 
 
 def _scheme(axes: Axes, best: xr.Dataset, look: dict[str, Any]) -> None:
-    plot_gap(axes, best.stages, best.gap, label_of(str(best.scheme.item())), look)
-    at_edge = geometric_mean(best.gap).where(best.edge)
-    axes.plot(best.stages, at_edge, **{**look, "linestyle": ""}, markerfacecolor="white")
+    end = best.shown.isel(sample=-1)
+    plot_seeds(axes, best.stages, end, label_of(str(best.scheme.item())), look, every=1)
+    at_edge = end.median("seed").where(best.edge)
+    axes.plot(best.stages, at_edge, **look, linestyle="", markersize=3, markerfacecolor="white")

@@ -1,15 +1,16 @@
 """What the commands of this folder have in common: `python -m sweeps.NAME --out STORE`."""
 
 import argparse
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import xarray as xr
 from rich.console import Console
 
 from pipejax.base.files import check_writable, drafted
-from pipejax.base.provenance import is_dataset
+from pipejax.base.provenance import ATTRIBUTES, is_dataset
 
 
 def write(
@@ -42,6 +43,27 @@ def check(out: Path, parser: argparse.ArgumentParser) -> None:
         parser.error(f"{out}: {error.strerror}")
     if os.path.lexists(out) and not is_dataset(out):
         parser.error(f"{out} is not a dataset that was written here: it is never replaced")
+
+
+def why_anew(out: Path, origin: Mapping[str, str]) -> str:
+    """Say why a dataset cannot be kept.
+
+    Args:
+      out: Zarr store, there or not.
+      origin: what its numbers depend on, each in its attributes under the same name.
+
+    Returns:
+      What has changed, in words; empty if the dataset is what would be made again.
+    """
+    if not is_dataset(out):
+        return "it is not there"
+    found = json.loads((out / ATTRIBUTES).read_bytes())
+    changed = [
+        f"{name} {found.get(name, 'unknown')}, now {value}"
+        for name, value in origin.items()
+        if found.get(name) != value
+    ]
+    return f"it was made with {'; '.join(changed)}" if changed else ""
 
 
 def save(dataset: xr.Dataset, out: Path) -> None:

@@ -1,43 +1,121 @@
-"""Ways to train through a pipeline that the experiments compare, and their curves."""
+"""Train one scheme of an experiment with all its step sizes and seeds, as a labelled dataset."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
 import pipejax as pj
 from pipejax.analysis.staleness import op_times
 from pipejax.training import (
+    Logistic,
     TrainingObjective,
     TrainingRun,
-    pipedream_delay,
+    language_model,
+    nesterov_quadratic,
+    random_logistic,
+    random_quadratic,
     sweep_randomized_pipedream,
     sweep_replay,
 )
+from sweeps.pipedream_settings import SAMPLES, Problem, Scheme, Setting
 
-Train = Callable[[TrainingObjective, Sequence[float], Sequence[int]], TrainingRun]
-SAMPLES = 60  # of each curve, after the start
+SINGLE_PRECISION = "language model"  # the only problem whose last digits do not matter
+AXES = ("step", "seed", "sample")
+BY_SYSTEM = ["gap", "loss", "diverged", "time", "updates"]
 
 
-class Scheme(NamedTuple):
-    """A way to train.
+def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
+    """Train with every step size and seed.
 
-    Attributes:
-      label: how it is called in the dataset.
-      train: trains with every step size and seed.
+    Args:
+      setting: problem, seeds and time.
+      scheme: one of its schemes.
+
+    Returns:
+      gap (step, seed, sample), f - f* of the model, and loss, the mean of the batches since the
+      sample before, both missing where a run diverged; diverged (step, seed); minimum (seed), f*;
+      step_size (step); delta; time and updates (sample). With systems, what depends on them has
+      a leading axis `system`, and time is in seconds.
     """
+    with jax.enable_x64(setting.problem.kind != SINGLE_PRECISION):
+        objective = objective_of(setting)
+        if scheme.method == "rpd":
+            return _labelled(_randomized(objective, setting, scheme), setting, scheme)
+        options: dict[str, Any] = {
+            "step_sizes": scheme.step_sizes,
+            "seeds": setting.seeds,
+            "batches": "cyclic",
+            "noise": setting.problem.noise,
+        }
+        table = table_of(scheme.method, setting.stages, setting.until, **dict(scheme.options))
+        if not setting.systems:
+            times = np.linspace(0.0, setting.until, SAMPLES + 1)
+            return _labelled(
+                sweep_replay(objective, table, times=times, **options), setting, scheme
+            )
+        parts = [
+            _labelled(
+                sweep_replay(
+                    objective, table, times=SAMPLES, costs=_costs(table, system), **options
+                ),
+                setting,
+                scheme,
+            )
+            for system in setting.systems
+        ]
+        axis = xr.Variable("system", list(setting.systems))
+        whole = xr.concat(parts, axis, data_vars=BY_SYSTEM)
+        whole.time.attrs["units"] = "s"
+        return whole
 
-    label: str
-    train: Train
+
+def _randomized(objective: TrainingObjective, setting: Setting, scheme: Scheme) -> TrainingRun:
+    """As many block updates as PipeDream does, evenly over its time: RPD has no clock."""
+    updates = setting.stages * round(setting.until / 2 - setting.stages + 1)
+    every = updates // SAMPLES
+    run = sweep_randomized_pipedream(
+        objective,
+        step_sizes=scheme.step_sizes,
+        seeds=setting.seeds,
+        updates=every * SAMPLES,
+        delta=scheme.delta,
+        every=every,
+        noise=setting.problem.noise,
+    )
+    return run._replace(time=np.linspace(0.0, setting.until, SAMPLES + 1))
 
 
-def table_of(name: str, workers: int, until: float, **options: int) -> pj.ScheduleTable:
+def _labelled(run: TrainingRun, setting: Setting, scheme: Scheme) -> xr.Dataset:
+    """Everything of a run that the figures and claims read."""
+    diverged = np.asarray(run.diverged)
+    minimum = np.broadcast_to(np.asarray(run.minimum), diverged.shape)[0]
+    data = {
+        "gap": (AXES, run.reported.filled(np.nan), {"long_name": "f - f*"}),
+        "diverged": (AXES[:2], diverged),
+        "minimum": ("seed", minimum),
+        "step_size": ("step", list(scheme.step_sizes)),
+        "delta": ((), scheme.delta, {"units": "block updates"}),
+        "time": ("sample", np.asarray(run.time), {"units": "slots"}),
+        "updates": ("sample", run.update, {"units": "block updates"}),
+    }
+    if run.loss is not None:
+        loss = np.where(diverged[..., None], np.nan, np.asarray(run.loss))
+        data["loss"] = (AXES, loss, {"long_name": "mean loss of the batches since the last sample"})
+    coords = {"step": list(scheme.steps), "seed": list(setting.seeds)}
+    return xr.Dataset(data, coords=coords)
+
+
+def table_of(method: str, workers: int, until: float, **options: int) -> pj.ScheduleTable:
     """Build a table that is busy until a time.
 
     Args:
-      name: pipedream, pipedream-2bw or local-sgd.
+      method: pipedream, pipedream-2bw, naive or local-sgd.
       workers: P.
       until: time in slots of one forward or one backward.
       **options: of the schedule.
@@ -45,178 +123,100 @@ def table_of(name: str, workers: int, until: float, **options: int) -> pj.Schedu
     Returns:
       The table, with whole groups or rounds.
     """
-    unit = workers if name == "pipedream-2bw" else 1
-    if name == "local-sgd":
+    unit = workers if method == "pipedream-2bw" else 1
+    if method == "local-sgd":
         unit = options.get("runs", workers) * options.get("local_steps", 1)
     count = unit
     while True:
-        table = pj.schedules.build(name, num_workers=workers, num_microbatches=count, **options)
+        table = pj.schedules.build(method, num_workers=workers, num_microbatches=count, **options)
         end = op_times(table)[1].max()
         if end >= until:
             return table
         count += max(1, round(count * (until - end) / end / unit)) * unit
 
 
-def timeline(
-    label: str,
-    name: str,
-    workers: int,
-    until: float,
-    *,
-    each_run: bool = False,
-    batches: str = "epochs",
-    **options: int,
-) -> Scheme:
-    """Train along a table, in slots, with samples at equal times.
+def objective_of(setting: Setting) -> TrainingObjective:
+    """Make the objectives of all seeds.
 
     Args:
-      label: how it is called in the dataset.
-      name: pipedream, pipedream-2bw or local-sgd.
-      workers: P.
-      until: last sample [slots].
-      each_run: whether the gap is the mean over the models of all runs.
-      batches: "epochs" or "drawn".
-      **options: of the schedule.
+      setting: problem, stages and seeds.
 
     Returns:
-      The scheme.
+      One objective with a leading axis on every leaf; the language model is one for all seeds.
     """
-
-    def train(
-        objective: TrainingObjective, step_sizes: Sequence[float], seeds: Sequence[int]
-    ) -> TrainingRun:
-        times = np.linspace(0.0, until, SAMPLES + 1)
-        return sweep_replay(
-            objective,
-            table_of(name, workers, until, **options),
-            step_sizes=step_sizes,
-            seeds=seeds,
-            times=times,
-            each_run=each_run,
-            batches=batches,
+    problem = setting.problem
+    if problem.kind == SINGLE_PRECISION:
+        return language_model(
+            setting.stages,
+            width=problem.dimension,
+            num_batches=problem.num_batches,
+            batch_size=problem.batch_size,
+            seed=0,
         )
-
-    return Scheme(label, train)
-
-
-def randomized(workers: int, updates: int, delta: int | None = None) -> Scheme:
-    """Randomized PipeDream; one block update takes 2 / S slots, as PipeDream's do on average.
-
-    Args:
-      workers: S.
-      updates: block updates, rounded down to a multiple of the samples.
-      delta: largest delay; the largest of PipeDream if None.
-
-    Returns:
-      The scheme.
-    """
-    bound = int(pipedream_delay(workers)) if delta is None else delta
-
-    def train(
-        objective: TrainingObjective, step_sizes: Sequence[float], seeds: Sequence[int]
-    ) -> TrainingRun:
-        every = max(1, updates // SAMPLES)
-        run = sweep_randomized_pipedream(
-            objective,
-            step_sizes=step_sizes,
-            seeds=seeds,
-            updates=every * SAMPLES,
-            delta=bound,
-            every=every,
-        )
-        return run._replace(time=run.update * 2.0 / workers)
-
-    return Scheme(f"rpd delta={bound}", train)
+    each = [MAKERS[problem.kind](setting.stages, problem, seed) for seed in setting.seeds]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-def stacked(make: Callable[[int], TrainingObjective], seeds: Sequence[int]) -> TrainingObjective:
-    """Stack the objectives of several seeds.
-
-    Args:
-      make: makes the objective of a seed.
-      seeds: of the data.
-
-    Returns:
-      One objective with a leading axis on every leaf.
-    """
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(make, seeds))
+def _random_quadratic(stages: int, problem: Problem, seed: int) -> TrainingObjective:
+    return random_quadratic(stages, **_sizes(problem), seed=seed)
 
 
-def curves(runs: Mapping[str, TrainingRun], step_sizes: Sequence[float]) -> xr.Dataset:
-    """Collect the curves of several schemes.
-
-    Args:
-      runs: by label, each with axes (step_sizes, seeds, samples).
-      step_sizes: gamma.
-
-    Returns:
-      gap (scheme, step_size, seed, sample), missing where a run diverged; diverged; time and
-      updates (scheme, sample).
-    """
-    gap = np.stack([run.reported.filled(np.nan) for run in runs.values()])
-    data = {
-        "gap": (
-            ("scheme", "step_size", "seed", "sample"),
-            gap,
-            {"long_name": "f - f*, missing where a run diverged"},
-        ),
-        "diverged": (
-            ("scheme", "step_size", "seed"),
-            np.stack([np.asarray(run.diverged) for run in runs.values()]),
-        ),
-        "time": (
-            ("scheme", "sample"),
-            np.stack([np.asarray(run.time) for run in runs.values()]),
-            {"units": "slots of one forward or backward"},
-        ),
-        "updates": (("scheme", "sample"), np.stack([run.update for run in runs.values()])),
-    }
-    seeds = np.arange(gap.shape[2])
-    return xr.Dataset(
-        data, coords={"scheme": list(runs), "step_size": list(step_sizes), "seed": seeds}
+def _tridiagonal_quadratic(stages: int, problem: Problem, seed: int) -> TrainingObjective:
+    """Hessian tridiag(-1, 2, -1) + 0.01 I, as the authors have it."""
+    return nesterov_quadratic(
+        stages,
+        **_sizes(problem),
+        condition_number=401.0,
+        strong_convexity=0.01,
+        minimiser="normal",
+        seed=seed,
     )
 
 
-def best_place(data: xr.Dataset) -> xr.DataArray:
-    """Choose a step size: least geometric mean gap at the end, among those where no seed diverged.
+@functools.cache
+def _logistic_examples(problem: Problem, seed: int) -> Logistic:
+    """In one stage: the search for the minimum takes longest, and is the same for all depths."""
+    return random_logistic(1, **_sizes(problem), seed=seed)
+
+
+def _random_logistic(stages: int, problem: Problem, seed: int) -> TrainingObjective:
+    whole = _logistic_examples(problem, seed)
+    features = jnp.reshape(whole.features, (*whole.features.shape[:2], stages, -1))
+    return dataclasses.replace(whole, features=features, num_stages=stages)
+
+
+def _sizes(problem: Problem) -> dict[str, Any]:
+    return {
+        "dimension": problem.dimension,
+        "num_batches": problem.num_batches,
+        "batch_size": problem.batch_size,
+    }
+
+
+def _costs(table: pj.ScheduleTable, system: str) -> pj.Costs:
+    """Seconds of a transformer of 128 layers; an update costs what its memory traffic costs."""
+    workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=table.num_microbatches)
+    costs = pj.stage_costs(workload, pj.load_system(system), table)
+    return dataclasses.replace(costs, all_reduce=0.0)
+
+
+MAKERS: Mapping[str, Callable[[int, Problem, int], TrainingObjective]] = {
+    "random quadratic": _random_quadratic,
+    "tridiagonal quadratic": _tridiagonal_quadratic,
+    "logistic regression": _random_logistic,
+}
+
+
+def collected(parts: Sequence[xr.Dataset], schemes: Sequence[Scheme]) -> xr.Dataset:
+    """Put the schemes of one setting side by side.
 
     Args:
-      data: as from `curves`, perhaps with further axes.
+      parts: as from `train`.
+      schemes: of each.
 
     Returns:
-      Its place on the axis of step sizes; the first where some seed diverged with every one.
+      The same with an axis `scheme`; what only some schemes have is missing for the others.
     """
-    end = data.gap.isel(sample=-1) if "sample" in data.gap.dims else data.gap
-    mean = geometric_mean(end).where(~data.diverged.any("seed"))
-    return mean.fillna(np.inf).argmin("step_size")
-
-
-def best(data: xr.Dataset) -> xr.Dataset:
-    """Take the step size of each scheme that `best_place` chooses.
-
-    Args:
-      data: as from `curves`, perhaps with further axes.
-
-    Returns:
-      The data at that step size, without its axis; `step_size` is a coordinate. A scheme that
-      diverged with every step size keeps missing values.
-    """
-    return data.isel(step_size=best_place(data))
-
-
-def geometric_mean(gap: xr.DataArray) -> xr.DataArray:
-    """Average over the seeds on a logarithmic scale, for gaps span many orders of magnitude.
-
-    Args:
-      gap: by seed; what is missing or not positive makes the mean missing.
-
-    Returns:
-      The mean.
-    """
-    logs: xr.DataArray = xr.apply_ufunc(np.log, gap.where(gap > 0))
-    return xr.apply_ufunc(np.exp, logs.mean("seed", skipna=False))
-
-
-def powers(first: int, last: int) -> list[float]:
-    """Return step sizes 2^-first, ..., 2^-last."""
-    return [2.0**-k for k in range(first, last + 1)]
+    axis = xr.Variable("scheme", [scheme.label for scheme in schemes])
+    whole = xr.concat(parts, axis, join="outer", data_vars="all", fill_value={"diverged": False})
+    return whole.assign(minimum=whole.minimum.isel(scheme=0))

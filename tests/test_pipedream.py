@@ -1,44 +1,79 @@
-"""Experiments with PipeDream: tables of whole rounds, best step sizes, and verdicts that can fail."""
+"""Experiments with PipeDream: settings, runs that are kept, step sizes, verdicts that can fail."""
+
+import json
 
 import numpy as np
 import pytest
 import xarray as xr
+from rich.console import Console
 
+from figures import __main__ as figures_command
 from pipejax.analysis.staleness import op_times
-from pipejax.training import random_quadratic
-from sweeps import pipedream, pipedream_claims
-from sweeps.claims import HOLDS, judge
-from sweeps.pipedream_schemes import (
+from sweeps import pipedream, pipedream_claims, pipedream_runs, pipedream_settings
+from sweeps.claims import judge
+from sweeps.command import why_anew
+from sweeps.pipedream_curves import LEAST, STABLE, at_equal, below, ends, in_order, tuned, winner
+from sweeps.pipedream_runs import along, runs_of, together
+from sweeps.pipedream_schemes import table_of, train
+from sweeps.pipedream_settings import (
+    AS_RUN,
+    CAPTION,
+    EXPERIMENTS,
     SAMPLES,
-    best,
-    curves,
-    geometric_mean,
-    powers,
-    randomized,
-    stacked,
-    table_of,
-    timeline,
+    Problem,
+    Setting,
+    filled,
+    local_sgd,
+    matched,
+    pipedream as pipedream_scheme,
 )
 
-pytestmark = pytest.mark.compiles
+STEP_SIZES = {"pipedream": 1 / 16, "rpd delta=8": 1 / 8}
+START = 1e3
+SPREAD = np.array([0.9, 1.0, 1.1])  # of the seeds
 
 
-def dataset(ends, *, stages=None, seeds=2):
-    """Curves that fall to given gaps; step sizes 1/16 and 1/32, of which the first is better."""
+def dataset(final, *, minimum=0.0):
+    """Curves that fall to given values; the step size in the middle is best."""
     fall = np.linspace(0, 1, 5)
-    gap = np.stack(
-        [np.stack([[end**fall] * seeds, [np.sqrt(end) ** fall] * seeds]) for end in ends.values()]
+    worse = np.array([0.5, 1.0, 0.7])  # exponents by step
+    value = np.stack(
+        [
+            SPREAD[None, :, None] * START * (end / START) ** (worse[:, None, None] * fall)
+            for end in final.values()
+        ]
     )
-    data = xr.Dataset(
+    axes = ("scheme", "step", "seed", "sample")
+    line = (("scheme", "sample"), np.tile(100 * fall, (len(final), 1)))
+    step_size = [[STEP_SIZES.get(name, 1 / 32) * 2.0**k for k in (-1, 0, 1)] for name in final]
+    return xr.Dataset(
         {
-            "gap": (("scheme", "step_size", "seed", "sample"), gap),
-            "diverged": (("scheme", "step_size", "seed"), np.zeros(gap.shape[:3], bool)),
-            "time": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1))),
-            "updates": (("scheme", "sample"), np.tile(100 * fall, (len(ends), 1))),
+            "gap": (axes, value - minimum),
+            "loss": (axes, value),
+            "diverged": (axes[:3], np.zeros(value.shape[:3], bool)),
+            "minimum": ("seed", np.full(3, minimum)),
+            "step_size": (("scheme", "step"), step_size),
+            "delta": ("scheme", [60] * len(final)),
+            "time": line,
+            "updates": line,
         },
-        coords={"scheme": list(ends), "step_size": [1 / 16, 1 / 32]},
+        coords={"scheme": list(final), "step": [-1, 0, 1], "seed": [0, 1, 2]},
     )
-    return data if stages is None else data.expand_dims(stages=stages)
+
+
+def over(axis, parts):
+    return xr.concat(parts.values(), xr.Variable(axis, list(parts)))
+
+
+LOCAL = {"local-sgd H=2": 20.0, "local-sgd H=5": 23.0, "local-sgd H=30": 270.0}
+LOGISTIC = dict(zip(LOCAL, (0.0231, 0.0082, 0.178), strict=True))
+LANGUAGE = {"local-sgd H=1": 2.8, "local-sgd H=4": 2.5, "local-sgd H=8": 2.0}
+FALLING = {2: 1.3e-2, 4: 7e-3, 8: 6e-3, 16: 3e-3, 32: 1.6e-3, 64: 1.3e-3, 128: 1.4e-3}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return published()
 
 
 def published():
@@ -49,22 +84,25 @@ def published():
         "mean_delay_law": (stages**2 - 1) / 2 + stages / 4,
     }
     late = {"late_measured": 0.2, "late_total": 9.0, "late_total_without_delay": 0.1}
-    local = {f"local-sgd H={h}": gap for h, gap in ((2, 20e-2), (5, 23e-2), (30, 0.8))}
-    logistic = {
-        "pipedream": 4e-2,
-        "local-sgd H=2": 2e-2,
-        "local-sgd H=5": 7e-3,
-        "local-sgd H=30": 0.18,
-    }
-    own = {f"{name}, own models": gap for name, gap in logistic.items() if "local" in name}
-    language = {
-        "pipedream": 0.25,
-        **{f"local-sgd H={h}": g for h, g in ((1, 0.28), (4, 0.27), (8, 0.265))},
-    }
-    falls = [
-        dataset({"pipedream": 1e-2, "rpd": 1e-2, "local-sgd H=5": end}).isel(sample=-1)
-        for end in (1.3e-2, 5e-3, 1.7e-3)
-    ]
+    by_law = [[s**4 / k for s in (64.0, 128.0)] for k in (1e4, 1e6)]
+    bound = xr.Dataset(
+        {
+            **{name: ("late", [value]) for name, value in late.items()},
+            "law_delay": (("law_updates", "law_stages"), by_law),
+        },
+        coords={"law_updates": [1e4, 1e6], "law_stages": [64, 128]},
+    )
+    quadratic = dataset({name: gap for name, (gap, _) in pipedream_claims.PUBLISHED_1.items()})
+    one = dataset({"pipedream": 3e-7, "rpd": 2e-6})
+    scaled = over(
+        "stages",
+        {
+            s: dataset({"pipedream": 1e-2, "rpd": 1.1e-2, "local-sgd H=5": end}, minimum=1e-4)
+            for s, end in FALLING.items()
+        },
+    )
+    machine = dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2})
+    systems = over("system", {"slow": machine, "fast": machine})
     return {
         "staleness": xr.Dataset(
             {
@@ -74,111 +112,237 @@ def published():
             },
             coords={"stages": stages},
         ),
-        "convergence_bound": xr.Dataset({name: ("late", [value]) for name, value in late.items()}),
-        "pipedream_quadratic": dataset(
-            {
-                "pipedream": 3e-7,
-                "pipedream, epochs": 3e-7,
-                "rpd delta=8": 1e-11,
-                "rpd delta=30": 3e-11,
-                "rpd delta=60": 2e-6,
-                "rpd delta=180": 3e-3,
-                "rpd delta=420": 0.4,
-            }
-        ),
-        "pipedream_match": dataset({"pipedream": 3e-7, "rpd": 2e-6}, stages=[8]),
-        "pipedream_nesterov": dataset({"pipedream": 3e-2, **local}),
-        "pipedream_logistic": dataset({**logistic, **own}),
-        "pipedream_language": dataset(language),
-        "pipedream_scaling": xr.concat(falls, xr.Variable("stages", stages)),
-        "pipedream_machines": dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2}).expand_dims(
-            objective=["logistic"], system=["slow", "fast"]
+        "convergence_bound": bound,
+        "pipedream_quadratic": over("setting", {AS_RUN: quadratic, CAPTION: quadratic}),
+        "pipedream_match": over("stages", {8: one}),
+        "pipedream_nesterov": dataset({"pipedream": 2.7, **LOCAL}),
+        "pipedream_logistic": dataset({"pipedream": 0.0376, **LOGISTIC}),
+        "pipedream_language": dataset({"pipedream": 1.5, **LANGUAGE}),
+        "pipedream_scaling": over("setting", {AS_RUN: scaled, CAPTION: scaled}),
+        "pipedream_machines": over(
+            "objective", {"tridiagonal quadratic": systems, "logistic regression": systems}
         ),
     }
 
 
-def verdicts(data):
-    return {row["number"]: row["verdict"] for row in judge(pipedream_claims.CLAIMS, data)}
+def verdicts(data, numbers=()):
+    claims = [one for one in pipedream_claims.CLAIMS if not numbers or one.number in numbers]
+    return {row["number"]: row["verdict"] for row in judge(claims, data)}
 
 
-def test_published_figures_are_reproduced():
-    found = verdicts(published())
-    assert {n for n, verdict in found.items() if verdict not in HOLDS} == set()
+def test_published_figures_are_reproduced(data):
+    found = verdicts(data)
+    assert set(found.values()) == {"reproduced", "holds"}
+    counted = [claim for claim in pipedream_claims.CLAIMS if claim.published]
+    assert len(counted) == 20
 
 
 SPOILED = {
     "staleness": ("T1", "T2"),
-    "convergence_bound": ("T3",),
+    "convergence_bound": ("T3", "T4"),
+    "pipedream_quadratic": ("1, pipedream", "1, delta=60", "1, delta=420", "1, order"),
     "pipedream_match": ("1, match",),
-    "pipedream_nesterov": ("2, winner", "2, order"),
-    "pipedream_logistic": ("3, winner", "3, H=2", "3, order"),
+    "pipedream_nesterov": ("2, ends", "2, winner", "2, order"),
+    "pipedream_logistic": ("3, winner", "3, order"),
     "pipedream_language": ("4, winner", "4, order"),
-    "pipedream_quadratic": ("1, order", "1, delta=420"),
     "pipedream_scaling": ("5, PipeDream", "5, LocalSGD", "5, winner"),
 }
 
 
 @pytest.mark.parametrize("store", SPOILED)
-def test_every_verdict_can_fail(store):
-    data = published()
+def test_every_verdict_can_fail(store, data):
     spoiled = data[store].copy(deep=True)
     if store == "staleness":
         spoiled["max_delay"] += 1
         spoiled["mean_delay"] += 1
     elif store == "convergence_bound":
         spoiled["late_measured"] *= 100
+        spoiled["law_delay"] = np.sqrt(spoiled.law_delay)
     elif store == "pipedream_match":
         spoiled["gap"].loc[{"scheme": "rpd"}] *= 1e3
     else:  # the schemes change places
-        spoiled["gap"] = 1e-9 / spoiled.gap
-    found = verdicts({**data, store: spoiled})
-    assert all(found[number] == "differs" for number in SPOILED[store])
+        spoiled["gap"], spoiled["loss"] = 1e-9 / spoiled.gap, 1e-9 / spoiled.loss
+    found = verdicts({**data, store: spoiled}, SPOILED[store])
+    assert set(found.values()) <= {"differs", "fails"}
 
 
-def test_the_best_step_size_has_no_diverged_seed():
+def test_a_difference_within_the_spread_of_seeds_is_open(data):
+    close = data["pipedream_language"].copy(deep=True)
+    close["loss"].loc[{"scheme": "local-sgd H=4"}] = close.loss.sel(scheme="local-sgd H=1")
+    close["loss"].loc[{"scheme": "local-sgd H=4", "seed": 1}] *= 0.99
+    found = verdicts({**data, "pipedream_language": close}, ("4, winner", "4, order"))
+    assert (found["4, winner"], found["4, order"]) == ("reproduced", "open")
+
+
+def test_every_figure_of_the_claims_is_drawn(data):
+    named = {claim.figure.removesuffix(".pdf") for claim in pipedream_claims.CLAIMS}
+    drawn = set()
+    for store in (name for name in data if name.startswith("pipedream_")):
+        (script,) = figures_command.STORES[f"{store}.zarr"].scripts
+        if store == "pipedream_machines":
+            drawn |= {f"{store}_{short}" for short in script.FILES.values()}
+        else:
+            drawn |= set(script.draw(data[store].assign_attrs(store=store)))
+    assert named <= drawn | {"staleness", "convergence_bound"}
+
+
+def test_the_step_size_that_counts_has_no_diverged_seed():
     data = dataset({"a": 1e-4, "b": 1e-2})
-    assert best(data).step_size.values.tolist() == [1 / 16, 1 / 16]
-    data["diverged"][0, 0, 1] = True
-    assert best(data).step_size.values.tolist() == [1 / 32, 1 / 16]
-    np.testing.assert_allclose(geometric_mean(best(data).gap).isel(sample=-1), [1e-2, 1e-2])
+    assert tuned(data, "gap", LEAST).step_size.values.tolist() == [1 / 32, 1 / 32]
+    data["diverged"][0, 1, 1] = True
+    data["gap"][0, 1, 1] = np.nan
+    assert tuned(data, "gap", LEAST).step_size.values.tolist() == [1 / 16, 1 / 32]
+    data["diverged"][0] = True
+    chosen = tuned(data, "gap", LEAST)
+    assert chosen.hopeless.values.tolist() == [True, False]
+    assert chosen.shown.sel(scheme="a").isnull().all()
+    assert below(at_equal(chosen, "time"), "a", "b") is False
+
+
+def test_ends_are_medians_where_the_first_scheme_ends():
+    data = dataset({"a": 1e-4, "b": 1e-2})
+    data["time"].loc[{"scheme": "b"}] *= 2  # half way at the end of a
+    found = ends(data, "gap", rule=LEAST)
+    np.testing.assert_allclose(found["a"][:3], [1e-4, 0.9e-4, 1.1e-4])
+    np.testing.assert_allclose(found["b"].median, np.sqrt(START * 1e-2))
+    equal = at_equal(tuned(data, "gap", LEAST), "time")
+    assert in_order(equal, ["a", "b"]) is True
+    assert in_order(equal, ["b", "a"]) is False
+    lead = winner(equal)
+    assert (lead.scheme, lead.second, lead.seeds) == ("a", "b", 3)
+    np.testing.assert_allclose(lead.lead, np.sqrt(START * 1e-2) / 1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("method", "options"),
     [("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})],
 )
-def test_tables_are_busy_until_the_end_and_not_much_longer(name, options):
-    table = table_of(name, 4, 200.0, **options)
+def test_tables_are_busy_until_the_end_and_not_much_longer(method, options):
+    table = table_of(method, 4, 200.0, **options)
     end = op_times(table)[1].max()
-    whole = {"pipedream": 1, "pipedream-2bw": 4, "local-sgd": 12}[name]
+    whole = {"pipedream": 1, "pipedream-2bw": 4, "local-sgd": 12}[method]
     assert end >= 200
     assert table.num_microbatches % whole == 0
     assert end - 200 <= 3 * whole + 8
 
 
-def test_curves_of_schemes():
-    objective = stacked(lambda seed: random_quadratic(2, dimension=4, seed=seed), range(2))
-    schemes = [timeline("pipedream", "pipedream", 2, 60.0, batches="drawn"), randomized(2, 60)]
-    runs = {s.label: s.train(objective, powers(1, 3), range(2)) for s in schemes}
-    data = curves(runs, powers(1, 3))
-    assert dict(data.sizes) == {"scheme": 2, "step_size": 3, "seed": 2, "sample": SAMPLES + 1}
-    assert data.scheme.values.tolist() == ["pipedream", "rpd delta=3"]
-    assert data.time.isel(sample=-1).values.tolist() == [60.0, 60.0]
-    assert float(geometric_mean(best(data).gap).isel(sample=-1).max()) < 0.1
+def test_the_settings_are_those_that_were_run():
+    first, second = EXPERIMENTS["quadratic"]
+    assert (first.problem.num_batches, first.problem.batch_size) == (20, 100)
+    assert (second.column, second.problem.num_batches) == (CAPTION, 60)
+    table = table_of("pipedream", first.stages, first.until)
+    assert table.num_microbatches == 400
+    assert op_times(table)[1].max() == first.until
+    assert EXPERIMENTS["nesterov"][0].until == 1230
+    assert EXPERIMENTS["logistic"][0].until == 830
+    assert [s.stages for s in EXPERIMENTS["scaling"][:7]] == [2, 4, 8, 16, 32, 64, 128]
 
 
-def test_an_experiment_that_is_there_is_not_made_again(tmp_path, monkeypatch, capsys):
+TINY = Setting(
+    2,
+    Problem("random quadratic", 4, num_batches=3, batch_size=2),
+    filled(2, 60),
+    (pipedream_scheme(1 / 8), matched(2, 1 / 8), local_sgd(2, 1 / 4)),
+    seeds=(0, 1),
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    one = {"tiny": (TINY, TINY._replace(column=CAPTION, until=filled(2, 50)))}
+    for module in (pipedream, pipedream_runs, pipedream_settings):
+        if hasattr(module, "EXPERIMENTS"):
+            monkeypatch.setattr(module, "EXPERIMENTS", one)
+    monkeypatch.setattr(pipedream, "PARTS", ("tiny",))
+    return one["tiny"]
+
+
+@pytest.mark.compiles
+def test_runs_of_a_setting():
+    parts = [train(TINY, scheme) for scheme in TINY.schemes]
+    for part in parts:
+        assert dict(part.gap.sizes) == {"step": 5, "seed": 2, "sample": SAMPLES + 1}
+        assert float(part.time[-1]) == TINY.until
+        assert part.gap.isel(sample=-1).min() < 0.1 * part.gap.isel(sample=0).min()
+    assert [int(part.updates[-1]) for part in parts[:2]] == [120, 100]  # whole samples of RPD
+    assert (parts[1].delta, parts[1].step_size.sel(step=-1)) == (3, 1 / 16)
+    by_machine = train(TINY._replace(systems=("slow_nw_mid_cp",)), TINY.schemes[0])
+    assert by_machine.gap.dims == ("system", "step", "seed", "sample")
+    assert by_machine.time.attrs["units"] == "s"
+
+
+def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, monkeypatch, capsys):
     made = []
 
-    def experiment():
-        made.append(1)
-        return dataset({"a": 1e-2})
+    def count(runs, shown):
+        made.append(sum(not run.path.exists() for run in runs))
+        for run in {run.path: run for run in runs if not run.path.exists()}.values():
+            pipedream_runs.keep(run)
 
-    monkeypatch.setattr(pipedream, "EXPERIMENTS", {"quick": experiment})
-    for arguments, count in (([], 1), ([], 1), (["--only", "quick"], 2)):
-        monkeypatch.setattr("sys.argv", ["pipedream", "--out", str(tmp_path), *arguments])
-        pipedream.main()
-        assert len(made) == count
-    assert "is there: --only quick makes it anew" in capsys.readouterr().err
-    with xr.open_zarr(tmp_path / "pipedream_quick.zarr") as data:
-        assert "code" in data.attrs
+    monkeypatch.setattr(pipedream, "make", count)
+    monkeypatch.setattr(
+        pipedream_runs, "train", lambda *given: dataset({"a": 1e-2}).isel(scheme=0, drop=True)
+    )
+    for _ in range(2):
+        pipedream.main(["--out", str(tmp_path)])
+    store = tmp_path / "pipedream_tiny.zarr"
+    attributes = json.loads((store / ".zattrs").read_text())
+    (store / ".zattrs").write_text(json.dumps({**attributes, "settings": "others"}))
+    pipedream.main(["--out", str(tmp_path), "--only", "tiny"])
+    assert made == [6, 0, 6]
+    pipedream.main(["--out", str(tmp_path), "--only", "tiny"])
+    printed = capsys.readouterr().err
+    assert "is made: it is not there" in printed
+    assert "it was made with settings others, now" in printed
+    assert printed.count("is kept") == 2
+    with xr.open_zarr(store) as data:
+        assert data.setting.values.tolist() == [AS_RUN, CAPTION]
+    assert why_anew(store, {"code": "other"}).startswith("it was made with code ")
+
+
+@pytest.mark.compiles
+@pytest.mark.process
+@pytest.mark.slow
+def test_runs_are_spread_over_processes(tmp_path):
+    runs = [
+        pipedream_runs.Run(scheme.label, tmp_path / f"{k}.zarr", train, (TINY, scheme))
+        for k, scheme in enumerate(TINY.schemes)
+    ]
+    pipedream_runs.make(runs[:1], Console(stderr=True))
+    written = runs[0].path.stat().st_mtime_ns
+    pipedream_runs.make(runs, Console(stderr=True))
+    assert all(run.path.exists() for run in runs)
+    assert runs[0].path.stat().st_mtime_ns == written
+
+
+def test_experiments_share_runs(tmp_path):
+    quadratic = {run.path for run in runs_of("quadratic", tmp_path, "")}
+    shared = [run.label for run in runs_of("match", tmp_path, "") if run.path in quadratic]
+    assert shared == ["match, as run, S=8, pipedream", "match, as run, S=8, rpd"]
+    assert runs_of("match", tmp_path, "other code")[0].path not in quadratic
+
+
+def test_settings_are_told_apart_by_what_differs():
+    assert along(EXPERIMENTS["nesterov"]) == [{}]
+    assert along(EXPERIMENTS["quadratic"]) == [{"setting": AS_RUN}, {"setting": CAPTION}]
+    assert along(EXPERIMENTS["scaling"])[8] == {"setting": CAPTION, "stages": 4}
+
+
+def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
+    one = TINY._replace(schemes=TINY.schemes[:1])
+    monkeypatch.setattr(pipedream_runs, "EXPERIMENTS", {"two": (TINY, one._replace(stages=4))})
+    runs = runs_of("two", tmp_path, "")
+    for run in runs:
+        part = dataset({run.label: 1e-2}).isel(scheme=0, drop=True)
+        part.to_zarr(run.path, zarr_format=2)
+    data = together("two", runs)
+    assert data.gap.sel(stages=4, scheme="rpd").isnull().all()
+    assert not data.diverged.sel(stages=4, scheme="rpd").any()
+
+
+def test_both_rules_of_the_step_size():
+    data = dataset({"a": 1e-2})
+    assert tuned(data, "gap", LEAST).step_size == 1 / 32
+    assert tuned(data, "gap", STABLE).step_size == 1 / 16
+    data["gap"].loc[{"step": 1, "sample": 4}] = START  # rises again
+    assert tuned(data, "gap", STABLE).step_size == 1 / 32

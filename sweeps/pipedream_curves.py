@@ -1,0 +1,269 @@
+"""What the curves of an experiment say: step sizes, values at equal time or updates, who is below.
+
+Claims and figures both read it here, so that a table and a caption have the same numbers. Of the
+seeds the median and the range are shown.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pipejax.base.array_types import Float, NumpyArray
+from sweeps.pipedream_settings import AS_RUN
+
+QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by; else the gap
+    "pipedream_logistic": "value",
+    "pipedream_scaling": "value",
+    "pipedream_language": "loss",
+}
+LEAST, STABLE = "least final", "largest stable"  # rules by which a step size is chosen
+TAIL = 0.2  # share of a curve, its end, that stability is looked for in
+NEAR = 0.05  # by how much of it a stable end may lie above what comes before it
+
+
+class End(NamedTuple):
+    """Where a scheme ends.
+
+    Attributes:
+      median: over the seeds.
+      low: least.
+      high: largest.
+      step_size: gamma.
+      edge: whether it is the smallest or largest that was tried.
+    """
+
+    median: float
+    low: float
+    high: float
+    step_size: float
+    edge: bool = False
+
+    def __str__(self) -> str:
+        """As 2.7 (2.6 to 2.9; 1/256)."""
+        one = f"{self.low:.2g}" == f"{self.high:.2g}"
+        spread = "" if one else f"{self.low:.2g} to {self.high:.2g}; "
+        return f"{self.median:.2g} ({spread}{fraction(self.step_size)})"
+
+
+def as_run(data: xr.Dataset) -> xr.Dataset:
+    """Take the setting that was run, where there are two."""
+    return data.sel(setting=AS_RUN) if "setting" in data.dims else data
+
+
+def shown(data: xr.Dataset, quantity: str) -> xr.DataArray:
+    """Take what an experiment is read by.
+
+    Args:
+      data: as from `sweeps.pipedream_schemes.collected`, perhaps with further axes.
+      quantity: "gap", f - f*; "value", f; or "loss", of the batches since the last sample.
+
+    Returns:
+      It, missing where a run diverged.
+    """
+    return data.gap + data.minimum if quantity == "value" else data[quantity]
+
+
+def tuned(data: xr.Dataset, quantity: str, rule: str = LEAST) -> xr.Dataset:
+    """Choose a step size for every scheme, among those with which no seed diverged.
+
+    Args:
+      data: as from `sweeps.pipedream_schemes.collected`, perhaps with further axes.
+      quantity: as for `shown`.
+      rule: `LEAST` or `STABLE`.
+
+    Returns:
+      The data at these steps, and `shown` there, without their axis; `hopeless` says where some
+      seed diverged with every one, `edge` where it is the smallest or largest that was tried.
+    """
+    curve = shown(data, quantity)
+    axes = [axis for axis in curve.dims if axis not in ("step", "seed", "sample")]
+    place = xr.apply_ufunc(
+        RULES[rule],
+        curve.where(~data.diverged.any("seed")).median("seed"),
+        input_core_dims=[["step", "sample"]],
+        vectorize=True,
+    ).transpose(*axes)
+    hopeless = data.diverged.any("seed").all("step")
+    chosen = data.assign(shown=curve).isel(step=place)
+    return chosen.assign(
+        shown=chosen.shown.where(~hopeless),
+        hopeless=hopeless,
+        edge=place.isin([0, data.sizes["step"] - 1]),
+    )
+
+
+def _least(curves: Float[NumpyArray, "steps samples"]) -> int:
+    """Least median at the end; the first where all diverged."""
+    return int(np.nan_to_num(curves[:, -1], nan=np.inf).argmin())
+
+
+def _stable(curves: Float[NumpyArray, "steps samples"]) -> int:
+    """Largest step whose curve no longer rises: its last fifth lies not above the fifth before."""
+    count = max(1, round(TAIL * curves.shape[1]))
+    tail, before = curves[:, -count:].mean(axis=1), curves[:, -2 * count : -count].mean(axis=1)
+    steady = np.flatnonzero(tail <= before * (1 + NEAR))
+    return int(steady[-1]) if len(steady) else 0
+
+
+RULES: Mapping[str, Callable[[Float[NumpyArray, "steps samples"]], int]] = {
+    STABLE: _stable,
+    LEAST: _least,
+}
+
+
+def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
+    """Read all schemes where the first of them ends.
+
+    Args:
+      chosen: as from `tuned`, of one setting.
+      x: "time" or "updates".
+
+    Returns:
+      (scheme, seed) what is shown there, between samples on a logarithmic scale if all is above 0.
+    """
+    at = float(chosen[x].isel(sample=-1).min())
+    is_positive = bool((chosen.shown.fillna(1.0) > 0).all())
+    curve = np.log(chosen.shown) if is_positive else chosen.shown
+    found: xr.DataArray = xr.apply_ufunc(
+        lambda place, values: np.interp(at, place, values),
+        chosen[x],
+        curve,
+        input_core_dims=[["sample"], ["sample"]],
+        vectorize=True,
+    )
+    return found.copy(data=np.exp(found.values)) if is_positive else found
+
+
+def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = LEAST) -> dict[str, End]:
+    """Compare all schemes of one setting where the first of them ends.
+
+    Args:
+      data: of one setting.
+      quantity: as for `shown`.
+      x: "time" or "updates": what is equal.
+      rule: as for `tuned`.
+
+    Returns:
+      Ends by scheme.
+    """
+    chosen = tuned(data, quantity, rule)
+    found = at_equal(chosen, x)
+    return {
+        str(name): end_of(
+            found.sel(scheme=name).values,
+            float(chosen.step_size.sel(scheme=name)),
+            bool(chosen.edge.sel(scheme=name)),
+        )
+        for name in found.scheme.values
+    }
+
+
+def end_of(seeds: Float[NumpyArray, " seeds"], step_size: float, edge: bool = False) -> End:
+    """Median and range over the seeds; missing where one is."""
+    median, low, high = float(np.median(seeds)), float(seeds.min()), float(seeds.max())
+    return End(median, low, high, step_size, edge)
+
+
+def below(found: xr.DataArray, first: str, second: str) -> bool | None:
+    """Whether one scheme ends below another, seed by seed: examples and starts are the same.
+
+    Args:
+      found: as from `at_equal`.
+      first: a scheme.
+      second: another one.
+
+    Returns:
+      True or False if it is so for every seed; None if the seeds do not agree. A scheme that
+      diverged is below nothing.
+    """
+    one, other = (found.sel(scheme=name).fillna(np.inf).values for name in (first, second))
+    if (one < other).all():
+        return True
+    return False if (one >= other).all() else None
+
+
+def in_order(found: xr.DataArray, names: Sequence[str]) -> bool | None:
+    """Whether schemes end in an order, lowest first.
+
+    Args:
+      found: as from `at_equal`.
+      names: schemes.
+
+    Returns:
+      False if some scheme ends above the next one with every seed, True if none does with any,
+      and None otherwise.
+    """
+    each = [below(found, *pair) for pair in itertools.pairwise(names)]
+    return False if False in each else None if None in each else True
+
+
+def fraction(step_size: float) -> str:
+    """Write a step size as a fraction.
+
+    Args:
+      step_size: a power of two.
+
+    Returns:
+      The fraction.
+
+    Example:
+      >>> fraction(0.0625), fraction(2.0)
+      ('1/16', '2')
+    """
+    return f"1/{1 / step_size:g}" if step_size < 1 else f"{step_size:g}"
+
+
+def apart(chosen: xr.Dataset) -> float:
+    """Tell how far PipeDream and RPD are apart.
+
+    Args:
+      chosen: as from `tuned`, of one number of stages.
+
+    Returns:
+      The largest ratio of their medians at equal updates; NaN if one diverged.
+    """
+    median = np.log(chosen.shown.median("seed", skipna=False))
+    one, other = chosen.sel(scheme="pipedream"), chosen.sel(scheme="rpd")
+    at = one.updates.values[one.updates.values <= float(other.updates.max())]
+    logs = [
+        np.interp(at, each.updates, median.sel(scheme=str(each.scheme.item())))
+        for each in (one, other)
+    ]
+    return float(np.exp(np.abs(logs[1] - logs[0]).max()))
+
+
+class Winner(NamedTuple):
+    """Who ends lowest.
+
+    Attributes:
+      scheme: which; empty if all diverge.
+      second: the next one; empty if there is none.
+      lead: median of the second over that of the winner.
+      seeds: in how many seeds the winner is below the second.
+    """
+
+    scheme: str
+    second: str
+    lead: float
+    seeds: int
+
+
+def winner(found: xr.DataArray) -> Winner:
+    """Find who ends lowest.
+
+    Args:
+      found: as from `at_equal`.
+
+    Returns:
+      The scheme of the least median, and by how much; one that diverged is left out.
+    """
+    median = found.median("seed", skipna=False).dropna("scheme")
+    first, second = [*map(str, median.sortby(median).scheme.values), "", ""][:2]
+    if not second:
+        return Winner(first, "", np.nan, 0)
+    lead = float(median.sel(scheme=second) / median.sel(scheme=first))
+    wins = (found.sel(scheme=first) < found.sel(scheme=second)).sum()
+    return Winner(first, second, lead, int(wins))
