@@ -202,37 +202,35 @@ def test_rules_of_the_list_scheduler(rules, worker_0):
     assert {name: found[name] for name in worker_0} == worker_0
 
 
-@given(
-    data=st.data(),
-    workers=st.integers(1, 4),
-    microbatches=st.integers(1, 8),
-    stages=st.integers(1, 6),
-    pipes=st.integers(1, 2),
-)
-def test_what_the_list_scheduler_runs_can_run(data, workers, microbatches, stages, pipes):
+@st.composite
+def works(draw, tightest=4):
+    """Any placement, times and sizes; limits at which one microbatch at a time surely runs."""
+
     def numbers(low, high, *shape):
-        flat = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=9))
+        flat = draw(st.lists(st.integers(low, high), min_size=1, max_size=9))
         return np.resize(flat, shape).tolist()
 
-    placement = numbers(0, workers - 1, pipes, stages)
-    sizes, limit = numbers(2, 4, stages), 4 * stages * pipes
+    workers, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    stages, pipes = draw(st.integers(1, 6)), draw(st.integers(1, 2))
+    limit = tightest * stages * pipes
     work = Work(
-        placement=placement,
+        placement=numbers(0, workers - 1, pipes, stages),
         pipe_of=numbers(0, pipes - 1, microbatches),
         lasts={phase: numbers(1, 5, stages) for phase in (F, I, W)},
         lag=numbers(0, 4, 2, pipes, stages - 1),
         transmit=numbers(0, 3, 2, pipes, stages - 1),
-        sizes=sizes,
+        sizes=numbers(2, 4, stages),
         kept=numbers(0, 2, stages),
         limits=numbers(limit, 2 * limit, workers),
     )
-    depth, active = numbers(1, 4, pipes, stages), data.draw(st.integers(1, 4))
-    backlog = data.draw(st.integers(0, 3))
-    run = list_schedule(work, Rules(depth, active, backlog, (F, I)))
-    if run is None:  # memory may stop them: with one microbatch at a time it does not
-        run = list_schedule(work, Rules(depth, 1, backlog, (F, I)))
+    return work, numbers
+
+
+def check_run(work, run, depth=()):
+    """Every op has run, behind what it waits for, alone on its worker and within the limits."""
+    stages, sizes = len(work.placement[0]), work.sizes
     times = {(phase, s, m): (start, end) for phase, s, m, _, start, end in run.log}
-    assert len(times) == len(run.log) == 3 * stages * microbatches
+    assert len(times) == len(run.log) == 3 * stages * len(work.pipe_of)
     assert all(type(time) is int for pair in times.values() for time in pair)
     for (phase, stage, m), (start, _) in times.items():
         pipe = work.pipe_of[m]
@@ -243,10 +241,10 @@ def test_what_the_list_scheduler_runs_can_run(data, workers, microbatches, stage
             hop = int(phase is I), pipe, min(stage, before)
             sent = (values[hop[0]][hop[1]][hop[2]] for values in (work.lag, work.transmit))
             assert start >= times[phase, before, m][1] + sum(sent)
-        if phase is F:
+        if phase is F and depth:
             ahead = [times[I, stage, n][0] for n in range(m) if work.pipe_of[n] == pipe]
             assert sum(begun > start for begun in ahead) < depth[pipe][stage]
-    for worker in range(workers):
+    for worker in range(len(work.limits)):
         rows = sorted((start, end) for *_, w, start, end in run.log if w == worker)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(rows))
         changes = sorted(
@@ -256,3 +254,13 @@ def test_what_the_list_scheduler_runs_can_run(data, workers, microbatches, stage
             if w == worker
         )
         assert max(itertools.accumulate([0, *(c for _, c in changes)])) <= work.limits[worker]
+
+
+@given(drawn=works(), active=st.integers(1, 4), backlog=st.integers(0, 3))
+def test_what_the_list_scheduler_runs_can_run(drawn, active, backlog):
+    work, numbers = drawn
+    depth = numbers(1, 4, len(work.placement), len(work.placement[0]))
+    run = list_schedule(work, Rules(depth, active, backlog, (F, I)))
+    if run is None:  # memory may stop them: with one microbatch at a time it does not
+        run = list_schedule(work, Rules(depth, 1, backlog, (F, I)))
+    check_run(work, run, depth)

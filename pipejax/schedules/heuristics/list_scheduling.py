@@ -3,7 +3,7 @@
 Gradients come before forwards, since other workers wait for them, and forwards before weight
 gradients, which fill the gaps; within a kind the earlier microbatch comes first, then the later
 stage. What else a published heuristic decides is a rule: how far forwards run ahead, whether a
-weight gradient leaves a gap alone, what goes to the host and when it returns.
+weight gradient leaves a gap alone, what goes to the host and when it returns; or an order is given.
 """
 
 import heapq
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipejax.schedules.cells.ops import SPLIT, Op, Phase
-from pipejax.schedules.heuristics.timeline import Time, Timeline, Work
+from pipejax.schedules.heuristics.row_order import Order, RowOrder
+from pipejax.schedules.heuristics.timeline import FOREVER, Time, Timeline, Work
 
 ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
 NO_LIMIT = 10**9
 GRADIENT, FORWARD, WEIGHT = range(3)
-Waiting = tuple[int, int, Op]  # microbatch, -stage, op
+Waiting = tuple[Time, int, Op]  # how urgent: microbatch or place in an order, then -stage; op
 F, I, W = SPLIT  # noqa: E741
 KIND = {Phase.B: GRADIENT, I: GRADIENT, F: FORWARD, W: WEIGHT}
 
@@ -34,19 +35,36 @@ class Rules(NamedTuple):
         unless it makes room for a forward.
       due: an activation returns from the host when fewer gradients than this come before its own.
       host_links: groups of workers that share a host link; the others have their own.
+      order: of ops, instead of all these rules.
     """
 
-    depth: Sequence[Sequence[int]]
+    depth: Sequence[Sequence[int]] = ()
     active: int = NO_LIMIT
     backlog: int = NO_LIMIT
     patience: tuple[Phase, ...] = ()
     due: int = 0
     host_links: Sequence[Sequence[int]] = ()
+    order: Order | None = None
 
 
-def list_schedule(work: Work, rules: Rules) -> Timeline | None:
-    """Run the workers; None where memory keeps an op from ever starting."""
-    run = _ListScheduler(work, rules).run()
+class Goal(NamedTuple):
+    """What a run is for: one that is too long is given up.
+
+    Attributes:
+      shorter_than: a makespan, or a span of each worker.
+      by_span: which of the two.
+    """
+
+    shorter_than: Time = FOREVER
+    by_span: bool = False
+
+
+NO_GOAL = Goal()
+
+
+def list_schedule(work: Work, rules: Rules, goal: Goal = NO_GOAL) -> Timeline | None:
+    """Run the workers; None where memory keeps an op from ever starting, or it takes too long."""
+    run = _ListScheduler(work, rules, goal).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None
 
@@ -54,8 +72,8 @@ def list_schedule(work: Work, rules: Rules) -> Timeline | None:
 class _ListScheduler:
     """One run, event by event: ends of ops, and inputs that arrive."""
 
-    def __init__(self, work: Work, rules: Rules) -> None:
-        self.work, self.rules = work, rules
+    def __init__(self, work: Work, rules: Rules, goal: Goal) -> None:
+        self.work, self.rules, self.goal = work, rules, goal
         self.timeline = Timeline(work)
         workers = range(len(work.limits))
         # what can start, by worker and kind: of one kind the least entry is the most urgent
@@ -82,12 +100,22 @@ class _ListScheduler:
         is_whole = all(isinstance(last, int) for last in lasts)
         shortest = min((last for last in lasts if last), default=0)
         self.same = 0 if is_whole else ROUNDING * shortest
+        given = rules.order
+        self.order = None if given is None else RowOrder(work, given, self.timeline, self.same)
+        self.left: list[Time] = [0 for _ in workers]  # work that has not begun
+        for pipe in work.pipe_of:
+            for stage, worker in enumerate(work.placement[pipe]):
+                self.left[worker] += sum(work.lasts[p][stage] for p in KIND if p in work.lasts)
+        self.is_late = False
+        self.latest = [FOREVER if goal.by_span else goal.shorter_than for _ in workers]
 
     def run(self) -> Timeline:
+        if self.order is not None and not self.order.fits:
+            return self.timeline
         for microbatches in self.entering:
             if microbatches:
                 self.push(0, microbatches.popleft(), False)
-        while self.events:
+        while self.events and not self.is_late:
             now = self.events[0][0]
             woken: set[int] = set()
             while self.events and self.events[0][0] <= now + self.same:
@@ -112,18 +140,21 @@ class _ListScheduler:
         """Queue an op at its worker, which is returned."""
         phase, stage, microbatch = op
         worker = self.timeline.worker(op)
-        heapq.heappush(self.ready[worker][KIND[phase]], (microbatch, -stage, op))
+        urgency = microbatch if self.order is None else self.order.urgency(op)
+        heapq.heappush(self.ready[worker][KIND[phase]], (urgency, -stage, op))
         return worker
 
     def begin(self, op: Op, worker: int, now: Time) -> None:
         """Start an op that a worker computes."""
         waiting = self.ready[worker][KIND[op.phase]]
-        if waiting[0][2] is op:
+        if waiting[0][2] == op:
             heapq.heappop(waiting)
         else:  # what is more urgent may not start yet
-            waiting.remove((op.microbatch, -op.stage, op))
+            waiting.remove(next(entry for entry in waiting if entry[2] == op))
             heapq.heapify(waiting)
         self.running[worker] = op
+        if self.order is not None:
+            self.order.begin(op, worker)
         if op.phase is F and op.stage == 0:
             self.active += 1
             entering = self.entering[self.work.pipe_of[op.microbatch]]
@@ -133,7 +164,13 @@ class _ListScheduler:
             self.push(arrival, made, False)
             if made[0] in self.rules.patience:
                 heapq.heappush(self.coming[self.timeline.worker(made)], arrival)
-        self.push(self.timeline.clock[worker], op, True)
+        end = self.timeline.clock[worker]
+        self.push(end, op, True)
+        self.left[worker] -= end - now
+        if self.goal.by_span and self.latest[worker] == FOREVER:
+            self.latest[worker] = now + self.goal.shorter_than
+        if end + self.left[worker] >= self.latest[worker]:
+            self.is_late = True
 
     def finish(self, op: Op) -> Sequence[int]:
         """End an op, and return the workers that this may unblock."""
@@ -152,7 +189,10 @@ class _ListScheduler:
 
     def choose(self, worker: int, now: Time) -> Op | None:
         """Return the op that a free worker starts next."""
-        gradients, _, weights = self.ready[worker]
+        gradients, forwards, weights = self.ready[worker]
+        if self.order is not None:
+            ready = [entry[2] for entry in (*gradients, *forwards)]
+            return self.order.choose(worker, now, ready, weights[0][2] if weights else None)
         if gradients and gradients[0][0] not in self.away[worker]:
             return gradients[0][2]
         weight, forward = weights[0][2] if weights else None, self.wanted(worker)

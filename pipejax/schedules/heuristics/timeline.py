@@ -11,6 +11,7 @@ from pipejax.schedules.cells.memory_ledger import END, START, change_of
 from pipejax.schedules.cells.ops import HOST, Op, Phase
 
 Time = int | float
+FOREVER = float("inf")
 TimedOp = tuple[Phase, int, int, int, Time, Time]  # phase, stage, microbatch, worker, start, end
 
 

@@ -13,6 +13,7 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.baselines import baseline_tables
+from pipejax.search.schedule.block_plans import block_starts
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import relaxed_bound, search
@@ -47,9 +48,10 @@ FINE = 30  # units in the longest forward and backward, at least, on that grid
 FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
 COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
+BLOCK_SECONDS = 30.0  # for repeated building blocks
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
-_SHARES = {"greedy": 0.2, "neighbourhoods": 0.8, "relaxed": 0.2, "period": 0.8}
+_SHARES = {"greedy": 0.2, "blocks": 0.2, "neighbourhoods": 0.8, "relaxed": 0.2, "period": 0.8}
 
 
 class AnytimeSearch:
@@ -95,6 +97,7 @@ class AnytimeSearch:
                 self._first,
                 self._baselines,
                 self._greedy,
+                self._blocks,
                 self._neighbourhoods,
                 self._relaxed,
                 self._period,
@@ -160,6 +163,11 @@ class AnytimeSearch:
                 yield from self._offer(*start)
         seconds = min(GREEDY_SECONDS, self.left * _SHARES["greedy"])
         for start in greedy_starts(self.problem, seconds):
+            yield from self._offer(*start)
+
+    def _blocks(self) -> Iterator[Solution]:
+        seconds = min(BLOCK_SECONDS, self.left * _SHARES["blocks"])
+        for start in block_starts(self.problem, seconds, self.bound):
             yield from self._offer(*start)
 
     def _relaxed(self) -> Iterator[Solution]:

@@ -10,10 +10,10 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.schedules.cells.ops import SPLIT, Phase
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
-from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
+from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps
-from pipejax.schedules.heuristics.timeline import Work
+from pipejax.schedules.heuristics.timeline import FOREVER, Work
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.offload_assignment import add_offloads
@@ -79,14 +79,15 @@ def pipe_plans(problem: Problem) -> Iterator[Start]:
     count = problem.num_stages, problem.num_microbatches
     pipe = LimitedPipe.of(*count, weight_share=share, **given)
     by_span = problem.objective == "span"
-    yield Start("zero-bubble", _plan(problem, zero_bubble_starts(pipe, by_span=by_span)))
+    yield Start("zero-bubble", plan_of(problem, zero_bubble_starts(pipe, by_span=by_span)))
     if problem.offload is not None:
         offload, load = problem.offload, problem.load
         ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
-        yield Start("ada-offload", _plan(problem, ops))
+        yield Start("ada-offload", plan_of(problem, ops))
 
 
-def _plan(problem: Problem, ops: TimedOps) -> Plan:
+def plan_of(problem: Problem, ops: TimedOps) -> Plan:
+    """Return the starts of ops that have run."""
     at = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     for letter, starts in at.items():
         which = ops.phase == Phase[letter]
@@ -95,9 +96,12 @@ def _plan(problem: Problem, ops: TimedOps) -> Plan:
 
 
 def greedy_plan(
-    problem: Problem, limits: Int[NumpyArray, " workers"], variant: Variant = VARIANTS[0]
+    problem: Problem,
+    limits: Int[NumpyArray, " workers"],
+    variant: Variant = VARIANTS[0],
+    shorter_than: float = FOREVER,
 ) -> Plan | None:
-    """Run the workers greedily, nothing offloaded; None where memory stops them."""
+    """Run the workers greedily, nothing offloaded; None where memory stops them, or it is long."""
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     rules = Rules(
@@ -106,8 +110,9 @@ def greedy_plan(
         backlog=variant.backlog,
         patience=(Phase.F, Phase.I) if variant.patient else (),
     )
-    run = list_schedule(_work(problem, limits), rules)
-    return None if run is None else _plan(problem, TimedOps.of(run.log))
+    goal = Goal(shorter_than, problem.objective == "span")
+    run = list_schedule(work_of(problem, limits), rules, goal)
+    return None if run is None else plan_of(problem, TimedOps.of(run.log))
 
 
 def one_by_one(problem: Problem) -> Plan:
@@ -132,7 +137,8 @@ def one_by_one(problem: Problem) -> Plan:
     return Plan.of(at)
 
 
-def _work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
+def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
+    """Return what a list scheduler is to run."""
     return Work(
         placement=problem.placement.tolist(),
         pipe_of=problem.pipe_of.tolist(),
@@ -152,18 +158,16 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
     and the shortest plan that offloads can make fit is kept.
     """
     until = time.monotonic() + seconds
-    best: int | None = None
+    best: float = FOREVER
     too_large: list[tuple[int, int, Plan]] = []
     variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
     for room in ROOM if problem.offload is not None else ROOM[:1]:
         for number, variant in enumerate(variants):
             if number and time.monotonic() > until - seconds / 2:
                 break
-            plan = greedy_plan(problem, (problem.limits * room).astype(np.int64), variant)
-            if plan is None:
-                continue
-            value = objective_of(problem, plan)
-            if best is not None and value >= best:
+            limits = (problem.limits * room).astype(np.int64)
+            plan = greedy_plan(problem, limits, variant, best)
+            if plan is None or (value := objective_of(problem, plan)) >= best:
                 continue
             if (peaks(problem, plan) <= problem.limits).all():
                 best = value
@@ -171,7 +175,7 @@ def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
             elif problem.offload is not None:
                 too_large.append((value, len(too_large), plan))
     for value, _, plan in sorted(too_large, key=lambda entry: entry[:2]):
-        if time.monotonic() > until or (best is not None and value >= best):
+        if time.monotonic() > until or value >= best:
             return
         seconds = min(OFFLOAD_SECONDS, until - time.monotonic())
         with_offloads = add_offloads(problem, plan, seconds)

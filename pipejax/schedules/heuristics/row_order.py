@@ -1,0 +1,147 @@
+"""The order of a repeated building block as a rule of the list scheduler.
+
+A worker runs forwards and gradients in the order of the block. While it waits for the next one it
+fills the time with weight gradients, and with later ops that leave room for all that come before
+them in the order: so the order never gets stuck, however far a worker runs ahead of it.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.heuristics.building_block import BuildingBlock
+from pipejax.schedules.heuristics.timeline import FOREVER, Time, Timeline, Work
+
+
+class Order(NamedTuple):
+    """An order of ops, and how closely workers follow it.
+
+    Attributes:
+      block: repeated, the order.
+      delay: time after its place in the order at which a weight gradient comes before others.
+      is_delayed_at_end: whether the last weight gradients wait until nothing else is left.
+      runs_ahead: whether a worker that waits takes later forwards and gradients.
+      prefers_weights: whether it takes weight gradients first.
+    """
+
+    block: BuildingBlock
+    delay: float
+    is_delayed_at_end: bool
+    runs_ahead: bool
+    prefers_weights: bool
+
+
+class RowOrder:
+    """The rows of all workers, and how far they are."""
+
+    def __init__(self, work: Work, order: Order, timeline: Timeline, same: Time) -> None:
+        """Lay out the rows; times closer than `same` are one moment."""
+        self.work, self.order, self.timeline, self.same = work, order, timeline, same
+        self.rows = _rows(work, order.block)
+        self.place = [{op: k for k, op in enumerate(row)} for row in self.rows]
+        self.at = [0 for _ in self.rows]
+        # of a worker: what is held when all weight gradients that can run have run
+        self.level: list[Time] = [0 for _ in self.rows]
+        self.forwards = [sum(op.phase is Phase.F for op in row) for row in self.rows]
+        self.begun: set[Op] = set()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the rows keep the limits where every weight gradient follows its I."""
+        levels = (accumulate(map(self._takes, row)) for row in self.rows)
+        return all(
+            max(own, default=0) <= m for own, m in zip(levels, self.work.limits, strict=True)
+        )
+
+    def _takes(self, op: Op) -> Time:
+        return self.work.sizes[op.stage] * (1 if op.phase is Phase.F else -1)
+
+    def urgency(self, op: Op) -> float:
+        """Return the place of an op in the order: the least is the most urgent."""
+        return self.order.block.start(op, self.work.pipe_of[op.microbatch])
+
+    def begin(self, op: Op, worker: int) -> None:
+        """Take note of an op that starts."""
+        if op.phase is not Phase.W:
+            self.begun.add(op)
+            self.level[worker] += self._takes(op)
+            self.forwards[worker] -= op.phase is Phase.F
+
+    def choose(self, worker: int, now: Time, ready: Sequence[Op], weight: Op | None) -> Op | None:
+        """Return what a free worker starts, of ready ops and its most urgent weight gradient."""
+        row, at = self.rows[worker], self.at[worker]
+        while at < len(row) and row[at] in self.begun:
+            at += 1
+        self.at[worker] = at
+        if at == len(row):
+            return weight
+        after = row[at]
+        if weight is not None and self._is_due(weight, after, worker):
+            return weight
+        wait = self.timeline.arrival.get(after, FOREVER) - now
+        if wait <= self.same:
+            return after if self._fits(after, worker) else weight
+        fills = weight is not None and self._lasts(weight) <= wait + self.same
+        if fills and self.order.prefers_weights:
+            return weight
+        ahead = self._ahead(worker, ready, wait) if self.order.runs_ahead else None
+        return weight if ahead is None and fills else ahead
+
+    def _is_due(self, weight: Op, after: Op, worker: int) -> bool:
+        if self.order.is_delayed_at_end and not self.forwards[worker]:
+            return False
+        return self.urgency(weight) + self.order.delay < self.urgency(after)
+
+    def _ahead(self, worker: int, ready: Sequence[Op], wait: Time) -> Op | None:
+        """Return the first op in the order that ends before the next one arrives, if it may run."""
+        firsts: dict[tuple[Phase, int], Op] = {}
+        for op in ready:
+            first = firsts.setdefault(op[:2], op)
+            if op.microbatch < first.microbatch:
+                firsts[op[:2]] = op
+        place = self.place[worker]
+        for op in sorted(firsts.values(), key=place.__getitem__):
+            if self._lasts(op) <= wait + self.same and self._leaves_room(op, worker):
+                return op
+        return None
+
+    def _leaves_room(self, op: Op, worker: int) -> bool:
+        """Whether an op fits, and so do all those before it in the order when it has run."""
+        if op.phase is not Phase.F:
+            return True
+        if not self._fits(op, worker):
+            return False
+        level, limit = self.level[worker] + self._takes(op), self.work.limits[worker]
+        for k in range(self.at[worker], self.place[worker][op]):
+            other = self.rows[worker][k]
+            if other not in self.begun:
+                level += self._takes(other)
+                if level > limit:
+                    return False
+        return True
+
+    def _fits(self, op: Op, worker: int) -> bool:
+        takes = self.work.sizes[op.stage] if op.phase is Phase.F else 0
+        return self.timeline.held[worker] + takes <= self.work.limits[worker]
+
+    def _lasts(self, op: Op) -> Time:
+        return self.work.lasts[op.phase][op.stage]
+
+
+def _rows(work: Work, block: BuildingBlock) -> list[list[Op]]:
+    """Order the forwards and gradients of every worker as the repeated block has them.
+
+    What starts at one time is put in order of the microbatch and of its way, so that no op comes
+    before one that it waits for, over all workers.
+    """
+    way, stages = {Phase.F: 1, work.gradient: -1}, range(len(work.placement[0]))
+    keys: list[list[tuple[float, int, int, Op]]] = [[] for _ in work.limits]
+    for microbatch, pipe in enumerate(work.pipe_of):
+        for phase, direction in way.items():
+            for stage in stages:
+                op = Op(phase, stage, microbatch)
+                on_way = direction * (stage + 1)  # less than 0 on the way back
+                key = block.start(op, pipe), microbatch, on_way % (2 * len(stages) + 2), op
+                keys[work.placement[pipe][stage]].append(key)
+    return [[op for *_, op in sorted(own)] for own in keys]

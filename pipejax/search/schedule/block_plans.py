@@ -1,0 +1,165 @@
+"""Plans from repeated building blocks: how long microbatches wait, and how often they come.
+
+A few numbers say what a block looks like and how closely its order is followed. They are drawn at
+random, or some of them anew in one of the best draws so far. A run that cannot be better is given
+up before its end, and of many microbatches a few are run first: so most draws cost little.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.schedules.cells.ops import SPLIT
+from pipejax.schedules.heuristics.building_block import (
+    Waits,
+    building_block,
+    least_interval,
+    legs_of,
+)
+from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
+from pipejax.schedules.heuristics.row_order import Order
+from pipejax.schedules.heuristics.rows_from_starts import TimedOps
+from pipejax.schedules.heuristics.timeline import FOREVER, Work
+from pipejax.search.schedule.initial_plans import Start, plan_of, work_of
+from pipejax.search.schedule.plan import Plan, objective_of
+from pipejax.search.schedule.problem import Problem
+
+LONGEST = (1, 2, 4, 8)  # waits that are drawn, at most [half ops]
+STRETCHES = (1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # of the interval that memory and work allow
+DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # intervals until a weight gradient is due
+ELITE = 4  # best draws of which others are made
+MADE_OF_ELITE = 0.7  # share of the draws
+ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
+STALE = 200  # draws that bring nothing after which it ends, if that is most of all draws
+FEW = 3  # microbatches per worker that tell what many take
+
+
+class BlockDraw(NamedTuple):
+    """What says how a plan is made.
+
+    Attributes:
+      waits: (4 legs - 1) of forwards, of gradients, and between legs [half ops].
+      stretch: of the interval.
+      delay: of weight gradients [intervals].
+      is_delayed_at_end: as in `Order`.
+      runs_ahead: as in `Order`.
+      prefers_weights: as in `Order`.
+    """
+
+    waits: tuple[int, ...]
+    stretch: float
+    delay: float
+    is_delayed_at_end: bool
+    runs_ahead: bool
+    prefers_weights: bool
+
+
+def block_starts(problem: Problem, seconds: float, enough: int) -> Iterator[Start]:
+    """Yield successively better plans, until one is short enough."""
+    until, spent = time.monotonic() + seconds, 0.0
+    small = _few(problem)
+    search, best = BlockSearch(small, problem.num_microbatches - small.num_microbatches), FOREVER
+    while best > enough and not search.is_stale and (now := time.monotonic()) < until:
+        drawn = search.draw()
+        plan = search.run(drawn)
+        if plan is None:
+            continue
+        if small is not problem:
+            if 2 * spent > seconds - (until - now):
+                continue
+            begun = time.monotonic()
+            plan = run_draw(problem, drawn, best)
+            spent += time.monotonic() - begun
+        if plan is not None and (value := objective_of(problem, plan)) < best:
+            best = value
+            yield Start("building block", plan)
+
+
+def _few(problem: Problem) -> Problem:
+    """Return the problem with a few microbatches, where it has many."""
+    few = FEW * problem.num_workers
+    return problem.with_microbatches(few) if problem.num_microbatches > few + few // 2 else problem
+
+
+def run_draw(problem: Problem, drawn: BlockDraw, shorter_than: float) -> Plan | None:
+    """Run the workers in the order that a draw stands for."""
+    work = work_of(problem, problem.limits)
+    step, legs = float(np.mean([work.lasts[phase] for phase in SPLIT])) / 2, num_legs(work)
+    waits = [step * number for number in drawn.waits]
+    given = Waits(waits[:legs], waits[legs : 2 * legs], waits[2 * legs :])
+    block = building_block(work, given, least_interval(work))
+    interval = drawn.stretch * least_interval(work, block)
+    block = building_block(work, given, interval)
+    order = Order(block, drawn.delay * interval, *drawn[3:])
+    goal = Goal(shorter_than, problem.objective == "span")
+    run = list_schedule(work, Rules(order=order), goal)
+    return None if run is None else plan_of(problem, TimedOps.of(run.log))
+
+
+def num_legs(work: Work) -> int:
+    """Count the legs of the longest way."""
+    return 1 + max(legs_of(row)[-1] for row in work.placement)
+
+
+class BlockSearch:
+    """Draws and the best of them."""
+
+    def __init__(self, problem: Problem, left_out: int) -> None:
+        """Prepare a problem that stands for one with more microbatches."""
+        self.problem, self.left_out, self.random = problem, left_out, random.Random(0)
+        work = work_of(problem, problem.limits)
+        self.legs, self.busiest = num_legs(work), least_interval(work)
+        self.best: float = FOREVER
+        self.elite: list[BlockDraw] = []
+        self.drawn = self.fruitful = 0  # draws, and those up to the last that was better
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there is little hope in further draws."""
+        return self.drawn > STALE + 3 * self.fruitful
+
+    def draw(self) -> BlockDraw:
+        """Draw all numbers, or some of a draw that was good."""
+        choose = self.random.choice
+        longest = choose(LONGEST)
+        new = BlockDraw(
+            tuple(self.random.randint(0, longest) for _ in range(4 * self.legs - 1)),
+            choose(STRETCHES),
+            choose(DELAYS),
+            *(choose((True, False)) for _ in range(3)),
+        )
+        if not self.elite or self.random.random() > MADE_OF_ELITE:
+            return new
+        old, share = choose(self.elite), choose(ANEW)
+        return BlockDraw(
+            self._mixed(old.waits, new.waits, share), *self._mixed(old[1:], new[1:], share)
+        )
+
+    def _mixed(self, old: Sequence[Any], new: Sequence[Any], share: float) -> tuple[Any, ...]:
+        pairs = zip(old, new, strict=True)
+        return tuple(b if self.random.random() < share else a for a, b in pairs)
+
+    def run(self, drawn: BlockDraw) -> Plan | None:
+        """Run a draw; None where it is worse than the best one."""
+        self.drawn += 1
+        least = self.left_out * self.busiest
+        plan = run_draw(self.problem, drawn, self.best - least + 1)
+        if plan is None:
+            return None
+        value = objective_of(self.problem, plan) + self.left_out * max(self.busiest, _cycle(plan))
+        if value > self.best:
+            return None
+        self.elite = [*self.elite[1 - ELITE :], drawn]
+        if value < self.best:
+            self.best, self.fruitful = value, self.drawn
+        return plan
+
+
+def _cycle(plan: Plan) -> float:
+    """Return how often microbatches come in the second half."""
+    first = np.sort(plan.forward[0])
+    half = len(first) // 2
+    return float(first[-1] - first[half]) / max(len(first) - 1 - half, 1)

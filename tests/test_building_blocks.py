@@ -1,0 +1,122 @@
+"""Repeated building blocks, against the published V schedules and any placement, time and limit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from test_schedules import check_run, works
+
+import pipejax as pj
+from pipejax.schedules.heuristics.building_block import (
+    Waits,
+    building_block,
+    least_interval,
+    legs_of,
+)
+from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
+from pipejax.schedules.heuristics.row_order import Order, RowOrder
+from pipejax.schedules.heuristics.timeline import Timeline, Work
+from pipejax.search.schedule.block_plans import block_starts, num_legs
+from pipejax.search.schedule.plan import keeps_limits, objective_of
+from pipejax.search.schedule.problem import pose
+
+pytestmark = pytest.mark.solver
+
+F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
+
+
+@given(drawn=works(tightest=1), data=st.data())
+def test_an_order_whose_rows_fit_never_gets_stuck(drawn, data):
+    work, numbers = drawn
+    legs = num_legs(work)
+    waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
+    interval = data.draw(st.sampled_from([0.1, 0.5, 1.0, 1.4, 3.0])) * least_interval(work)
+    delay = data.draw(st.sampled_from([0.0, interval, np.inf]))
+    rules = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    order = Order(building_block(work, waits, interval), delay, *rules)
+    run = list_schedule(work, Rules(order=order))
+    assert (run is not None) == RowOrder(work, order, Timeline(work), 0).fits
+    if run is not None:
+        check_run(work, run)
+        end = max(run.clock)
+        assert list_schedule(work, Rules(order=order), Goal(end)) is None
+        again = list_schedule(work, Rules(order=order), Goal(end + 1))
+        assert again is not None
+        assert again.log == run.log
+
+
+def v_shape(workers, microbatches, limit):
+    """F = I = W = 1 on a V placement, an activation held until W."""
+    row = [*range(workers), *range(workers)[::-1]]
+    ones, none = [1] * len(row), [[[0] * (len(row) - 1)]] * 2
+    lasts = dict.fromkeys((F, I, W), ones)
+    return Work([row], [0] * microbatches, lasts, none, none, ones, ones, [limit] * workers)
+
+
+@pytest.mark.parametrize("workers", [4, 5, 7, 8])
+def test_a_block_without_waits_is_v_min(workers):
+    # published: (P + 4) // 3 microbatches at once, and a bubble of 4 P - 5 (P no multiple of 3)
+    microbatches, limit = 2 * workers, 2 * ((workers + 4) // 3)
+    work = v_shape(workers, microbatches, limit)
+    block = building_block(work, Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
+    run = list_schedule(work, Rules(order=Order(block, 0.0, False, False, False)))
+    assert run is not None
+    firsts = [min(start for *_, w, start, _ in run.log if w == at) for at in range(workers)]
+    spans = [end - first for end, first in zip(run.clock, firsts, strict=True)]
+    assert max(spans) == 6 * microbatches + 4 * workers - 5
+
+
+@pytest.mark.parametrize("workers", [3, 4, 5, 6])
+def test_a_worker_runs_ahead_only_where_the_rest_still_finds_room(workers):
+    work = v_shape(workers, 3 * workers, 2 * ((workers + 4) // 3))
+    block = building_block(work, Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
+    run = list_schedule(work, Rules(order=Order(block, 12.0, True, True, False)))
+    assert run is not None
+    check_run(work, run)
+
+
+def test_a_leg_ends_where_a_worker_comes_again():
+    assert legs_of([0, 1, 2, 2, 1, 0]) == [0, 0, 0, 1, 1, 1]
+    assert legs_of([0, 1, 0, 1]) == [0, 0, 1, 1]
+    assert legs_of([0, 0, 1]) == [0, 1, 1]
+    assert legs_of([3, 2, 1, 0]) == [0, 0, 0, 0]
+
+
+def test_ops_of_a_block_leave_room_for_its_repetitions():
+    work = v_shape(6, 9, 12)
+    block = building_block(work, Waits([1, 2], [3, 0], [1, 0, 2]), 6.0)
+    forward, gradient, weight = (np.array(block.starts[phase][0]) for phase in (F, I, W))
+    for worker in range(6):
+        here = np.array(work.placement[0]) == worker
+        places = [time % 6 for at in (forward, gradient, weight) for time in at[here]]
+        assert sorted(places) == [*range(6)]
+    assert (np.diff(forward) >= [1 + w for w in [1] * 5 + [1] + [2] * 5]).all()
+    assert (np.diff(gradient[::-1]) >= [1 + w for w in [0] * 5 + [2] + [3] * 5]).all()
+    assert (weight >= gradient + 1).all()
+    assert block.start(pj.Op(I, 3, 2), 0) == gradient[3] + 12
+
+
+@pytest.mark.parametrize(
+    ("workers", "microbatches", "limit", "published"),
+    [(4, 8, 4, 59), (6, 12, 8, 83), (8, 16, 16, 96)],  # V-Min, V-Half and ZB-V
+)
+def test_published_v_schedules_are_reached(workers, microbatches, limit, published):
+    table = pj.schedules.build("hanayo", num_workers=workers, num_microbatches=microbatches)
+    costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
+    given = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
+    problem = pose(table, costs, **given)
+    values = []
+    for start in block_starts(problem, 20.0, published):
+        assert keeps_limits(problem, start.plan)
+        values.append(objective_of(problem, start.plan))
+    assert values == sorted(values, reverse=True)
+    assert values[-1] <= published
+
+
+def test_of_many_microbatches_a_few_are_run_first():
+    table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=40)
+    costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0, transfer=0.5)
+    problem = pose(table, costs, memory_limit=6.0, objective="span")
+    *_, last = block_starts(problem, 20.0, round(500 / problem.unit))
+    assert last.plan.forward.shape == (6, 40)
+    assert keeps_limits(problem, last.plan)
+    assert objective_of(problem, last.plan) * problem.unit <= 500
