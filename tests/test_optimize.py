@@ -9,7 +9,7 @@ from certified import check_solution
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.search.schedule.bounds import stage_bounds
+from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
 from pipejax.search.schedule.cp_search import relaxed_bound, search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
 from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
@@ -129,6 +129,7 @@ def test_every_order_of_tiny_problems(data):
         [Fraction(limit).limit_denominator(3) for limit in limits],
         THIRD,
     )
+    assert lower_bound(pose(table, costs, limits)).value <= expected  # in whole units of 1 s
     best = solve(table, costs, memory_limit=limits)
     assert (best.makespan, best.status) == (expected, "optimal")
     check(best, costs, limits)
@@ -233,6 +234,23 @@ def test_one_stage_alone_knows_no_span_but_its_own():
     problem = pose(table, equal(table), memory_limit=4, objective="span")
     # the last stage works all the time from its first op on: 4 x 3 units
     assert relaxed_bound(problem, 3, 100, 10.0, 2) == 12
+
+
+def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
+    table = pipe(4, 16)
+    costs = equal(table, offload=40.0)  # O and L take longer than the trip: nothing is saved
+    kept, slow, ample = (
+        pose(table, costs, limit, offload=offload)
+        for limit, offload in ((2, False), (2, True), (4, True))
+    )
+    # two at a time, each for 8 units; one waits for the first F, and one for the last I; then W
+    assert area_bound(kept) == area_bound(slow) == 16 * 8 // 2 + 1 + 1
+    assert lower_bound(slow) == (66, "memory area")
+    assert lower_bound(ample).by == "worker"
+    fast = pose(table, equal(table, offload=20.0), 2, offload=True)
+    # x offloads leave 66 - x units of memory area, and take 4 x of the link between the first F and
+    # the last I: 12 of them end at 54, with 13 the link alone takes 55
+    assert area_bound(fast) == 54
 
 
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():

@@ -46,7 +46,7 @@ def certificate(
       memory: its activation memory, which says what activations take; one each if None.
       limits: (workers) what each worker may hold of activations, where that is claimed.
       objective: what was to be least: "makespan" or "span".
-      offload: whether a search of the schedule might offload activations: bounds by memory fail.
+      offload: whether a search of the schedule might offload activations: then memory chains fail.
       lower_bounds: lower bounds [s] by what they rest on (`CheckedBound`), as
         {"memory chain": 12.0}.
 

@@ -2,14 +2,17 @@
 
 "path" is the run in which messages use no resource: no order of the transfers undercuts it. The
 others hold for every order of the ops: the work of one "worker" behind the shortest way to it;
-one "stage" alone; a "memory chain", the same with the waits that its limit forces.
+one "stage" alone; a "memory chain", the same with the waits that its limit forces; and "memory
+area": what a worker can hold, times seconds, against what its activations take of it.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
-from pipejax.analysis.verify.certificate_file import CertificateContent
+from pipejax.analysis.verify.certificate_file import MESSAGE, OF_BOUNDS, CertificateContent
 from pipejax.analysis.verify.event_run import EventRun, Seconds
 from pipejax.analysis.verify.memory import ActivationSizes
 from pipejax.schedules.table.links import Links
@@ -50,6 +53,8 @@ def derived_bounds(content: CertificateContent) -> dict[str, float]:
         found["memory chain"] = max(
             _chain(p, work, s, content.limits[p.homes[s]], content.sizes, span) for p, s in stages
         )
+    if content.limits is not None and (not content.offload or {"O", "L"} <= set(costs)):
+        found["memory area"] = _area(content, work, pipes)
     return found
 
 
@@ -85,7 +90,10 @@ def _pipe(table: ScheduleTable, costs: Seconds, work: _Work, pipe: int) -> _Pipe
 
 
 def _worker(stages: Sequence[tuple[_Pipe, int]], work: _Work, worker: int, span: bool) -> float:
-    """All ops of a worker one after the other, behind the shortest way to one of them."""
+    """All ops of a worker one after the other, behind the shortest way to one of them.
+
+    Or its forwards and input gradients alone, with the shortest way from one of these too.
+    """
     own = [(p, s) for p, s in stages if p.homes[s] == worker]
     if not own:
         return 0.0
@@ -94,7 +102,9 @@ def _worker(stages: Sequence[tuple[_Pipe, int]], work: _Work, worker: int, span:
         return busy
     copies = {s for _, s in own}
     ends = min(work.step_end[s] for s in copies), sum(work.update[s] for s in copies)
-    return min(p.head[s] for p, s in own) + busy + max(ends)
+    turned = sum(p.microbatches * (work.forward[s] + work.least[s]) for p, s in own)
+    turned += min(p.tail[s] for p, s in own)
+    return min(p.head[s] for p, s in own) + max(busy + max(ends), turned)
 
 
 def _chain(
@@ -131,3 +141,136 @@ def _gradients_before(
     inputs = math.ceil(max(0.0, over - 1e-9))
     beyond = over - inputs * (1 - share)  # what so many input gradients alone do not free
     return inputs, inputs > 0 and share > 0 and beyond > (inputs - 1 + 1e-9) * share
+
+
+class _Held(NamedTuple):
+    """Activations of a stage and pipe: how many, and of each its size and seconds.
+
+    Attributes:
+      number: microbatches.
+      size: of one, in the unit of the limits.
+      before: from the start of the run to F.
+      turn: F, the way to the last stage and back, and the input gradient.
+      away: of `turn`, while it can be on the host.
+      behind: from the end of the input gradient to the end of the run.
+      forward: F.
+      least: the input gradient.
+      link: O and L.
+    """
+
+    number: int
+    size: float
+    before: float
+    turn: float
+    away: float
+    behind: float
+    forward: float
+    least: float
+    link: float
+
+
+def _area(content: CertificateContent, work: _Work, pipes: Sequence[_Pipe]) -> float:
+    """The least end at which memory times seconds, and the host links, suffice for all.
+
+    An activation is held for all of its turn, or goes away for a part of it and uses the link.
+    """
+    workers = range(content.table.num_workers)
+    held = {w: list(_held(content, work, pipes, w)) for w in workers}
+    shared: Sequence[Sequence[int]] = ()
+    if content.objective == "makespan":  # spans of two workers need not meet
+        shared = content.links.host_links
+    groups = [*shared, *([w] for w in workers if not any(w in group for group in shared))]
+    assert content.limits is not None
+    found = 0.0
+    for group in groups:
+        own = [(held[w], content.limits[w]) for w in group if held[w]]
+        found = max(found, _least_end(own)) if own else found
+    return _at_whole_unit(found, content)
+
+
+def _at_whole_unit(bound: float, content: CertificateContent) -> float:
+    """Round up to a unit of which all durations are multiples, for so are the ends of runs."""
+    costs, pipes = content.costs, content.table.placement.tolist()
+    letters = (*OF_BOUNDS, *("OL" if content.offload else ""))
+    shares = [time for letter in letters for time in costs[letter]]
+    for way, (pipe, homes) in itertools.product((0, 1), enumerate(pipes)):
+        for boundary, (one, other) in enumerate(itertools.pairwise(homes)):
+            message = [costs[name][way][pipe][boundary] for name in MESSAGE]
+            if one != other:
+                shares += [sum(message)] if content.links.model == "delay" else message
+    scale = 10.0 ** math.ceil(math.log10(max(shares, default=0.0) or 1.0))
+    exact = [Fraction(t / scale).limit_denominator(10**8) for t in shares if t]
+    given = [t / scale for t in shares if t]
+    if not all(math.isclose(e, t, rel_tol=1e-9) for e, t in zip(exact, given, strict=True)):
+        return bound
+    common = math.lcm(*(e.denominator for e in exact))
+    unit = scale * math.gcd(*(int(e * common) for e in exact)) / common
+    return math.ceil(bound / unit * (1 - 1e-9)) * unit if exact else bound
+
+
+def _held(
+    content: CertificateContent, work: _Work, pipes: Sequence[_Pipe], worker: int
+) -> Iterator[_Held]:
+    times, span = content.costs, content.objective == "span"
+    for pipe in pipes:
+        for s in [s for s, home in enumerate(pipe.homes) if home == worker and pipe.microbatches]:
+            link = times["O"][s] + times["L"][s] if content.offload else math.inf
+            yield _Held(
+                number=pipe.microbatches,
+                size=content.sizes.whole[s],
+                before=0.0 if span else pipe.head[s],
+                turn=work.forward[s] + pipe.trip[s] + work.least[s],
+                away=max(0.0, pipe.trip[s] - link),
+                behind=work.gradient[s] - work.least[s] if span else pipe.tail[s],
+                forward=work.forward[s],
+                least=work.least[s],
+                link=link,
+            )
+
+
+def _least_end(workers: Sequence[tuple[list[_Held], float]]) -> float:
+    """Halve the interval in which the host link becomes fast enough for its workers."""
+    every = [h for held, _ in workers for h in held]
+    idle = min(h.before + h.forward for h in every) + min(h.least + h.behind for h in every)
+    low, high = 0.0, 1.0
+    while _on_link(workers, high) > max(0.0, high - idle):
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        end = (low + high) / 2
+        low, high = (end, high) if _on_link(workers, end) > max(0.0, end - idle) else (low, end)
+    return high
+
+
+def _on_link(workers: Sequence[tuple[list[_Held], float]], end: float) -> float:
+    """Seconds that a link needs at least for a run that ends by then."""
+    return sum(_transfers(held, limit, end) for held, limit in workers)
+
+
+def _transfers(held: list[_Held], limit: float, end: float) -> float:
+    """Seconds of the host link that one worker needs at least; infinite if no number suffices."""
+    room, sizes = limit, [h.size for h in held]
+    room = min(room, sum(h.number * h.size for h in held))
+    if min(sizes) == max(sizes) > 0:
+        room = math.floor(room / sizes[0] + 1e-9) * sizes[0]
+    lasts = end - min(h.before for h in held) - min(h.behind for h in held)
+    if lasts < sum(h.number * (h.forward + h.least) for h in held):
+        return math.inf
+    # One F after the other takes memory, and one input gradient after the other frees it: what is
+    # left empty meanwhile is of no use.
+    step = min(h.forward for h in held) + min(h.least for h in held)
+    steps = int(room / max(sizes) + 1e-9) if max(sizes) else 0
+    empty = step * sum(room - k * max(sizes) for k in range(1, steps + 1))
+    lacks = sum(h.number * h.size * h.turn for h in held) + empty - room * lasts
+    able = [h for h in held if h.size * h.away > 0]
+    if lacks <= 1e-9 * room * lasts:
+        return 0.0
+    if not able:
+        return math.inf
+    most = max(h.size * h.away for h in able)
+    several = math.ceil(lacks / most - 1e-9) * min(h.link for h in able)
+    seconds = 0.0
+    for h in sorted(able, key=lambda h: h.link / (h.size * h.away)):
+        share = min(lacks, h.number * h.size * h.away)
+        seconds += h.link * share / (h.size * h.away)
+        lacks -= share
+    return math.inf if lacks > 1e-9 * room * lasts else max(several, seconds)

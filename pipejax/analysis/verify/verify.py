@@ -46,8 +46,8 @@ class CheckedBound(NamedTuple):
 
     Attributes:
       value: the bound [s].
-      by: what it rests on: "path", "worker", "stage" or "memory chain"; anything else is the word
-        of who found it, as "solver".
+      by: what it rests on: "path", "worker", "stage", "memory chain" or "memory area"; anything
+        else is the word of who found it, as "solver".
       checked: whether it was derived again.
     """
 

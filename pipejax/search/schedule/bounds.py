@@ -1,11 +1,13 @@
 """Lower bounds of all schedules, from paths and sums alone."""
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.search.schedule.problem import PerStage, Problem
+from pipejax.search.schedule.problem import FINEST, PerStage, Problem
 
 PerPipe = Int[NumpyArray, "pipes stages"]
 
@@ -61,6 +63,7 @@ def lower_bound(problem: Problem) -> LowerBound:
     way = paths(problem)
     counts = np.bincount(problem.pipe_of, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
+    turn = problem.forward + np.minimum(problem.input_grad, problem.backward)
     best = LowerBound(0, "worker")
     for worker in range(problem.num_workers):
         held = (problem.placement == worker) & (counts > 0)[:, None]
@@ -72,13 +75,17 @@ def lower_bound(problem: Problem) -> LowerBound:
             continue
         stages = np.flatnonzero(held.any(axis=0))
         updates = max(int(problem.step_end[stages].min()), int(problem.update[stages].sum()))
-        best = max(best, LowerBound(int(way.head[held].min()) + busy + updates, "worker"))
+        before = int(way.head[held].min())
+        # behind all F and I there is the way from the last I too
+        turned = int((held * counts[:, None] * turn).sum() + way.tail[held].min())
+        best = max(best, LowerBound(before + max(busy + updates, turned), "worker"))
     by = "memory chain" if problem.offload is None else "stage"
     for pipe, stage in np.ndindex(problem.placement.shape):
         if counts[pipe]:
             chain = _chain(problem, way, pipe, stage, int(counts[pipe]))
             best = max(best, LowerBound(chain, by))
-    return best
+    area = LowerBound(area_bound(problem), "memory area")
+    return area if area.value > best.value else best
 
 
 def stage_bounds(problem: Problem) -> PerStage:
@@ -137,3 +144,145 @@ def _chain(problem: Problem, way: Paths, pipe: int, stage: int, count: int) -> i
     if problem.objective == "span":
         return input_end[-1] + int(problem.gradient[stage]) - least
     return input_end[-1] + int(way.tail[pipe, stage])
+
+
+class _Kind(NamedTuple):
+    """Activations of one stage and pipe on a worker.
+
+    Attributes:
+      number: how many.
+      first: units of the run before F.
+      last: units of the run after I.
+      forward: units of F.
+      input_grad: units of I.
+      size: parts of one.
+      turn: least time from the start of F to the end of I [units].
+      saves: memory area that an offloaded one does not take, of size x turn.
+      link: O and L [units].
+    """
+
+    number: int
+    first: int
+    last: int
+    forward: int
+    input_grad: int
+    size: int
+    turn: int
+    saves: int
+    link: int
+
+
+class _Memory(NamedTuple):
+    """What a worker can hold, and has to.
+
+    Attributes:
+      limit: parts that whole activations can fill.
+      demand: memory area that they take if none leaves, and what is never filled [parts x units].
+      kinds: its activations.
+    """
+
+    limit: int
+    demand: int
+    kinds: Sequence[_Kind]
+
+    def link_time(self, end: int) -> float:
+        """Least time of the host link in a run that ends by then; infinite where there is none."""
+        window = end - min(k.first for k in self.kinds) - min(k.last for k in self.kinds)
+        if window < sum(k.number * (k.forward + k.input_grad) for k in self.kinds):
+            return math.inf
+        excess = self.demand - self.limit * window
+        able = sorted((k for k in self.kinds if k.saves), key=lambda k: k.link / k.saves)
+        if excess <= 0:
+            return 0
+        if excess > sum(k.number * k.saves for k in able):
+            return math.inf
+        # Two relaxations: whole activations, each with the largest saving and the shortest link
+        # time of any; and parts of activations, those that save most for their link time first.
+        whole = -(-excess // max(k.saves for k in able)) * min(k.link for k in able)
+        parts = 0
+        for kind in able:
+            part = min(excess, kind.number * kind.saves)
+            parts += -(-part * kind.link // kind.saves)
+            excess -= part
+        return max(whole, parts)
+
+
+def area_bound(problem: Problem) -> int:
+    """Return the least end [units] that memory area and host links allow together.
+
+    In T units a worker with room for N parts has a memory area of N T. An activation takes its size
+    from the start of F to the end of I, at least F, the way to the last stage and back, and I. One
+    that is offloaded takes it from the start of F to the end of O and from the start of L to the
+    end of I, and O and L of the host link. The earlier the end, the more have to be offloaded, and
+    the less time there is to carry them.
+    """
+    way = paths(problem)
+    memories = {w: _memory(problem, way, w) for w in np.unique(problem.worker).tolist()}
+    shared: Sequence[tuple[int, ...]] = ()
+    if problem.objective == "makespan":  # spans of two workers need not overlap
+        shared = problem.host_links
+    alone = [(worker,) for worker in memories if not any(worker in group for group in shared)]
+    used = [[memories[w] for w in group if w in memories] for group in (*shared, *alone)]
+    return max(_least_end(group, problem.exact) for group in used if group)
+
+
+def _least_end(group: Sequence[_Memory], exact: bool) -> int:
+    """Find the least end that the workers of a host link allow.
+
+    The link is idle until an F has ended, and from the last start of an I on.
+    """
+    kinds = [kind for memory in group for kind in memory.kinds]
+    idle = min(k.first + k.forward for k in kinds) + min(k.input_grad + k.last for k in kinds)
+    low, high = 0, sum(k.first + k.last for k in kinds) + sum(m.demand + 1 for m in group)
+    while low < high:
+        end = (low + high) // 2
+        if sum(memory.link_time(end) for memory in group) <= max(0, end - idle):
+            high = end
+        else:
+            low = end + 1
+    return low if exact else low - 1  # runs end at whole units, if their durations are whole
+
+
+def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
+    """Account for the memory of a worker. What W keeps is left out: it may leave at the very end.
+
+    Ops of a worker run one at a time: memory fills by one activation per F at most, and empties by
+    one per I before the end. The two do not overlap, for the window has all F and I in it, and the
+    limit is never above all activations.
+    """
+    kinds = list(_kinds(problem, way, worker))
+    sizes = {int(problem.sizes[stage]) for _, stage in np.argwhere(problem.placement == worker)}
+    largest, limit = max(sizes), int(problem.limits[worker])
+    if len(sizes) == 1:
+        limit -= limit % largest
+    most = limit // largest
+    never = most * limit - largest * most * (most + 1) // 2
+    never *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
+    demand = sum(k.number * k.size * k.turn for k in kinds)
+    if len(sizes) > 1 and problem.limits.max() >= FINEST:  # sizes rounded up, the limit down
+        limit, demand = limit + 1, demand - sum(k.number * k.turn for k in kinds)
+    return _Memory(limit, demand + never, kinds)
+
+
+def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
+    span = problem.objective == "span"
+    for pipe, stage in np.argwhere(problem.placement == worker).tolist():
+        count, size = int((problem.pipe_of == pipe).sum()), int(problem.sizes[stage])
+        forward, trip = int(problem.forward[stage]), int(way.trip[pipe, stage])
+        least = int(min(problem.input_grad[stage], problem.backward[stage]))
+        link = away = 0
+        if problem.offload is not None and problem.load is not None:
+            link = int(problem.offload[stage] + problem.load[stage])
+            away = max(0, trip - link)
+        if count:
+            yield _Kind(
+                number=count,
+                first=0 if span else int(way.head[pipe, stage]),
+                last=int(problem.gradient[stage]) - least if span else int(way.tail[pipe, stage]),
+                forward=forward,
+                input_grad=least,
+                size=size,
+                turn=forward + trip + least,
+                saves=size * away,
+                link=link,
+            )

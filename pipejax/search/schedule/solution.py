@@ -17,8 +17,8 @@ class Solution:
       table: the schedule.
       makespan: as `evaluate` gives it with the costs; the longest span where that is asked for.
       lower_bound: no schedule that keeps the limits is shorter.
-      bound_by: what the bound rests on: "worker", "stage" or "memory chain", which `verify` derives
-        again, or the word of the "solver".
+      bound_by: what the bound rests on: "worker", "stage", "memory chain" or "memory area", which
+        `verify` derives again, or the word of the "solver".
       status: "optimal" where the two meet within the rounding, otherwise "feasible".
       rounding: by how much whole units may keep the two apart.
       source: what made the schedule.
