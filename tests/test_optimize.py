@@ -236,6 +236,14 @@ def test_one_stage_alone_knows_no_span_but_its_own():
     assert relaxed_bound(problem, 3, 100, 10.0, 2) == 12
 
 
+def test_what_fits_exactly_still_does_where_sizes_are_rounded():
+    table = pipe(4, 8)
+    share = 2**0.5 / 4  # no whole multiples
+    problem = pose(table, equal(table), memory_limit=[1, 2, 3, 3.5], weight_share=share)
+    assert (problem.limits // problem.sizes).tolist() == [1, 2, 3, 3]
+    assert (problem.kept >= share * problem.sizes).all()
+
+
 def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
     table = pipe(4, 16)
     costs = equal(table, offload=40.0)  # O and L take longer than the trip: nothing is saved
@@ -243,14 +251,15 @@ def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
         pose(table, costs, limit, offload=offload)
         for limit, offload in ((2, False), (2, True), (4, True))
     )
-    # two at a time, each for 8 units; one waits for the first F, and one for the last I; then W
-    assert area_bound(kept) == area_bound(slow) == 16 * 8 // 2 + 1 + 1
-    assert lower_bound(slow) == (66, "memory area")
+    # two at a time, each for 8 units; beside a W only one, but for the last of 16; one more waits
+    # for the first F, and one for the last I; then a W
+    assert area_bound(kept) == area_bound(slow) == -(-(16 * 8 + 15 + 2) // 2) + 1
+    assert lower_bound(slow) == (74, "memory area")
     assert lower_bound(ample).by == "worker"
+    # x offloads leave (147 - 2 x) / 2 units, and take 4 x of the link between the first F and the
+    # last I: 14 of them end at 60, with 15 the link alone takes 63
     fast = pose(table, equal(table, offload=20.0), 2, offload=True)
-    # x offloads leave 66 - x units of memory area, and take 4 x of the link between the first F and
-    # the last I: 12 of them end at 54, with 13 the link alone takes 55
-    assert area_bound(fast) == 54
+    assert area_bound(fast) == 60
 
 
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():

@@ -155,6 +155,9 @@ class _Held(NamedTuple):
       behind: from the end of the input gradient to the end of the run.
       forward: F.
       least: the input gradient.
+      weight: W alone; nothing where the backward may be whole.
+      kept: what W needs of the size.
+      step_end: A and U, from the gradient to the end of the run.
       link: O and L.
     """
 
@@ -166,6 +169,9 @@ class _Held(NamedTuple):
     behind: float
     forward: float
     least: float
+    weight: float
+    kept: float
+    step_end: float
     link: float
 
 
@@ -198,6 +204,8 @@ def _at_whole_unit(bound: float, content: CertificateContent) -> float:
             message = [costs[name][way][pipe][boundary] for name in MESSAGE]
             if one != other:
                 shares += [sum(message)] if content.links.model == "delay" else message
+    if not math.isfinite(bound):
+        return bound
     scale = 10.0 ** math.ceil(math.log10(max(shares, default=0.0) or 1.0))
     exact = [Fraction(t / scale).limit_denominator(10**8) for t in shares if t]
     given = [t / scale for t in shares if t]
@@ -224,6 +232,9 @@ def _held(
                 behind=work.gradient[s] - work.least[s] if span else pipe.tail[s],
                 forward=work.forward[s],
                 least=work.least[s],
+                weight=times["W"][s] if times["B"][s] >= times["I"][s] + times["W"][s] else 0.0,
+                kept=content.sizes.whole[s] * content.sizes.weight_share[s],
+                step_end=0.0 if span else work.step_end[s],
                 link=link,
             )
 
@@ -248,19 +259,11 @@ def _on_link(workers: Sequence[tuple[list[_Held], float]], end: float) -> float:
 
 def _transfers(held: list[_Held], limit: float, end: float) -> float:
     """Seconds of the host link that one worker needs at least; infinite if no number suffices."""
-    room, sizes = limit, [h.size for h in held]
-    room = min(room, sum(h.number * h.size for h in held))
-    if min(sizes) == max(sizes) > 0:
-        room = math.floor(room / sizes[0] + 1e-9) * sizes[0]
     lasts = end - min(h.before for h in held) - min(h.behind for h in held)
     if lasts < sum(h.number * (h.forward + h.least) for h in held):
         return math.inf
-    # One F after the other takes memory, and one input gradient after the other frees it: what is
-    # left empty meanwhile is of no use.
-    step = min(h.forward for h in held) + min(h.least for h in held)
-    steps = int(room / max(sizes) + 1e-9) if max(sizes) else 0
-    empty = step * sum(room - k * max(sizes) for k in range(1, steps + 1))
-    lacks = sum(h.number * h.size * h.turn for h in held) + empty - room * lasts
+    room = _filled(held, limit)
+    lacks = sum(h.number * h.size * h.turn for h in held) + _empty(held, limit) - room * lasts
     able = [h for h in held if h.size * h.away > 0]
     if lacks <= 1e-9 * room * lasts:
         return 0.0
@@ -274,3 +277,29 @@ def _transfers(held: list[_Held], limit: float, end: float) -> float:
         seconds += h.link * share / (h.size * h.away)
         lacks -= share
     return math.inf if lacks > 1e-9 * room * lasts else max(several, seconds)
+
+
+def _filled(held: list[_Held], limit: float) -> float:
+    """What whole activations can fill of a limit, where all have one size; else all of it."""
+    sizes = [h.size for h in held]
+    room = max(0.0, min(limit, sum(h.number * h.size for h in held)))
+    alike = min(sizes) == max(sizes) > 0
+    return math.floor(room / sizes[0] + 1e-9) * sizes[0] if alike else room
+
+
+def _empty(held: list[_Held], limit: float) -> float:
+    """What of memory times seconds no activation can use.
+
+    One F after the other takes memory, and one input gradient after the other frees it. And beside
+    what a W needs there may be room for fewer activations; a W that runs after the last input
+    gradient is outside of the account.
+    """
+    room, largest = _filled(held, limit), max(h.size for h in held)
+    step = min(h.forward for h in held) + min(h.least for h in held)
+    steps = int(room / largest + 1e-9) if largest else 0
+    filling = step * sum(room - k * largest for k in range(1, steps + 1))
+    total = sum(h.number * h.size for h in held)
+    beside = [max(0.0, room - _filled(held, min(limit, total) - h.kept)) for h in held]
+    after = min(h.behind for h in held) - min(h.step_end for h in held)
+    lost = sum(h.number * h.weight * b for h, b in zip(held, beside, strict=True))
+    return filling + max(0.0, lost - max(beside) * after)

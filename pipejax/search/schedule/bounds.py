@@ -153,9 +153,12 @@ class _Kind(NamedTuple):
       number: how many.
       first: units of the run before F.
       last: units of the run after I.
+      step_end: those after the gradient.
       forward: units of F.
       input_grad: units of I.
       size: parts of one.
+      kept: those that W needs.
+      weight_grad: units of W; 0 where a whole backward may take its place.
       turn: least time from the start of F to the end of I [units].
       saves: memory area that an offloaded one does not take, of size x turn.
       link: O and L [units].
@@ -164,9 +167,12 @@ class _Kind(NamedTuple):
     number: int
     first: int
     last: int
+    step_end: int
     forward: int
     input_grad: int
     size: int
+    kept: int
+    weight_grad: int
     turn: int
     saves: int
     link: int
@@ -244,24 +250,34 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
 
 
 def _memory(problem: Problem, way: Paths, worker: int) -> _Memory:
-    """Account for the memory of a worker. What W keeps is left out: it may leave at the very end.
+    """Account for the memory of a worker, while activations are whole.
 
-    Ops of a worker run one at a time: memory fills by one activation per F at most, and empties by
-    one per I before the end. The two do not overlap, for the window has all F and I in it, and the
-    limit is never above all activations.
+    Ops of a worker run one at a time. So memory fills by one activation per F at most, and empties
+    by one per I before the last one ends; the two do not overlap, for all F and I are in the window
+    and the limit is never above all activations. And while a W runs, what it needs is not free for
+    whole activations; one that runs behind the window costs nothing there. The losses add up, for
+    the first are those of the time in which no W runs.
     """
     kinds = list(_kinds(problem, way, worker))
-    sizes = {int(problem.sizes[stage]) for _, stage in np.argwhere(problem.placement == worker)}
-    largest, limit = max(sizes), int(problem.limits[worker])
-    if len(sizes) == 1:
-        limit -= limit % largest
-    most = limit // largest
-    never = most * limit - largest * most * (most + 1) // 2
-    never *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
+    largest, room = max(k.size for k in kinds), int(problem.limits[worker])
+    alike = min(k.size for k in kinds) == largest
+    slack = int(2 * problem.limits.max() >= FINEST)  # then sizes were rounded up and limits down
+
+    def whole(parts: int) -> int:
+        """Return what whole activations can fill of it."""
+        return parts - parts % largest if alike else parts
+
+    limit = whole(room)
+    number = limit // largest
+    unused = number * limit - largest * number * (number + 1) // 2
+    unused *= min(k.forward for k in kinds) + min(k.input_grad for k in kinds)
+    beside = [max(0, limit - whole(room - k.kept + 2 * slack)) for k in kinds]
+    behind = min(k.last for k in kinds) - min(k.step_end for k in kinds)
+    lost = sum(k.number * k.weight_grad * b for k, b in zip(kinds, beside, strict=True))
     demand = sum(k.number * k.size * k.turn for k in kinds)
-    if len(sizes) > 1 and problem.limits.max() >= FINEST:  # sizes rounded up, the limit down
-        limit, demand = limit + 1, demand - sum(k.number * k.turn for k in kinds)
-    return _Memory(limit, demand + never, kinds)
+    if not alike:
+        limit, demand = limit + slack, demand - slack * sum(k.number * k.turn for k in kinds)
+    return _Memory(limit, demand + unused + max(0, lost - max(beside) * behind), kinds)
 
 
 def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
@@ -270,6 +286,7 @@ def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
         count, size = int((problem.pipe_of == pipe).sum()), int(problem.sizes[stage])
         forward, trip = int(problem.forward[stage]), int(way.trip[pipe, stage])
         least = int(min(problem.input_grad[stage], problem.backward[stage]))
+        rest, weight = int(problem.gradient[stage]) - least, int(problem.weight_grad[stage])
         link = away = 0
         if problem.offload is not None and problem.load is not None:
             link = int(problem.offload[stage] + problem.load[stage])
@@ -278,10 +295,13 @@ def _kinds(problem: Problem, way: Paths, worker: int) -> Iterator[_Kind]:
             yield _Kind(
                 number=count,
                 first=0 if span else int(way.head[pipe, stage]),
-                last=int(problem.gradient[stage]) - least if span else int(way.tail[pipe, stage]),
+                last=rest if span else int(way.tail[pipe, stage]),
+                step_end=0 if span else int(problem.step_end[stage]),
                 forward=forward,
                 input_grad=least,
                 size=size,
+                kept=int(problem.kept[stage]),
+                weight_grad=weight if int(problem.backward[stage]) >= least + weight else 0,
                 turn=forward + trip + least,
                 saves=size * away,
                 link=link,

@@ -230,7 +230,8 @@ def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
     found = _whole_multiples(values, 10**4)
     if found is not None:
         return found[0]
-    scale_by = FINEST / max(limits)
+    # the largest size gets whole parts: as many of it as fit exactly still do
+    scale_by = max(sizes) * FINEST // max(limits) / max(sizes)
     return [
         *(math.ceil(v * scale_by * (1 - _EQUAL)) for v in sizes),
         *(math.floor(v * scale_by * (1 + _EQUAL)) for v in limits),
