@@ -26,7 +26,7 @@ OPTIONS = {
     "zero-bubble": [{}, {"memory_limit": 2}],
     "pipedream": [{}, {"admission": "first-stage"}],
     "ada-offload": [{"memory_limit": 2}],
-    "pipe-offload": [{"offload_share": 1.0}],
+    "pipe-offload": [{"offload_share": 1.0}, {"stages_per_worker": 3, "group_size": 1}],
 }
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 

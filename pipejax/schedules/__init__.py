@@ -79,7 +79,9 @@ _PUBLISHED = {
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "pipe-offload": Builder(pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)"),
+    "pipe-offload": Builder(
+        pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
+    ),
     "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", True, PLANNED),
     "naive": Builder(
         naive, "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN
@@ -144,7 +146,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
       num_microbatches: M, at least 1.
       **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
         local_steps, admission, stage_shares, memory_limit, weight_share, transfer, offload, load,
-        offload_share, slots.
+        offload_share, group_size, host_links, slots.
 
     Returns:
       The table.

@@ -1,6 +1,6 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +45,7 @@ class TableOptions(NamedTuple):
         builder = REGISTRY.get(schedule)
         given = self.of_table(schedule)
         if builder is not None and builder.planned and costs_of and "slots" not in given:
-            like = pj.schedules.build("1f1b", **size)  # one stage per worker, as all of these
-            times = times_of(costs_of(like))
+            times = times_of(costs_of(_with_stages(given.get("stages_per_worker", 1), size)))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
         return pj.schedules.build(schedule, **size, **given)
 
@@ -81,8 +80,16 @@ class TableOptions(NamedTuple):
         return TableOptions({k: v for k, v in self.options.items() if k in takes})
 
 
+def _with_stages(stages_per_worker: int, size: Mapping[str, int]) -> pj.ScheduleTable:
+    """Return any table with so many stages per worker: costs depend on nothing else of it."""
+    if stages_per_worker == 1:
+        return pj.schedules.build("1f1b", **size)
+    given = {**size, "stages_per_worker": stages_per_worker}
+    return pj.schedules.build("interleaved-1f1b", **given)
+
+
 def times_of(costs: "pj.Costs") -> dict[str, Any]:
-    """Return what a schedule is planned for, in means over stages and boundaries.
+    """Return what a schedule is planned for: means over stages and boundaries, but each O and L.
 
     Args:
       costs: what the run costs [s].
@@ -96,11 +103,11 @@ def times_of(costs: "pj.Costs") -> dict[str, Any]:
         values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)
         return float(values.mean()) if values.size else 0.0
 
+    host = {"offload": costs.offload, "load": costs.load}
     return {
         "slots": {letter: mean(PHASE_FIELDS[letter]) for letter in "FBIW"},
         "transfer": mean("latency") + mean("transmit"),
-        "offload": mean("offload"),
-        "load": mean("load"),
+        **{name: np.asarray(0.0 if t is None else t, float).tolist() for name, t in host.items()},
     }
 
 
@@ -121,9 +128,11 @@ class ScheduleSettings(NamedTuple):
       memory_limit: Activations a worker may hold, for zero-bubble and ada-offload.
       weight_share: as `WeightShare`.
       transfer: Slots of a message that a schedule is planned for.
-      offload: Slots of O that ada-offload is planned for.
-      load: Slots of L that ada-offload is planned for; as O.
-      offload_share: Share of microbatches that pipe-offload offloads.
+      offload: Slots of O that ada-offload and pipe-offload are planned for, a number or one per
+        stage.
+      load: Slots of L that they are planned for, a number or one per stage; as O.
+      offload_share: Share of a worker's activations that may go under pipe-offload.
+      group_size: Microbatches of a group of pipe-offload, from 1 to P.
     """
 
     stages_per_worker: CountIfGiven = None
@@ -137,9 +146,10 @@ class ScheduleSettings(NamedTuple):
     memory_limit: float | None = None
     weight_share: WeightShare = None
     transfer: float | None = None
-    offload: float | None = None
-    load: float | None = None
+    offload: Text = None
+    load: Text = None
     offload_share: float | None = None
+    group_size: CountIfGiven = None
 
     def chosen(self) -> TableOptions:
         """Keep what is given."""
@@ -148,6 +158,10 @@ class ScheduleSettings(NamedTuple):
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
             options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
+        for name, text in (("offload", self.offload), ("load", self.load)):
+            if text is not None:
+                times = parse_list(text, flag(name))
+                options[name] = times if len(times) > 1 else times[0]
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
         return TableOptions(options)

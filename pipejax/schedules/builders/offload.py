@@ -1,82 +1,154 @@
-"""Activations that go to the host: at fixed places of 1F1B, or where memory is short."""
+"""Activations that go to the host: beside a fixed schedule, or where memory is short."""
 
-from math import floor
+import itertools
+from collections.abc import Iterator, Sequence
+from math import ceil, floor, gcd
 
-from pipejax.base.checks import number, share
-from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
-from pipejax.schedules.builders.zero_bubble import pipe_of_slots, planned
+import numpy as np
+
+from pipejax.base.checks import MismatchError, number, share
+from pipejax.schedules.builders.zero_bubble import drawn, pipe_of_slots, planned
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import Cell, Op, Phase
+from pipejax.schedules.cells.ops import SPLIT, Op, Phase
+from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import Numbers, per_entry
+from pipejax.schedules.heuristics.offload_placement import peaks_of, run_rows, with_offloads
+from pipejax.schedules.heuristics.rows_from_starts import rows_from_starts
+from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
-from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
-
-NEAR = 2  # microbatches between a forward and the wait for its offload, and a load and its backward
 
 
 def pipe_offload(
     num_workers: int,
     num_microbatches: int,
     *,
+    stages_per_worker: int = 1,
+    group_size: int | None = None,
     offload_share: float = 0.5,
+    weight_share: float = WEIGHT_SHARE,
+    transfer: float = 0.0,
+    offload: Numbers | None = 1.0,
+    load: Numbers | None = None,
+    host_links: Sequence[Sequence[int]] = (),
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """1F1B that keeps a share of its activations on the host between forward and backward.
+    """1F1B with split backwards that keeps activations on the host between forward and backward.
 
-    An offload is issued behind its forward and has to end before the second forward after it; a
-    load is issued behind the second backward before its own. Where fewer than five microbatches
-    are in flight, an activation would be called back before it is away, and none goes; neither
-    do the last two, whose memory no forward needs.
+    A worker sends an input gradient back before the weight gradient, which follows at once, and
+    runs its stages on groups of microbatches in turn. With groups of P (GIS of the source) it
+    holds P V activations, with groups of half of P (GIS-H) about half of that, and idles longer;
+    with groups of 1 its stages take turns evenly, so that those that keep theirs for less time add
+    least to the peak. An activation leaves as soon as the host link is free and returns just in
+    time; one that cannot be back in time stays.
 
     Args:
-      num_workers: P; one stage each.
+      num_workers: P.
       num_microbatches: M.
-      offload_share: share of the microbatches whose activations go, evenly spread: 1/2 is every
-        other one (selective offload of the source), 1 all of them.
-      slots: slot durations of F and B.
+      stages_per_worker: V.
+      group_size: microbatches of a group, from 1 to P; P if None.
+      offload_share: share of a worker's activations that may go, the stages that hold theirs for
+        longest first; of a stage in part every so many microbatches. 1/2 is PO-H of the source, 1
+        is PO-F.
+      weight_share: share of an activation that only W frees; I frees the rest.
+      transfer: time of a message, in slots.
+      offload: time of O, in slots, one number or one per stage; nothing goes if None.
+      load: time of L, in slots, one number or one per stage; that of O if None.
+      host_links: groups of workers that share a host link; the others have their own.
+      slots: durations of F, I and W that the schedule is planned for.
 
     Returns:
-      The table.
+      The table, with P * V stages.
 
     Raises:
-      ValueError: if the share is not a number from 0 to 1.
-      ValueError: if a count is no whole number of at least 1, or a slot duration is not above 0.
+      ValueError: if a group is too small or too large, or a share or time is out of range.
 
     Example:
-      >>> row = next(pipe_offload(5, 5, offload_share=1).rows())
-      >>> " ".join(str(op) for cell in row for op in cell)[:70]
-      '0F0 0O0 0F1 0O1 0WAIT_O0 0F2 0O2 0WAIT_O1 0L0 0F3 0WAIT_O2 0L1 0F4 0B0'
+      >>> tables = [pipe_offload(4, 8, offload_share=share) for share in (0, 0.5, 1)]
+      >>> [int((table.phase == Phase.O).sum()) for table in tables]
+      [0, 12, 24]
     """
     part = share(offload_share, "offload_share")
-    goes = {m for m in range(num_microbatches - NEAR) if floor((m + 1) * part) > floor(m * part)}
-    rows = [
-        _row(r, min(num_workers - r, num_microbatches), num_microbatches, goes)
-        for r in range(num_workers)
-    ]
-    return spread_rows("pipe-offload", rows, slots)
+    kept = share(weight_share, "weight_share")
+    group = _check_group_size(num_workers if group_size is None else group_size, num_workers)
+    stages = num_workers * stages_per_worker
+    size = num_workers, stages_per_worker, num_microbatches, group
+    rows = [_row(worker, *size) for worker in range(num_workers)]
+    ops = run_rows(_work(num_workers, stages, num_microbatches, transfer, slots), rows)
+    if offload is not None:
+        there = per_entry(offload, stages, "offload").tolist()
+        back = there if load is None else per_entry(load, stages, "load").tolist()
+        wanted = _longest_held(num_workers, num_microbatches, stages_per_worker * part)
+        ops = with_offloads(ops, wanted, there, back, host_links)
+    cells = rows_from_starts(
+        ops,
+        sizes=np.ones(stages),
+        limits=peaks_of(ops, kept),
+        weight_share=kept,
+        host_links=host_links,
+    )
+    return drawn("pipe-offload", cells, slots, host_links, looped(num_workers, stages_per_worker))
 
 
-def _row(stage: int, in_flight: int, microbatches: int, goes: set[int]) -> list[Cell]:
-    """Cells of a worker with so many microbatches in flight."""
-    if in_flight <= 2 * NEAR:
-        goes = set()
-    forwards, backwards = (ops_of(p, stage, range(microbatches)) for p in (Phase.F, Phase.B))
-    row: list[Cell] = []
+def _check_group_size(group: int, workers: int) -> int:
+    if not 1 <= group <= workers:
+        raise MismatchError(
+            f"group_size must be from 1 to {workers}, the number of workers, got {group}"
+        )
+    return group
 
-    def put(phase: Phase, microbatch: int) -> None:
-        if microbatch in goes:
-            row.append((Op(phase, stage, microbatch),))
 
-    for cell in alternate(forwards, backwards, in_flight - 1):
-        phase, _, microbatch = cell[0]
-        if phase is Phase.F:
-            put(Phase.WAIT_O, microbatch - NEAR)
-            if microbatch < in_flight:  # no backward has been yet
-                put(Phase.L, microbatch + NEAR - in_flight)
-        row.append(cell)
-        put(*((Phase.O, microbatch) if phase is Phase.F else (Phase.L, microbatch + NEAR)))
-    return row
+def _row(worker: int, workers: int, loops: int, microbatches: int, group: int) -> list[Op]:
+    """F, I and W of a worker in the order of the source's building block.
+
+    Every third moment of a worker is one for a forward, the next two are for an input gradient and
+    its weight gradient. A stage of the worker has one of `loops` such turns, and its microbatches
+    come in groups; half of a round trip through the pipe or more lies between two of its stages.
+    The moments give the order alone: a row has no gaps in it.
+    """
+    groups = ceil(ceil(workers / 2) / group)  # that lie between two stages of a worker
+    # turns of stages must not coincide: where `groups` and `loops` have a common divisor, the
+    # stages that would meet again are one group later
+    met = loops // gcd(loops, groups)
+    shift = [group * (groups * loop + loop // met) for loop in range(loops)]
+    last = loops - 1
+    back = shift[last] + (workers - 1 - worker)  # turns from its first forward to its first I
+    timed = []
+    for m in range(microbatches):
+        turn = m % group + group * loops * (m // group)
+        for loop in range(loops):
+            stage, mirrored = (k * workers + worker for k in (loop, last - loop))
+            timed.append((turn + shift[loop], 0, Op(Phase.F, stage, m)))
+            for rank, phase in ((1, Phase.I), (2, Phase.W)):
+                timed.append((turn + shift[loop] + back, rank, Op(phase, mirrored, m)))
+    return [op for *_, op in sorted(timed)]
+
+
+def _longest_held(workers: int, microbatches: int, stages: float) -> Iterator[tuple[int, int]]:
+    """(stage, microbatch) of so many stages of each worker, its first ones first."""
+    for loop in range(ceil(stages)):
+        part = min(1.0, stages - loop)
+        for m in range(microbatches):
+            if floor((m + 1) * part) > floor(m * part):
+                yield from ((loop * workers + worker, m) for worker in range(workers))
+
+
+def _work(workers: int, stages: int, microbatches: int, transfer: float, slots: Slots) -> Work:
+    """The compute of a looped pipe, in slots."""
+    stage_workers = [stage % workers for stage in range(stages)]
+    lag = number(transfer, "transfer")
+    boundaries = [[float(lag * (a != b)) for a, b in itertools.pairwise(stage_workers)]]
+    return Work(
+        placement=[stage_workers],
+        pipe_of=[0] * microbatches,
+        lasts={phase: [slots[phase.name]] * stages for phase in SPLIT},
+        lag=[boundaries, boundaries],
+        transmit=np.zeros((2, 1, stages - 1)).tolist(),
+        sizes=[1.0] * stages,
+        kept=[0.0] * stages,
+        limits=[float(stages * microbatches)] * workers,
+    )
 
 
 def ada_offload(
@@ -86,8 +158,9 @@ def ada_offload(
     memory_limit: float | None = None,
     weight_share: float = WEIGHT_SHARE,
     transfer: float = 0.0,
-    offload: float | None = 1.0,
-    load: float | None = None,
+    offload: Numbers | None = 1.0,
+    load: Numbers | None = None,
+    host_links: Sequence[Sequence[int]] = (),
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
     """Greedy schedule with split backwards that offloads activations when memory is short.
@@ -98,8 +171,9 @@ def ada_offload(
       memory_limit: activations that a worker may hold, at least 1; no limit if None.
       weight_share: share of an activation that only W frees; I frees the rest.
       transfer: time of a message, in slots.
-      offload: time of O, in slots; nothing is offloaded if None.
-      load: time of L, in slots; that of O if None.
+      offload: time of O, in slots, one number or one per stage; nothing is offloaded if None.
+      load: time of L, in slots, one number or one per stage; that of O if None.
+      host_links: groups of workers that share a host link; the others have their own.
       slots: durations of F, I and W that the schedule is planned for.
 
     Returns:
@@ -113,7 +187,6 @@ def ada_offload(
       >>> [table.offloads for table in tables]
       [False, True]
     """
-    there = None if offload is None else number(offload, "offload")
-    back = None if load is None else number(load, "load")
     pipe = pipe_of_slots(num_workers, num_microbatches, memory_limit, weight_share, transfer, slots)
-    return planned("ada-offload", pipe, ada_offload_starts(pipe, offload=there, load=back), slots)
+    ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=host_links)
+    return planned("ada-offload", pipe, ops, slots, host_links)

@@ -7,10 +7,13 @@ on later workers, whose last weight gradients fill the time in which earlier wor
 input gradients. The others are planned for given times, under a memory limit.
 """
 
+from collections.abc import Sequence
+
 from pipejax.base.checks import number
 from pipejax.schedules.builders.one_f_one_b import ops_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
@@ -212,8 +215,33 @@ def pipe_of_slots(
     return LimitedPipe.of(num_workers, num_microbatches, **given)
 
 
-def planned(name: str, pipe: LimitedPipe, ops: TimedOps, slots: Slots) -> ScheduleTable:
+def planned(
+    name: str,
+    pipe: LimitedPipe,
+    ops: TimedOps,
+    slots: Slots,
+    host_links: Sequence[Sequence[int]] = (),
+) -> ScheduleTable:
     """Draw the rows of a plan."""
-    sizes, limits, kept = pipe.sizes, pipe.limits, pipe.weight_share
-    rows = rows_from_starts(ops, sizes=sizes, limits=limits, weight_share=kept)
-    return spread_rows(name, rows, slots)
+    rows = rows_from_starts(
+        ops,
+        sizes=pipe.sizes,
+        limits=pipe.limits,
+        weight_share=pipe.weight_share,
+        host_links=host_links,
+    )
+    return drawn(name, rows, slots, host_links)
+
+
+def drawn(
+    name: str,
+    rows: Sequence[Sequence[Cell]],
+    slots: Slots,
+    host_links: Sequence[Sequence[int]] = (),
+    placement: Placement | None = None,
+) -> ScheduleTable:
+    """Draw rows with their idle slots; where a link is shared, its order is that of the columns."""
+    if not host_links:
+        return spread_rows(name, rows, slots, placement)
+    placement = looped(len(rows)) if placement is None else placement
+    return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)

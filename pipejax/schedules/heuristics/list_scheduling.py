@@ -34,6 +34,8 @@ class Rules(NamedTuple):
       patience: phases of ops that a weight gradient must not delay once their time is known,
         unless it makes room for a forward.
       due: an activation returns from the host when fewer gradients than this come before its own.
+      by_next: whether those of the next stage are counted, which makes what its own gradient
+        waits for: under little memory nothing returns before it is needed.
       host_links: groups of workers that share a host link; the others have their own.
       order: of ops, instead of all these rules.
     """
@@ -43,6 +45,7 @@ class Rules(NamedTuple):
     backlog: int = NO_LIMIT
     patience: tuple[Phase, ...] = ()
     due: int = 0
+    by_next: bool = False
     host_links: Sequence[Sequence[int]] = ()
     order: Order | None = None
 
@@ -95,6 +98,10 @@ class _ListScheduler:
         self.link_busy = [False for _ in workers]
         self.away: list[list[int]] = [[] for _ in workers]  # on the host, or on the way
         self.went: list[set[int]] = [set() for _ in workers]  # once: never again
+        self.trip: list[Time] = []
+        if Phase.O in work.lasts:
+            self.trip = _round_trips(work)
+            self.period = max(map(sum, zip(*(work.lasts[p] for p in SPLIT), strict=True)))
         lasts = [last for times in work.lasts.values() for last in times]
         # sums of floats are rounded: times closer than this are one moment
         is_whole = all(isinstance(last, int) for last in lasts)
@@ -128,6 +135,8 @@ class _ListScheduler:
                 chosen = self.choose(worker, now) if self.running[worker] is None else None
                 if chosen is not None:
                     self.begin(chosen, worker, now)
+                    if self.rules.by_next and chosen.phase is I and worker:
+                        woken.add(worker - 1)  # what this gradient calls back
             if Phase.O in self.work.lasts:
                 for worker in sorted(woken):
                     self.use_host_link(worker, now)
@@ -232,7 +241,9 @@ class _ListScheduler:
 
     def is_due(self, worker: int, microbatch: int) -> bool:
         """Whether few gradients are left before the one that needs an activation."""
-        return microbatch - self.timeline.done[I][0][worker] < self.rules.due
+        gradients = self.timeline.done[I][0]
+        of_next = self.rules.by_next and worker + 1 < len(gradients)
+        return microbatch - gradients[worker + of_next] < self.rules.due
 
     def use_host_link(self, worker: int, now: Time) -> None:
         """Start a transfer to or from the host if one is needed and the link is free.
@@ -271,12 +282,24 @@ class _ListScheduler:
     def pays(self, worker: int, microbatch: int) -> bool:
         """Whether an activation can go and return before its gradient."""
         lasts = self.work.lasts
-        period = max(map(sum, zip(*(lasts[p] for p in SPLIT), strict=True)))
-        gradients = microbatch - self.timeline.done[I][0][worker]
-        return gradients * period >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
+        done = self.timeline.done[I][0][worker]
+        away = (microbatch - done) * self.period + (self.trip[worker] if not done else 0)
+        return away >= lasts[Phase.O][worker] + lasts[Phase.L][worker]
 
     def transfer(self, op: Op, now: Time) -> None:
         for sharer in self.sharing[op.stage]:
             self.link_busy[sharer] = True
         self.timeline.start(op, now)
         self.push(now + self.work.lasts[op.phase][op.stage], op, True)
+
+
+def _round_trips(work: Work) -> list[Time]:
+    """Time (stages) from the end of a forward to its gradient, if nothing is in the way."""
+    trips: list[Time] = [0]
+    for stage in reversed(range(1, len(work.placement[0]))):
+        ops = work.lasts[F][stage] + work.lasts[I][stage]
+        messages = sum(
+            kind[way][0][stage - 1] for kind in (work.lag, work.transmit) for way in (0, 1)
+        )
+        trips.append(trips[-1] + ops + messages)
+    return trips[::-1]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError, share, whole_number
+from pipejax.base.checks import MismatchError, as_floats, share, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT
 from pipejax.schedules.heuristics.list_scheduling import ROUNDING
@@ -93,7 +93,7 @@ class LimitedPipe(NamedTuple):
 
 def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
     """Read one number for all, or a sequence: (entries) numbers."""
-    array = np.asarray(value, float)
+    array = as_floats(value, name)
     if array.ndim == 0:
         array = np.full(count, float(array))
     if array.shape != (count,) or not np.all(np.isfinite(array)) or (array < 0).any():

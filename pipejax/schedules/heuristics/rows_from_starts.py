@@ -122,7 +122,8 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     place[on_link] = np.searchsorted(
         ops.end[executed], ops.start[on_link] + _tolerance(ops), side="right"
     )
-    return np.lexsort((ops.start, on_link, place))
+    # of two that take no time at one moment the offload comes first: it makes room for the load
+    return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, on_link, place))
 
 
 def _levels(row: TimedOps, taken: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:

@@ -8,7 +8,8 @@ import numpy as np
 from pipejax import schedules
 from pipejax.schedules.cells.ops import HOST, SPLIT, Phase
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.initial_plans import is_pipe
+from pipejax.search.schedule.initial_plans import ada_offload_plan, is_pipe
+from pipejax.search.schedule.plan import keeps_limits, to_table
 from pipejax.search.schedule.problem import NAMES, Problem
 
 # the most promising first: a short time limit may leave out the last ones
@@ -18,9 +19,9 @@ LEAST = 1e-4  # of the longest time: slots have a length, and sums of floats tel
 
 
 def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the given schedule and, for a plain pipe, those of heuristics.
+    """Yield the given schedule and, for a plain pipe, those of the literature.
 
-    Builders take one time for all stages: the mean.
+    Builders take one time for all stages: the mean. AdaOffload plans for those of each.
     """
     yield given.name, given
     if not is_pipe(problem):
@@ -28,7 +29,10 @@ def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[st
     size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
     options = _options(problem)
     for name in (WITH_OFFLOADS if problem.offload is not None else ()) + IN_MEMORY:
-        if name != given.name:
+        own_plan = ada_offload_plan(problem) if name == "ada-offload" else None
+        if own_plan is not None and keeps_limits(problem, own_plan):
+            yield name, to_table(problem, own_plan, name)
+        elif name != given.name:
             takes = {*schedules.REGISTRY[name].options, "slots"}
             own = {option: value for option, value in options.items() if option in takes}
             yield name, schedules.build(name, **size, **own)
@@ -48,5 +52,6 @@ def _options(problem: Problem) -> Mapping[str, Any]:
         "weight_share": float((problem.kept / problem.sizes).max()),
     }
     if problem.offload is not None:
-        options |= {NAMES[phase]: mean(problem.times[phase]) for phase in HOST}
+        options |= {NAMES[phase]: problem.times[phase] for phase in HOST}
+        options |= {"offload_share": 1.0, "host_links": problem.host_links}
     return options

@@ -71,19 +71,30 @@ def is_pipe(problem: Problem) -> bool:
 
 
 def pipe_plans(problem: Problem) -> Iterator[Start]:
-    """Yield what the heuristics of the literature make of the problem's times and limits."""
+    """Yield what heuristics for a pipe make of the problem's own times and limits."""
+    by_span = problem.objective == "span"
+    ops = zero_bubble_starts(_limited_pipe(problem), by_span=by_span)
+    yield Start("zero-bubble", plan_of(problem, ops))
+
+
+def ada_offload_plan(problem: Problem) -> Plan:
+    """Return AdaOffload's plan of a pipe for the times, sizes and limits of each of its stages."""
+    ops = ada_offload_starts(
+        _limited_pipe(problem),
+        offload=problem.offload,
+        load=problem.load,
+        host_links=problem.host_links,
+    )
+    return plan_of(problem, ops)
+
+
+def _limited_pipe(problem: Problem) -> LimitedPipe:
+    """Return the pipe of a problem with one stage on each worker, for heuristics."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     given = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.kept / problem.sizes).max())
-    count = problem.num_stages, problem.num_microbatches
-    pipe = LimitedPipe.of(*count, weight_share=share, **given)
-    by_span = problem.objective == "span"
-    yield Start("zero-bubble", plan_of(problem, zero_bubble_starts(pipe, by_span=by_span)))
-    if problem.offload is not None:
-        offload, load = problem.offload, problem.load
-        ops = ada_offload_starts(pipe, offload=offload, load=load, host_links=problem.host_links)
-        yield Start("ada-offload", plan_of(problem, ops))
+    return LimitedPipe.of(problem.num_stages, problem.num_microbatches, weight_share=share, **given)
 
 
 def plan_of(problem: Problem, ops: TimedOps) -> Plan:
