@@ -163,7 +163,14 @@ def _planned(name: str) -> Callable[[Setting], Iterator[pj.ScheduleTable]]:
 def _pipe_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
     """Its selective and its full variant; without a host link all stays where it is."""
     for share in SHARES if setting.has_link else (0.0,):
-        yield setting.build("pipe-offload", offload_share=share)
+        yield setting.build(
+            "pipe-offload",
+            offload_share=share,
+            weight_share=setting.pipe.weight_share,
+            transfer=setting.pipe.message,
+            offload=setting.offload,
+            slots=setting.pipe.times,
+        )
 
 
 def _ada_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:

@@ -190,7 +190,7 @@ def test_schedules_that_are_planned_for_a_limit_get_it(answer, own, few_baseline
     found = answer(
         "optimize", *given, "--memory-limit", 2, "--offload", 1, "--time-limit", 0.1, *own
     )
-    assert found["baseline"] == {"1f1b": 35.0}
+    assert found["baseline"] == {"1f1b": 29.0}
     assert found["schedule"] == "ada-offload"
 
 

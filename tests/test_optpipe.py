@@ -61,14 +61,12 @@ def test_a_method_that_does_not_fit_has_no_makespan():
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_fastest_schedule_that_fits_is_taken():
-    """PipeOffload at P = 8 holds 6 with every other activation away, 4 with all of them."""
+    """PipeOffload at P = 8 holds 8 with nothing away, and 2 where all of them can go."""
     pipe = Pipe("1.5B", 8, 24)
-    slow = {
-        limit: by_method(Setting(pipe, 16, limit, 2.0), "pipe-offload") for limit in (0.5, 0.75)
-    }
-    assert [one["peak"] for one in slow.values()] == [4.0, 6.0]
-    assert slow[0.5]["makespan"] > slow[0.75]["makespan"]  # the link is too slow for all of them
-    assert by_method(Setting(pipe, 16, 0.25, 2.0), "pipe-offload")["out_of_memory"]
+    assert by_method(Setting(pipe, 16, 0.25, 1.0), "pipe-offload")["peak"] <= 2
+    slow = by_method(Setting(pipe, 16, 0.25, 4.0), "pipe-offload")  # the link is too slow for all
+    assert slow["out_of_memory"]
+    assert slow["peak"] > 2
     assert by_method(Setting(pipe, 16, 1.0, NO_LINK), "pipe-offload")["offloaded"] == 0
 
 
