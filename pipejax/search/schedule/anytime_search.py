@@ -51,7 +51,14 @@ GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BLOCK_SECONDS = 30.0  # for repeated building blocks
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
-_SHARES = {"greedy": 0.2, "blocks": 0.2, "neighbourhoods": 0.8, "relaxed": 0.2, "period": 0.8}
+_SHARES = {
+    "greedy": 0.2,
+    "blocks": 0.2,
+    "brief": 0.05,
+    "neighbourhoods": 0.8,
+    "relaxed": 0.2,
+    "period": 0.8,
+}
 
 
 class AnytimeSearch:
@@ -98,6 +105,7 @@ class AnytimeSearch:
                 self._baselines,
                 self._greedy,
                 self._blocks,
+                self._brief_search,
                 self._neighbourhoods,
                 self._relaxed,
                 self._period,
@@ -219,8 +227,7 @@ class AnytimeSearch:
 
     def _neighbourhoods(self) -> Iterator[Solution]:
         """Search parts of the plan anew, on coarse and fine grids side by side."""
-        ops = 3 * self.problem.worker.size
-        if self.problem.offload is None or self.best is None or ops > LARGE:
+        if not self._has_parts or self.best is None:
             return
         grids = itertools.islice(itertools.cycle(self._grids), self.num_threads)
         seconds = self.left * _SHARES["neighbourhoods"]
@@ -230,19 +237,32 @@ class AnytimeSearch:
                 return
 
     @property
+    def _has_parts(self) -> bool:
+        """Whether parts of a plan are worth a search of their own."""
+        return self.problem.offload is not None and 3 * self.problem.worker.size <= LARGE
+
+    @property
     def _grids(self) -> list[Problem]:
         """The problem's grid, and a coarser or finer one where that differs."""
         coarse = self.problem.coarser(FINE)
         other = coarse if coarse.unit > self.problem.unit else self.problem.finer(self._parts)
         return [self.problem, other]
 
+    def _brief_search(self) -> Iterator[Solution]:
+        """Search the whole, before its parts: what is small enough is closed at once."""
+        if self._has_parts:
+            yield from self._search_for(self.left * _SHARES["brief"])
+
     def _search(self) -> Iterator[Solution]:
+        yield from self._search_for(self.left)
+
+    def _search_for(self, seconds: float) -> Iterator[Solution]:
         parts = self._parts
         problem = self.problem.finer(parts)
         model = ScheduleModel(problem, parts * self._horizon)
         if self.plan is not None:
             model.hint(self.plan.moved(lambda starts: parts * starts))
-        for found in search(model, self.left, self.num_threads):
+        for found in search(model, seconds, self.num_threads):
             self._raise_bound(-(-found.bound // parts))
             if found.plan is not None:
                 yield from self._offer("search", found.plan, problem)

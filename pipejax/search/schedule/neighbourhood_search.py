@@ -35,9 +35,10 @@ from pipejax.search.schedule.problem import Problem
 FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first
 LEAST_SHARE = 0.05
 GROWS = 1.1  # share after a step that came to an end; it shrinks as much after one that did not
-STEP_SECONDS = 0.5  # at most, or
-STEP_SHARE = 0.05  # of the time so far, where that is more
-PATIENCE = 3.0  # seconds without a gain after which the search ends, or
+# of a step, in the solver's deterministic units, so that it does not depend on who else computes:
+STEP = 0.05  # at most, half a second or so; or
+STEP_SHARE = 0.05  # of all steps since the last gain together, where that is more
+PATIENCE = 5.0  # seconds without a gain after which the search ends, or
 PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
 GAINS = (0.0, 0.002, 0.01)  # by which share a plan is to be better, at least: drawn for each step
 GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
@@ -67,23 +68,23 @@ class Arm:
       kind: of neighbourhood.
       goal: one of `GOALS`.
       share: size of the next neighbourhood.
-      seconds: spent on it.
+      spent: deterministic time of the solver.
       gains: steps that found something.
     """
 
     def __init__(self, kind: str, goal: str) -> None:
         """Begin with nothing known."""
         self.kind, self.goal, self.share = kind, goal, FIRST_SHARE
-        self.seconds, self.gains = 0.0, 0
+        self.spent, self.gains = 0.0, 0
 
     @property
     def weight(self) -> float:
-        """Gains per second so far; one that was not tried yet counts as a good one."""
-        return (self.gains + 1) / (self.seconds + 1)
+        """Gains in its time so far; one that was not tried yet counts as a good one."""
+        return (self.gains + 1) / (self.spent + 2 * STEP)
 
-    def learn(self, seconds: float, *, found: bool, ended: bool) -> None:
+    def learn(self, spent: float, *, found: bool, ended: bool) -> None:
         """Take in a step: whether it found something, and whether its search came to an end."""
-        self.seconds += seconds
+        self.spent += spent
         self.gains += found
         share = self.share * GROWS if ended else self.share / GROWS
         self.share = min(1.0, max(LEAST_SHARE, share))
@@ -109,6 +110,7 @@ class NeighbourhoodSearch:
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         self._arms = [Arm(kind, goal) for kind in sorted(kinds) for goal in GOALS]
         self._solver: cp_model.CpSolver | None = None
+        self._idle = 0.0  # deterministic time since the objective was improved
 
     def step(self, seconds: float) -> bool:
         """Search one neighbourhood; return whether the plan is better now."""
@@ -120,11 +122,12 @@ class NeighbourhoodSearch:
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
-        begun = time.monotonic()
+        solver.parameters.max_deterministic_time = max(STEP, STEP_SHARE * self._idle)
         status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        ended = found or status == cp_model.INFEASIBLE
-        arm.learn(time.monotonic() - begun, found=found, ended=ended)
+        spent = solver.response_proto.deterministic_time
+        self._idle += spent
+        arm.learn(spent, found=found, ended=found or status == cp_model.INFEASIBLE)
         return found and self.take(self._base.plan(solver))
 
     def take(self, plan: Plan) -> bool:
@@ -132,6 +135,8 @@ class NeighbourhoodSearch:
         merit = Merit.of(self.problem, plan)
         if merit >= self.merit:
             return False
+        if merit.objective < self.merit.objective:
+            self._idle = 0.0
         self.plan, self.merit = plan, merit
         return True
 
@@ -209,8 +214,7 @@ def search_neighbourhoods(
             search = NeighbourhoodSearch(grid, to_plan(grid, seen), seed)
             searches.append(search)
             while not over.is_set() and (left := seconds_left()) > 0:
-                most = max(STEP_SECONDS, STEP_SHARE * (time.monotonic() - begun))
-                if search.step(min(most, left)) and keeps_limits(grid, search.plan):
+                if search.step(left) and keeps_limits(grid, search.plan):
                     table = to_table(grid, search.plan, "optimized neighbourhoods")
                     search.take(to_plan(grid, table))  # as early as its rows allow
                     if best.offer(table):
