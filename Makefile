@@ -94,6 +94,7 @@ bench: $(READY)  ## engine, sweep, tuning, training against what else there is; 
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json
 	$(BIN)/python -m benchmarks.pipedream --out $(RESULTS)/benchmark_pipedream.json
 	$(BIN)/python -m benchmarks.optimize --out $(RESULTS)/benchmark_optimize.json
+	$(BIN)/python -m benchmarks.optimize_plain --out $(RESULTS)/benchmark_optimize_plain.json
 
 format: $(READY)  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .

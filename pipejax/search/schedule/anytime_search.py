@@ -53,9 +53,11 @@ BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
 _SHARES = {
     "greedy": 0.2,
+    "few greedy": 0.1,  # where parts of any plan are searched next
     "blocks": 0.2,
     "brief": 0.05,
     "neighbourhoods": 0.8,
+    "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
     "relaxed": 0.2,
     "period": 0.8,
 }
@@ -169,11 +171,14 @@ class AnytimeSearch:
         if is_pipe(self.problem):
             for start in pipe_plans(self.problem):
                 yield from self._offer(*start)
-        seconds = min(GREEDY_SECONDS, self.left * _SHARES["greedy"])
+        share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
+        seconds = min(GREEDY_SECONDS, self.left * share)
         for start in greedy_starts(self.problem, seconds):
             yield from self._offer(*start)
 
     def _blocks(self) -> Iterator[Solution]:
+        if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
+            return
         seconds = min(BLOCK_SECONDS, self.left * _SHARES["blocks"])
         for start in block_starts(self.problem, seconds, self.bound):
             yield from self._offer(*start)
@@ -230,7 +235,8 @@ class AnytimeSearch:
         if not self._has_parts or self.best is None:
             return
         grids = itertools.islice(itertools.cycle(self._grids), self.num_threads)
-        seconds = self.left * _SHARES["neighbourhoods"]
+        share = _SHARES["neighbourhoods" if self._offloads_parts else "few neighbourhoods"]
+        seconds = self.left * share
         for table in search_neighbourhoods(self.problem, [*grids], self.best.table, seconds):
             yield from self._take("neighbourhoods", table)
             if self.is_closed:
@@ -239,7 +245,11 @@ class AnytimeSearch:
     @property
     def _has_parts(self) -> bool:
         """Whether parts of a plan are worth a search of their own."""
-        return self.problem.offload is not None and 3 * self.problem.worker.size <= LARGE
+        return 3 * self.problem.worker.size <= LARGE
+
+    @property
+    def _offloads_parts(self) -> bool:
+        return self._has_parts and self.problem.offload is not None
 
     @property
     def _grids(self) -> list[Problem]:
