@@ -13,7 +13,7 @@ from pipejax.plots import style
 from pipejax.plots.memory import Curves, draw_memory
 from pipejax.plots.staleness import draw_delays
 from pipejax.plots.tornado import draw_tornado
-from pipejax.plots.training import draw_gaps
+from pipejax.plots.training import draw_curves
 
 # Machado, Oliveira and Fernandes 2009, of whole deficiency, on linear RGB
 SEEN_BY = {
@@ -151,7 +151,7 @@ def test_figures_are_saved_at_their_size(tmp_path):
 
 STEP_SIZES = [2.0**-k for k in range(9)]
 DRAWN = {
-    "train": lambda axes: draw_gaps(
+    "train": lambda axes: draw_curves(
         axes,
         np.arange(5.0),
         np.exp(-np.outer(STEP_SIZES, np.arange(5.0))),
@@ -159,6 +159,7 @@ DRAWN = {
         diverged=np.arange(9) < 2,
         best=3,
         time_label="time [slots]",
+        label="gap",
     ),
     "staleness": lambda axes: draw_delays(axes, np.array([3, 5, 8, 2]), 1.5),
     "sensitivity": lambda axes: draw_tornado(
