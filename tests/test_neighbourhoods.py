@@ -10,6 +10,7 @@ from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhood_search import (
     Merit,
     NeighbourhoodSearch,
+    grids_of,
     search_neighbourhoods,
 )
 from pipejax.search.schedule.neighbourhoods import KINDS, draw, kept_order
@@ -70,11 +71,10 @@ def test_no_step_makes_a_plan_worse(steps):
 
 def test_threads_share_what_they_find():
     problem = problem_of(seconds=10.5)  # halves of a second: the grid is fine enough to be coarser
-    grids = [problem, problem.coarser(4)]
-    assert grids[1].unit > problem.unit
+    assert [grid.unit for grid in grids_of(problem)] == [5 * problem.unit, problem.unit]
     start = to_table(problem, one_by_one(problem), "start")
     ends = [objective_of(problem, to_plan(problem, start))]
-    for table in search_neighbourhoods(problem, grids, start, 1.5):
+    for table in search_neighbourhoods(problem, start, 1.5, 2):
         plan = to_plan(problem, table)
         assert keeps_limits(problem, plan)
         ends.append(objective_of(problem, plan))

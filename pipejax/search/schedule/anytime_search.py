@@ -1,7 +1,6 @@
 """Anytime optimisation: quick schedules first, then better ones, and a lower bound."""
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Generator, Iterator
 
@@ -43,6 +42,7 @@ from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import SolvedProblems
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
+LARGE_PARTS = 3000  # ops up to which parts of a plan with offloads are searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
@@ -231,13 +231,12 @@ class AnytimeSearch:
                 yield from self._offer(f"period of {count}", whole)
 
     def _neighbourhoods(self) -> Iterator[Solution]:
-        """Search parts of the plan anew, on coarse and fine grids side by side."""
+        """Search parts of the plan anew."""
         if not self._has_parts or self.best is None:
             return
-        grids = itertools.islice(itertools.cycle(self._grids), self.num_threads)
         share = _SHARES["neighbourhoods" if self._offloads_parts else "few neighbourhoods"]
-        seconds = self.left * share
-        for table in search_neighbourhoods(self.problem, [*grids], self.best.table, seconds):
+        given = self.left * share, self.num_threads
+        for table in search_neighbourhoods(self.problem, self.best.table, *given):
             yield from self._take("neighbourhoods", table)
             if self.is_closed:
                 return
@@ -245,18 +244,12 @@ class AnytimeSearch:
     @property
     def _has_parts(self) -> bool:
         """Whether parts of a plan are worth a search of their own."""
-        return 3 * self.problem.worker.size <= LARGE
+        most = LARGE if self.problem.offload is None else LARGE_PARTS
+        return 3 * self.problem.worker.size <= most
 
     @property
     def _offloads_parts(self) -> bool:
         return self._has_parts and self.problem.offload is not None
-
-    @property
-    def _grids(self) -> list[Problem]:
-        """The problem's grid, and a coarser or finer one where that differs."""
-        coarse = self.problem.coarser(FINE)
-        other = coarse if coarse.unit > self.problem.unit else self.problem.finer(self._parts)
-        return [self.problem, other]
 
     def _brief_search(self) -> Iterator[Solution]:
         """Search the whole, before its parts: what is small enough is closed at once."""

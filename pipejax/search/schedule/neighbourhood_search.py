@@ -7,9 +7,10 @@ sooner, or one whose input gradients come sooner in sum while its end is not lat
 paths has to be shortened for it, and after enough such steps the end moves too.
 """
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,13 +33,18 @@ from pipejax.search.schedule.plan import (
 )
 from pipejax.search.schedule.problem import Problem
 
-FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first
+Tell = Callable[[ScheduleTable], None]
+
+FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first, at most
+FIRST_PAIRS = 100  # of stage and microbatch, that it holds then
 LEAST_SHARE = 0.05
 GROWS = 1.1  # share after a step that came to an end; it shrinks as much after one that did not
 # of a step, in the solver's deterministic units, so that it does not depend on who else computes:
 STEP = 0.05  # at most, half a second or so; or
 STEP_SHARE = 0.05  # of all steps since the last gain together, where that is more
-PATIENCE = 5.0  # seconds without a gain after which the search ends, or
+PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids that take turns
+STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
+PATIENCE = 10.0  # seconds without a gain after which the search ends, or
 PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
 GAINS = (0.0, 0.002, 0.01)  # by which share a plan is to be better, at least: drawn for each step
 GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
@@ -72,9 +78,9 @@ class Arm:
       gains: steps that found something.
     """
 
-    def __init__(self, kind: str, goal: str) -> None:
+    def __init__(self, kind: str, goal: str, share: float) -> None:
         """Begin with nothing known."""
-        self.kind, self.goal, self.share = kind, goal, FIRST_SHARE
+        self.kind, self.goal, self.share = kind, goal, share
         self.spent, self.gains = 0.0, 0
 
     @property
@@ -97,6 +103,7 @@ class NeighbourhoodSearch:
       problem: on that grid.
       plan: the best so far.
       merit: how good it is.
+      idle: deterministic time since the objective was improved.
     """
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
@@ -108,9 +115,10 @@ class NeighbourhoodSearch:
         self._base.model.clear_objective()  # type: ignore[no-untyped-call]
         self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
-        self._arms = [Arm(kind, goal) for kind in sorted(kinds) for goal in GOALS]
+        share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
+        self._arms = [Arm(kind, goal, share) for kind in sorted(kinds) for goal in GOALS]
         self._solver: cp_model.CpSolver | None = None
-        self._idle = 0.0  # deterministic time since the objective was improved
+        self.idle = 0.0
 
     def step(self, seconds: float) -> bool:
         """Search one neighbourhood; return whether the plan is better now."""
@@ -122,11 +130,11 @@ class NeighbourhoodSearch:
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
-        solver.parameters.max_deterministic_time = max(STEP, STEP_SHARE * self._idle)
+        solver.parameters.max_deterministic_time = max(STEP, STEP_SHARE * self.idle)
         status = solver.solve(model)
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         spent = solver.response_proto.deterministic_time
-        self._idle += spent
+        self.idle += spent
         arm.learn(spent, found=found, ended=found or status == cp_model.INFEASIBLE)
         return found and self.take(self._base.plan(solver))
 
@@ -136,7 +144,7 @@ class NeighbourhoodSearch:
         if merit >= self.merit:
             return False
         if merit.objective < self.merit.objective:
-            self._idle = 0.0
+            self.idle = 0.0
         self.plan, self.merit = plan, merit
         return True
 
@@ -192,42 +200,59 @@ class Best:
             return True
 
 
-def search_neighbourhoods(
-    problem: Problem, grids: Sequence[Problem], start: ScheduleTable, seconds: float
-) -> Iterator[ScheduleTable]:
-    """Improve a table, one thread on each grid; stop when the iterator is closed.
+def grids_of(problem: Problem) -> list[Problem]:
+    """Return the grids that are searched, coarse ones first; the last one is the problem's own.
 
-    A thread that is behind goes on from the best table of all. The search ends before its time
-    where nothing was found for half of it.
+    On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
+    """
+    grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
+    return [grids[unit] for unit in sorted(grids, reverse=True)]
+
+
+def search_neighbourhoods(
+    problem: Problem, start: ScheduleTable, seconds: float, num_threads: int
+) -> Iterator[ScheduleTable]:
+    """Improve a table; stop when the iterator is closed.
+
+    Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what one
+    finds is where the others go on, where they are behind. The search ends before its time where
+    nothing was found for half of it.
     """
     best, over, begun = Best(problem, start), threading.Event(), time.monotonic()
-    searches: list[NeighbourhoodSearch] = []
+    grids, running = grids_of(problem), dict[int, NeighbourhoodSearch]()
 
     def seconds_left() -> float:
-        now = time.monotonic()
-        patience = max(PATIENCE, (best.since - begun) * (1 + PATIENCE_SHARE))
-        return min(begun + seconds, best.since + patience) - now
+        patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
+        return min(begun + seconds, best.since + patience) - time.monotonic()
 
-    def job(grid: Problem, seed: int) -> Callable[[Callable[[ScheduleTable], None]], None]:
-        def run(tell: Callable[[ScheduleTable], None]) -> None:
-            seen = best.table
-            search = NeighbourhoodSearch(grid, to_plan(grid, seen), seed)
-            searches.append(search)
-            while not over.is_set() and (left := seconds_left()) > 0:
-                if search.step(left) and keeps_limits(grid, search.plan):
-                    table = to_table(grid, search.plan, "optimized neighbourhoods")
-                    search.take(to_plan(grid, table))  # as early as its rows allow
-                    if best.offer(table):
-                        tell(table)
-                if best.table is not seen:
-                    seen = best.table
-                    search.take(to_plan(grid, seen))
+    def visit(search: NeighbourhoodSearch, most: float, tell: Tell) -> None:
+        grid, seen = search.problem, best.table
+        while not over.is_set() and search.idle < most and (left := seconds_left()) > 0:
+            if search.step(left) and keeps_limits(grid, search.plan):
+                table = to_table(grid, search.plan, "optimized neighbourhoods")
+                search.take(to_plan(grid, table))  # as early as its rows allow
+                if best.offer(table):
+                    tell(table)
+            if best.table is not seen:
+                seen = best.table
+                search.take(to_plan(grid, seen))
+
+    def job(first: int) -> Callable[[Tell], None]:
+        def run(tell: Tell) -> None:
+            for visits in itertools.count(first):
+                if over.is_set() or seconds_left() <= 0:
+                    return
+                turn, number = divmod(visits, len(grids))
+                seed = visits * num_threads + first
+                plan = to_plan(grids[number], best.table)
+                search = running[first] = NeighbourhoodSearch(grids[number], plan, seed)
+                visit(search, STUCK * (1 + turn) if len(grids) > 1 else np.inf, tell)
 
         return run
 
     def stop() -> None:
         over.set()
-        for search in searches:
+        for search in [*running.values()]:
             search.stop()
 
-    return news_of([job(grid, seed) for seed, grid in enumerate(grids)], stop)
+    return news_of([job(first) for first in range(num_threads)], stop)
