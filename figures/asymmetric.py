@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.cases import count_axis
+from figures.cases import count_axis, main_setting
 from pipejax.plots import style
 
 SYSTEMS = {
@@ -17,6 +17,7 @@ COLOURS = (style.SKY, style.VERMILION)
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw run time and memory of the asymmetric relative to the equal placement."""
+    data = main_setting(data)
     pair = {"asymmetric": "chimera-asymmetric", "equal": "chimera"}
     time = {k: data.makespan.sel(schedule=v) for k, v in pair.items()}
     total = (data.static_bytes + data.activation_bytes).max("worker")

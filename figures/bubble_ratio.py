@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.cases import LOOK, count_axis
+from figures.cases import LOOK, count_axis, main_setting
 from pipejax.plots import style
 
 NAMES = ("gpipe", "1f1b", "chimera", "hanayo, 2 waves", "interleaved-1f1b")
@@ -14,12 +14,13 @@ SLOTS = "F=1, B=2"
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw both pipeline depths side by side."""
+    data = main_setting(data)
     figure, panels = plt.subplots(1, 2, figsize=(style.PAGE, 2.9), sharey=True)
     for axes, workers in zip(panels, data.workers.values, strict=True):
         at = data.sel(workers=workers)
         for name in NAMES:
             look = LOOK[name]
-            table = at.table_bubble_ratio.sel(schedule=name, drawn=SLOTS, measured=SLOTS)
+            table = at.table_bubble_ratio.sel(schedule=name, measured=SLOTS)
             axes.plot(data.microbatches, 100 * table, **{**look, "linestyle": "-"})
             formula = at.formula_bubble_ratio.sel(schedule=name)
             axes.plot(

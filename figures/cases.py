@@ -80,6 +80,11 @@ POINTS: Mapping[str, Any] = {  # small and open, where there are many
 SYSTEM_NAME = "{} network, {} compute"
 
 
+def main_setting(data: xr.Dataset) -> xr.Dataset:
+    """Select the setting, link model and order of the tabular paper's claims."""
+    return data.sel({name: data.attrs[f"main {name}"] for name in ("setting", "link", "drawn")})
+
+
 def system_title(name: str) -> str:
     """Spell a system's name out."""
     network, _, compute, _ = name.split("_")

@@ -5,7 +5,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.cases import LOOK, system_title
+from figures.cases import LOOK, main_setting, system_title
 from pipejax.plots import style
 
 WAVES = ("hanayo, 1 wave", "hanayo, 2 waves", "hanayo, 4 waves")
@@ -16,6 +16,7 @@ LOWEST = -60.0  # bars below are cut and labelled
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw how much faster each number of waves is than Chimera."""
+    data = main_setting(data)
     at = data.sel(workers=8, microbatches=8)
     gain = 100 * (1 - at.makespan / at.makespan.sel(schedule="chimera"))
     figure, axes = plt.subplots(figsize=(style.PAGE, 3.2))

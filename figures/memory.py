@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.cases import LOOK, MAIN
+from figures.cases import LOOK, MAIN, main_setting
 from pipejax.plots import style
 
 MICROBATCHES = {8: style.SKY, 32: style.BLUE, 256: style.BLACK}
@@ -15,6 +15,7 @@ MICROBATCHES = {8: style.SKY, 32: style.BLUE, 256: style.BLACK}
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per schedule, at the greater pipeline depth."""
+    data = main_setting(data)
     workers = int(data.workers.values[-1])
     static = data.static_bytes.sel(workers=workers) / 1e9
     total = static + data.activation_bytes.sel(workers=workers) / 1e9

@@ -7,7 +7,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from figures.cases import LOOK, system_title
+from figures.cases import LOOK, main_setting, system_title
 from pipejax.plots import style
 
 NAMES = ("gpipe", "1f1b", "chimera")  # those with a published formula in the paper
@@ -18,12 +18,13 @@ TIE = 1e-3  # relative difference that counts as a tie
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one map per pipeline depth."""
+    data = main_setting(data)
     return {f"ranking_s{w}": _map(data.sel(workers=w), int(w)) for w in data.workers.values}
 
 
 def _map(data: xr.Dataset, workers: int) -> Figure:
     chosen = data.sel(schedule=list(NAMES))
-    in_table = chosen.table_bubble_ratio.sel(drawn=SLOTS, measured=SLOTS)
+    in_table = chosen.table_bubble_ratio.sel(measured=SLOTS)
     rows = {"formula": chosen.formula_bubble_ratio, f"table, {SLOTS} slots": in_table}
     rows |= {system_title(str(s)): chosen.makespan.sel(system=s) for s in data.system.values}
     values = np.stack([row.transpose("schedule", "microbatches").values for row in rows.values()])

@@ -4,12 +4,13 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.cases import LOOK, MAIN, count_axis, system_title
+from figures.cases import LOOK, MAIN, count_axis, main_setting, system_title
 from pipejax.plots import style
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw run time, run time relative to GPipe, and idle share for each pipeline depth."""
+    data = main_setting(data)
     relative = data.makespan / data.makespan.sel(schedule="gpipe")
     drawings = {}
     for workers in data.workers.values:

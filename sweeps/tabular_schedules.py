@@ -1,11 +1,11 @@
 """The experiments of the tabular-schedule paper (arXiv:2605.24006) as one dataset.
 
 Schedules x stages x microbatches x nine systems at a fixed minibatch, at three levels: published
-formula, idealised table in slots, communication-aware run. One program per table, all nine
-systems in one vmapped call.
+formula, idealised table in slots, communication-aware run. Runs are there in two settings
+(`tabular_settings`), under two link models, in each order that a schedule is drawn in. One program
+per table and link model, all systems in both settings in one vmapped call.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +21,9 @@ from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import bubble_ratio, op_counts
 from pipejax.base.array_types import Array, Float, Int
 from pipejax.base.provenance import provenance
-from pipejax.costs.model import load_model
 from pipejax.costs.roofline import stage_work, work_costs
-from pipejax.costs.system import System, load_system
-from pipejax.costs.workload import Workload, stage_bytes
+from pipejax.costs.system import System
+from pipejax.costs.workload import stage_bytes
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import (
@@ -34,39 +33,46 @@ from pipejax.schedules.table.held_activations import (
 )
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
-from sweeps.cases import CASES, build
+from sweeps.cases import CASES
 from sweeps.command import write
+from sweeps.tabular_fit import FITTED_TO, Fit, fit
+from sweeps.tabular_settings import (
+    AS_REPORTED,
+    CALIBRATED,
+    DRAWN,
+    LINKS,
+    MAIN,
+    MINIBATCH,
+    MODEL,
+    REPORTED,
+    SLOTS,
+    SYSTEMS,
+    draw,
+    slots_of,
+    systems_at,
+    workload,
+)
 
 WORKERS = (4, 8)
 MICROBATCHES = (8, 16, 32, 64, 128, 256)
-MINIBATCH = 256
-MODEL = "tabular-128l"
-LEVELS = ("slow", "mid", "fast")
-SYSTEMS = tuple(f"{network}_nw_{compute}_cp" for network in LEVELS for compute in LEVELS)
-SLOTS: Mapping[str, Mapping[str, float]] = {
-    "F=1, B=1": {"F": 1, "B": 1},
-    "F=1, B=2": {"F": 1, "B": 2},
-}
-RUN_SLOTS = "F=1, B=2"  # a backward of this model takes about twice its forward
-SHARES = ("F", "B", "message", "A")
+SHARES = ("F", "B", "message", "A", "U")
+Values = dict[str, Float[np.ndarray, "..."]]
 
 
-def run(
-    table: ScheduleTable, systems: System, workload: Workload
-) -> dict[str, Float[np.ndarray, "systems ..."]]:
+def run(table: ScheduleTable, systems: System, link: str) -> Values:
     """Run one table on all systems at once.
 
     Args:
       table: the schedule.
       systems: systems stacked along the first axis of every field.
-      workload: model and minibatch.
+      link: link model.
 
     Returns:
       (systems) makespan [s] and bubble ratio; (systems, shares) share of the critical path.
     """
-    program = pj.lower(table)
+    program = pj.lower(table, link=link)
     size = 1 << (program.num_nodes - 1).bit_length()
-    widths = [(0, size - program.num_nodes), (0, max(0, 4 - program.max_preds))]
+    widths = [(0, size - program.num_nodes), (0, max(0, 6 - program.max_preds))]
     preds, duration_index, lag_index = (  # one compiled shape for many programs
         np.pad(part, widths[: np.ndim(part)])
         for part in (program.preds, program.duration_index, program.lag_index)
@@ -74,13 +80,9 @@ def run(
     group = np.array(
         [SHARES.index(g) if g in SHARES else len(SHARES) for g in program.layout.groups]
     )
-    counts = op_counts(program)
-
-    work = stage_work(workload, table, gpus_per_node=systems.gpus_per_node)
-    # the optimizer update is no part of the paper's experiment, the exchange of copies is
-    costs = dataclasses.replace(
-        _price(work, systems), update=np.zeros(np.shape(systems.peak_flops))
-    )
+    # gradients are exchanged once per step, on the link of the network: the two exchanges of one
+    # of Chimera's workers follow each other there; then Adam updates, at memory bandwidth
+    costs = _price(stage_work(workload(), table, gpus_per_node=systems.gpus_per_node), systems)
     vectors = jax.vmap(lambda one: jnp.asarray(cost_vector(program, one)))(costs)
     makespan, seconds = _run(
         preds,
@@ -90,7 +92,7 @@ def run(
         group[lag_index],
         vectors,
     )
-    busy = np.asarray(vectors) @ counts.T
+    busy = np.asarray(vectors) @ op_counts(program).T
     return {
         "makespan": np.asarray(makespan),
         "bubble_ratio": np.array([bubble_ratio(b, t) for b, t in zip(busy, makespan, strict=True)]),
@@ -123,16 +125,31 @@ def _run(
     return jax.vmap(one)(vectors)
 
 
-def stack(systems: list[System]) -> System:
-    """Stack systems along the first axis of every field."""
-    alike = [dataclasses.replace(system, name="grid", source="grid") for system in systems]
-    return jax.tree.map(lambda *leaves: jnp.array(leaves), *alike)
+GRID = ("schedule", "workers", "microbatches")
+RUNS = ("setting", "link", "drawn", "system")
+DIMS = {  # behind those of the grid
+    "makespan": RUNS,
+    "bubble_ratio": RUNS,
+    "path_share": (*RUNS, "cost"),
+    "formula_bubble_ratio": (),
+    "table_bubble_ratio": ("drawn", "measured"),
+    "peak_in_flight": ("drawn", "worker"),
+    "activation_bytes": ("drawn", "worker"),
+    "static_bytes": ("worker",),
+}
+UNITS = {
+    "makespan": "s",
+    "activation_bytes": "byte",
+    "static_bytes": "byte",
+    "peak_in_flight": "stage activations",
+}
 
 
 def sweep(
     workers: tuple[int, ...] = WORKERS,
     microbatches: tuple[int, ...] = MICROBATCHES,
     cases: tuple[str, ...] = tuple(CASES),
+    found: Fit | None = None,
 ) -> xr.Dataset:
     """Evaluate the whole grid.
 
@@ -140,22 +157,28 @@ def sweep(
       workers: numbers of workers.
       microbatches: numbers of microbatches; each divides the minibatch.
       cases: schedules, by their names in `CASES`.
+      found: the fitted efficiency; fitted here if None.
 
     Returns:
       The dataset; every variable states its unit.
     """
-    systems = stack([load_system(name) for name in SYSTEMS])
-    workload = Workload(load_model(MODEL), MINIBATCH)
-    shape = len(cases), len(workers), len(microbatches)
+    found = fit() if found is None else found
+    systems = systems_at([REPORTED, found.setting])
+    coords: dict[str, list[Any]] = {
+        "schedule": list(cases),
+        "workers": list(workers),
+        "microbatches": list(microbatches),
+        "setting": [AS_REPORTED, CALIBRATED],
+        "link": list(LINKS),
+        "drawn": list(DRAWN),
+        "system": list(SYSTEMS),
+        "cost": list(SHARES),
+        "measured": list(SLOTS),
+        "worker": list(range(max(workers))),
+    }
     ours = {
-        "makespan": np.full((*shape, len(SYSTEMS)), np.nan),
-        "bubble_ratio": np.full((*shape, len(SYSTEMS)), np.nan),
-        "path_share": np.full((*shape, len(SYSTEMS), len(SHARES)), np.nan),
-        "formula_bubble_ratio": np.full(shape, np.nan),
-        "table_bubble_ratio": np.full((*shape, len(SLOTS), len(SLOTS)), np.nan),
-        "peak_in_flight": np.full((*shape, max(workers)), np.nan),
-        "activation_bytes": np.full((*shape, max(workers)), np.nan),
-        "static_bytes": np.full((*shape, max(workers)), np.nan),
+        name: np.full([len(coords[dim]) for dim in (*GRID, *dims)], np.nan)
+        for name, dims in DIMS.items()
     }
     points = [
         (c, w, m)
@@ -164,28 +187,71 @@ def sweep(
         for m in range(len(microbatches))
     ]
     with _progress() as progress:
-        for c, w, m in progress.track(points, description="tables on nine systems"):
-            case, p, count = cases[c], workers[w], microbatches[m]
-            tables = {name: build(case, p, count, slots) for name, slots in SLOTS.items()}
-            table = tables[RUN_SLOTS]
-            for name, values in run(table, systems, workload).items():
-                ours[name][c, w, m] = values
-            form, arguments = closed_form(table)
-            if form.bubble_ratio is not None:
-                ours["formula_bubble_ratio"][c, w, m] = form.bubble_ratio[1](arguments)
-            for d, drawn in enumerate(SLOTS):
-                for k, measured in enumerate(SLOTS):
-                    start, finish = slot_times(tables[drawn], SLOTS[measured])
-                    total = finish.max() * p
-                    idle = (total - (finish - start).sum()) / total
-                    ours["table_bubble_ratio"][c, w, m, d, k] = idle
-            memory = stage_bytes(workload, table)
-            ours["peak_in_flight"][c, w, m, :p] = peak_in_flight(table)
-            ours["activation_bytes"][c, w, m, :p] = held_in_rows(table).peaks(
-                np.stack(memory.parts), p
-            )
-            ours["static_bytes"][c, w, m, :p] = static_bytes(table, np.asarray(memory.static))
-    return _label(ours, workers, microbatches, cases)
+        for c, w, m in progress.track(points, description="schedules in both settings"):
+            tables = {slots: draw(cases[c], workers[w], microbatches[m], slots) for slots in SLOTS}
+            drawn = [slots_of(name, workers[w], microbatches[m]) for name in DRAWN]
+            values = _runs(tables, drawn, systems) | _in_table(tables, drawn)
+            for name, value in (values | _in_memory(tables, drawn, max(workers))).items():
+                ours[name][c, w, m] = value
+    return _label(ours, coords, found)
+
+
+def _runs(tables: Mapping[str, ScheduleTable], drawn: list[str], systems: System) -> Values:
+    """Run every order under every link model: (settings, links, drawn, systems, ...)."""
+    runs: dict[Any, Values] = {}
+    found: dict[str, list[Any]] = {}
+    for link in LINKS:
+        for slots in drawn:
+            program = pj.lower(tables[slots], link=link)
+            # orders of GPipe and 1F1B do not depend on slots: equal programs run once
+            key = link, program.preds.tobytes(), program.duration_index.tobytes()
+            if key not in runs:
+                runs[key] = run(tables[slots], systems, link)
+            for name, values in runs[key].items():
+                found.setdefault(name, []).append(values)
+    shape = len(LINKS), len(drawn), -1, len(SYSTEMS)
+    return {
+        name: np.moveaxis(np.reshape(values, (*shape, *np.shape(values)[2:])), 2, 0)
+        for name, values in found.items()
+    }
+
+
+def _in_table(tables: Mapping[str, ScheduleTable], drawn: list[str]) -> Values:
+    """Bubble ratios by the published formula, and of the idealised tables: (drawn, measured)."""
+    form, arguments = closed_form(tables[drawn[0]])
+    formula = np.nan if form.bubble_ratio is None else form.bubble_ratio[1](arguments)
+    idle = {}
+    for name, table in tables.items():
+        times = [slot_times(table, slots) for slots in SLOTS.values()]
+        busy = [(finish - start).sum() for start, finish in times]
+        total = [table.num_workers * finish.max() for _, finish in times]
+        idle[name] = 1 - np.divide(busy, total)
+    return {
+        "formula_bubble_ratio": np.array(formula, float),
+        "table_bubble_ratio": np.array([idle[slots] for slots in drawn]),
+    }
+
+
+def _in_memory(tables: Mapping[str, ScheduleTable], drawn: list[str], width: int) -> Values:
+    """Activations in flight and bytes of each worker, NaN where the pipeline has fewer."""
+    memory = stage_bytes(workload(), tables[drawn[0]])
+    peaks = {
+        name: (
+            peak_in_flight(table),
+            held_in_rows(table).peaks(np.stack(memory.parts), table.num_workers),
+        )
+        for name, table in tables.items()
+    }
+    found: dict[str, Any] = {
+        "peak_in_flight": [peaks[slots][0] for slots in drawn],
+        "activation_bytes": [peaks[slots][1] for slots in drawn],
+        "static_bytes": static_bytes(tables[drawn[0]], np.asarray(memory.static)),
+    }
+    missing = width - tables[drawn[0]].num_workers
+    return {
+        name: np.concatenate([values, np.full((*np.shape(values)[:-1], missing), np.nan)], axis=-1)
+        for name, values in found.items()
+    }
 
 
 def _progress() -> Progress:
@@ -199,49 +265,35 @@ def _progress() -> Progress:
 
 
 def _label(
-    ours: dict[str, np.ndarray[Any, Any]],
-    workers: tuple[int, ...],
-    microbatches: tuple[int, ...],
-    cases: tuple[str, ...],
+    ours: Values,
+    coords: Mapping[str, list[Any]],
+    found: Fit,
 ) -> xr.Dataset:
-    grid = ("schedule", "workers", "microbatches")
-    dims = {
-        "makespan": (*grid, "system"),
-        "bubble_ratio": (*grid, "system"),
-        "path_share": (*grid, "system", "cost"),
-        "formula_bubble_ratio": grid,
-        "table_bubble_ratio": (*grid, "drawn", "measured"),
-        "peak_in_flight": (*grid, "worker"),
-        "activation_bytes": (*grid, "worker"),
-        "static_bytes": (*grid, "worker"),
-    }
-    units = {
-        "makespan": "s",
-        "activation_bytes": "byte",
-        "static_bytes": "byte",
-        "peak_in_flight": "stage activations",
-    }
+    ((fitted_to, published),) = FITTED_TO.items()
+    capacity = pj.load_system(SYSTEMS[0]).memory_capacity
     return xr.Dataset(
         {
-            name: (dims[name], values, {"units": units.get(name, "1")})
+            name: ((*GRID, *DIMS[name]), values, {"units": UNITS.get(name, "1")})
             for name, values in ours.items()
-        },
-        coords={
-            "schedule": list(cases),
-            "workers": list(workers),
-            "microbatches": list(microbatches),
-            "system": list(SYSTEMS),
-            "cost": list(SHARES),
-            "drawn": list(SLOTS),
-            "measured": list(SLOTS),
-            "worker": list(range(max(workers))),
-        },
+        }
+        | {"memory_capacity": ((), float(capacity), {"units": "byte"})},
+        coords=coords,
         attrs={
             "title": "Schedules of arXiv:2605.24006 at three levels",
             "model": MODEL,
             "minibatch": MINIBATCH,
-            "run_slots": RUN_SLOTS,
-            "link": "delay",
+            "80 heads": "do not divide 4096; only FLOP and bytes count, no head has a size",
+            "recomputation": "none: unfused attention keeps the scores of all heads",
+            "gradient exchange": "once per step, on the network; those of one worker in turn",
+            "optimizer update": "Adam, at memory bandwidth",
+            "memory bandwidth as reported [B/s]": REPORTED.memory_bandwidth,
+            "memory bandwidth calibrated [B/s]": found.setting.memory_bandwidth,
+            "compute efficiency as reported": REPORTED.compute_efficiency,
+            "compute efficiency calibrated": found.compute_efficiency,
+            "fitted to": f"Hanayo saves {100 * published} % against Chimera at {fitted_to}, S=B=8",
+            "fit residual": found.residual,
+            "drawn published": "as drawn with F = B where B = S, with B = 2F beyond",
+            **{f"main {name}": value for name, value in MAIN.items()},
             "dtype": "float64",
             **provenance(),
         },
@@ -252,7 +304,14 @@ def main() -> None:
     """Write the dataset."""
     # jax leaves this function without annotations
     jax.config.update("jax_enable_x64", True)
-    write(__doc__ or "", sweep, lambda data: f"{data.makespan.size} runs")
+    write(__doc__ or "", sweep, _count)
+
+
+def _count(data: xr.Dataset) -> str:
+    fitted = data.attrs["compute efficiency calibrated"]
+    return (
+        f"e_c = {fitted:.4f} (residual {data.attrs['fit residual']:.1e}), {data.makespan.size} runs"
+    )
 
 
 if __name__ == "__main__":
