@@ -9,7 +9,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {"name": "gpipe"},
     "1f1b": {"name": "1f1b"},
     "chimera": {"name": "chimera"},
-    "chimera-asymmetric": {"name": "chimera-asymmetric"},
+    "chimera-asymmetric": {"name": "chimera-asymmetric", "shares": (1, 2)},
+    "chimera-asymmetric, 2:1": {"name": "chimera-asymmetric", "shares": (2, 1)},
     "hanayo, 1 wave": {"name": "hanayo", "waves": 1},
     "hanayo, 2 waves": {"name": "hanayo", "waves": 2},
     "hanayo, 4 waves": {"name": "hanayo", "waves": 4},
@@ -31,6 +32,9 @@ def build(
     Returns:
       The table.
     """
+    options = dict(CASES[case])
+    if shares := options.pop("shares", ()):  # of the first and of the second half of the stages
+        options["stage_shares"] = [share for share in shares for _ in range(workers // 2)]
     return pj.schedules.build(
-        **CASES[case], num_workers=workers, num_microbatches=microbatches, slots=slots
+        **options, num_workers=workers, num_microbatches=microbatches, slots=slots
     )

@@ -24,6 +24,7 @@ from pipejax.base.provenance import provenance
 from pipejax.costs.roofline import stage_work, work_costs
 from pipejax.costs.system import System
 from pipejax.costs.workload import stage_bytes
+from pipejax.engine.lowering.cost_layout import LINK_COSTS
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import (
@@ -77,9 +78,8 @@ def run(table: ScheduleTable, systems: System, link: str) -> Values:
         np.pad(part, widths[: np.ndim(part)])
         for part in (program.preds, program.duration_index, program.lag_index)
     )
-    group = np.array(
-        [SHARES.index(g) if g in SHARES else len(SHARES) for g in program.layout.groups]
-    )
+    kinds = ["message" if group in LINK_COSTS else group for group in program.layout.groups]
+    group = np.array([SHARES.index(kind) if kind in SHARES else len(SHARES) for kind in kinds])
     # gradients are exchanged once per step, on the link of the network: the two exchanges of one
     # of Chimera's workers follow each other there; then Adam updates, at memory bandwidth
     costs = _price(stage_work(workload(), table, gpus_per_node=systems.gpus_per_node), systems)
