@@ -92,7 +92,7 @@ def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, O
         "W": gradient_end(problem, plan),
         **{p: plan.starts[p] + problem.times[Phase[p]][:, None] for p in "FOL"},
     }
-    group = np.arange(problem.num_workers)
+    worker_of, group = problem.worker, np.arange(problem.num_workers)
     for shared in problem.host_links:
         group[list(shared)] = min(shared)
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
@@ -100,7 +100,7 @@ def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, O
         # what takes no time holds nobody, and has no place in a row
         stands = ~free[letter] & (start != NEVER) & (ends[letter] > start)
         for stage, microbatch in np.argwhere(stands).tolist():
-            place, worker = (stage, microbatch), int(problem.worker[stage, microbatch])
+            place, worker = (stage, microbatch), int(worker_of[stage, microbatch])
             row = (True, int(group[worker])) if letter in "OL" else (False, worker)
             op = int(start[place]), int(ends[letter][place]), (letter, place)
             rows.setdefault(row, []).append(op)

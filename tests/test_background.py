@@ -1,0 +1,48 @@
+"""Jobs in threads of their own: their news, their errors, and how they end."""
+
+import threading
+
+import pytest
+
+from pipejax.base.background import news_of
+
+
+def test_news_of_all_jobs_come_in_their_order():
+    def job(first):
+        return lambda tell: [tell(first + k) for k in range(5)]
+
+    told = list(news_of([job(0), job(100)], stop=lambda: None))
+    assert sorted(told) == [*range(5), *range(100, 105)]
+    assert [news for news in told if news < 100] == [*range(5)]
+
+
+def test_an_error_of_a_job_is_raised_and_ends_the_others():
+    over = threading.Event()
+
+    def fails(tell):
+        tell(1)
+        raise ValueError("no such thing")
+
+    news = news_of([fails, lambda tell: over.wait()], over.set)
+    assert next(news) == 1
+    with pytest.raises(ValueError, match="no such thing"):
+        next(news)
+    assert over.is_set()
+
+
+def test_closing_stops_what_begins_late_too():
+    begun, stops = threading.Event(), []
+
+    def job(tell):
+        tell("begun")
+        begun.wait()  # a stop before now is not heard
+
+    def stop():
+        stops.append(True)
+        if len(stops) == 3:
+            begun.set()
+
+    news = news_of([job], stop)
+    assert next(news) == "begun"
+    news.close()
+    assert len(stops) >= 3
