@@ -31,6 +31,7 @@ from figures import (
     pipedream_machines,
     pipedream_match,
     pipedream_scaling,
+    pipedream_schedules,
     ranking,
     run_time,
     schedule_tables,
@@ -88,6 +89,9 @@ STORES: Mapping[str, Source] = {
     "staleness.zarr": Source("python -m sweeps.staleness --out", (staleness,)),
     "convergence_bound.zarr": Source(
         "python -m sweeps.convergence_bound --out", (convergence_bound,)
+    ),
+    "pipedream_schedules.zarr": Source(
+        "python -m sweeps.pipedream_schedules --out", (pipedream_schedules,)
     ),
     **{
         f"pipedream_{name}.zarr": Source(

@@ -20,7 +20,7 @@ from figures.pipedream_cases import (
 )
 from figures.rules import describe
 from pipejax.plots import style
-from sweeps.pipedream_curves import QUANTITY, ends, tuned
+from sweeps.pipedream_curves import QUANTITY, depths, ends, tuned
 
 STORE = "pipedream_scaling"
 
@@ -33,6 +33,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     words = []
     for axes, setting in zip(drawn, settings, strict=True):
         one = data.sel(setting=setting)
+        run = depths(one)
+        one = one.sel(stages=run)
         best = tuned(one, quantity)
         for name, look in looks([str(name) for name in one.scheme.values]).items():
             _scheme(axes, best.sel(scheme=name), look)
@@ -40,7 +42,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         until = float(one.time.max())
         axes.set_title(f"setting {setting}, {until:g} slots", loc="left")
         axes.set_xlabel("stages S")
-        for stages in (int(data.stages[0]), int(data.stages[-1])):
+        for stages in (run[0], run[-1]):
             found = ends(one.sel(stages=stages), quantity)
             each = "; ".join(said(name, end) for name, end in found.items())
             words.append(f"{setting.capitalize()} at S = {stages}: {each}.")

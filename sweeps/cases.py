@@ -16,6 +16,12 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "hanayo, 4 waves": {"name": "hanayo", "waves": 4},
     "interleaved-1f1b": {"name": "interleaved-1f1b", "stages_per_worker": 2},
 }
+ASYNCHRONOUS: Mapping[str, Mapping[str, Any]] = {
+    "naive": {"name": "naive"},
+    "pipedream": {"name": "pipedream"},
+    "pipedream, first stage": {"name": "pipedream", "admission": "first-stage"},
+    "local-sgd, H=1": {"name": "local-sgd", "local_steps": 1},
+}
 
 
 def build(
@@ -24,7 +30,7 @@ def build(
     """Build the table of a case.
 
     Args:
-      case: one of `CASES`.
+      case: one of `CASES` or `ASYNCHRONOUS`.
       workers: P.
       microbatches: M.
       slots: durations that the table is drawn with.
@@ -32,7 +38,7 @@ def build(
     Returns:
       The table.
     """
-    options = dict(CASES[case])
+    options = dict({**CASES, **ASYNCHRONOUS}[case])
     if shares := options.pop("shares", ()):  # of the first and of the second half of the stages
         options["stage_shares"] = [share for share in shares for _ in range(workers // 2)]
     return pj.schedules.build(

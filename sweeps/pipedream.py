@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pipejax.base.files import checksum
 from pipejax.base.provenance import provenance
-from sweeps import convergence_bound, pipedream_schemes, staleness
+from sweeps import convergence_bound, pipedream_schedules, pipedream_schemes, staleness
 from sweeps.command import check, save, why_anew
 from sweeps.pipedream_runs import ALONE, make, runs_of, together
 from sweeps.pipedream_settings import EXPERIMENTS
@@ -33,10 +33,12 @@ PARTS = (
     "match",
     "quadratic",
     "staleness",
+    "pipedream_schedules",
 )
 MODULES: Mapping[str, ModuleType] = {
     "staleness": staleness,
     "convergence_bound": convergence_bound,
+    "pipedream_schedules": pipedream_schedules,
 }
 
 

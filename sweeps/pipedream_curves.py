@@ -5,13 +5,14 @@ seeds the median and the range are shown.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.training import choose_step_size
 from sweeps.pipedream_settings import AS_RUN
 
 QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by; else the gap
@@ -19,9 +20,8 @@ QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by
     "pipedream_scaling": "value",
     "pipedream_language": "loss",
 }
-LEAST, STABLE = "least final", "largest stable"  # rules by which a step size is chosen
-TAIL = 0.2  # share of a curve, its end, that stability is looked for in
-NEAR = 0.05  # by how much of it a stable end may lie above what comes before it
+
+NONE = -1  # in place of a step size
 
 
 class End(NamedTuple):
@@ -66,52 +66,57 @@ def shown(data: xr.Dataset, quantity: str) -> xr.DataArray:
     return data.gap + data.minimum if quantity == "value" else data[quantity]
 
 
-def tuned(data: xr.Dataset, quantity: str, rule: str = LEAST) -> xr.Dataset:
+def tuned(data: xr.Dataset, quantity: str, rule: str = "final") -> xr.Dataset:
     """Choose a step size for every scheme, among those with which no seed diverged.
 
     Args:
       data: as from `sweeps.pipedream_schemes.collected`, perhaps with further axes.
       quantity: as for `shown`.
-      rule: `LEAST` or `STABLE`.
+      rule: as for `pipejax.training.choose_step_size`.
 
     Returns:
-      The data at these steps, and `shown` there, without their axis; `hopeless` says where some
-      seed diverged with every one, `edge` where it is the smallest or largest that was tried.
+      The data at these steps, and `shown` there, without their axis; `hopeless` says where the rule
+      finds none, `edge` where it is the smallest or largest that was tried.
     """
     curve = shown(data, quantity)
     axes = [axis for axis in curve.dims if axis not in ("step", "seed", "sample")]
     place = xr.apply_ufunc(
-        RULES[rule],
-        curve.where(~data.diverged.any("seed")).median("seed"),
-        input_core_dims=[["step", "sample"]],
+        lambda curves, sizes: _place(choose_step_size(curves, rule, sizes)),
+        curve.isel(sample=slice(1, None)).median("seed", skipna=False),
+        data.step_size,
+        input_core_dims=[["step", "sample"], ["step"]],
         vectorize=True,
     ).transpose(*axes)
-    hopeless = data.diverged.any("seed").all("step")
-    chosen = data.assign(shown=curve).isel(step=place)
+    hopeless = place == NONE
+    chosen = data.assign(shown=curve).isel(step=place.where(~hopeless, 0))
     return chosen.assign(
         shown=chosen.shown.where(~hopeless),
         hopeless=hopeless,
-        edge=place.isin([0, data.sizes["step"] - 1]),
+        edge=_is_edge(place, data.step_size.notnull()),
     )
 
 
-def _least(curves: Float[NumpyArray, "steps samples"]) -> int:
-    """Least median at the end; the first where all diverged."""
-    return int(np.nan_to_num(curves[:, -1], nan=np.inf).argmin())
+def _is_edge(place: xr.DataArray, tried: xr.DataArray) -> xr.DataArray:
+    """Whether a step is the first or last that was tried; not all are for every scheme."""
+    last = tried.sizes["step"] - 1 - tried.isel(step=slice(None, None, -1)).argmax("step")
+    return (place == tried.argmax("step")) | (place == last)
 
 
-def _stable(curves: Float[NumpyArray, "steps samples"]) -> int:
-    """Largest step whose curve no longer rises: its last fifth lies not above the fifth before."""
-    count = max(1, round(TAIL * curves.shape[1]))
-    tail, before = curves[:, -count:].mean(axis=1), curves[:, -2 * count : -count].mean(axis=1)
-    steady = np.flatnonzero(tail <= before * (1 + NEAR))
-    return int(steady[-1]) if len(steady) else 0
+def depths(data: xr.Dataset) -> list[int]:
+    """List the numbers of stages that were run in a setting.
+
+    Args:
+      data: of one setting, with an axis `stages`.
+
+    Returns:
+      Those of them where something is not missing.
+    """
+    run = data.gap.notnull().any([axis for axis in data.gap.dims if axis != "stages"])
+    return [int(stages) for stages in data.stages[run.values]]
 
 
-RULES: Mapping[str, Callable[[Float[NumpyArray, "steps samples"]], int]] = {
-    STABLE: _stable,
-    LEAST: _least,
-}
+def _place(found: int | None) -> int:
+    return NONE if found is None else found
 
 
 def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
@@ -137,7 +142,7 @@ def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
     return found.copy(data=np.exp(found.values)) if is_positive else found
 
 
-def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = LEAST) -> dict[str, End]:
+def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = "final") -> dict[str, End]:
     """Compare all schemes of one setting where the first of them ends.
 
     Args:

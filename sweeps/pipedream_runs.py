@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pipejax.base.files import checksum
-from sweeps import convergence_bound, staleness
+from sweeps import convergence_bound, pipedream_schedules, staleness
 from sweeps.command import save
 from sweeps.pipedream_schemes import collected, train
 from sweeps.pipedream_settings import EXPERIMENTS, Scheme, Setting
@@ -22,6 +22,7 @@ from sweeps.pipedream_settings import EXPERIMENTS, Scheme, Setting
 ALONE: Mapping[str, Callable[[], xr.Dataset]] = {  # datasets that are made in one go
     "staleness": staleness.sweep,
     "convergence_bound": convergence_bound.sweep,
+    "pipedream_schedules": pipedream_schedules.sweep,
 }
 
 

@@ -23,7 +23,7 @@ from pipejax.training import (
     sweep_randomized_pipedream,
     sweep_replay,
 )
-from sweeps.pipedream_settings import SAMPLES, Problem, Scheme, Setting
+from sweeps.pipedream_settings import Problem, Scheme, Setting
 
 SINGLE_PRECISION = "language model"  # the only problem whose last digits do not matter
 AXES = ("step", "seed", "sample")
@@ -55,14 +55,14 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
         }
         table = table_of(scheme.method, setting.stages, setting.until, **dict(scheme.options))
         if not setting.systems:
-            times = np.linspace(0.0, setting.until, SAMPLES + 1)
+            times = np.linspace(0.0, setting.until, setting.samples + 1)
             return _labelled(
                 sweep_replay(objective, table, times=times, **options), setting, scheme
             )
         parts = [
             _labelled(
                 sweep_replay(
-                    objective, table, times=SAMPLES, costs=_costs(table, system), **options
+                    objective, table, times=setting.samples, costs=_costs(table, system), **options
                 ),
                 setting,
                 scheme,
@@ -78,17 +78,17 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
 def _randomized(objective: TrainingObjective, setting: Setting, scheme: Scheme) -> TrainingRun:
     """As many block updates as PipeDream does, evenly over its time: RPD has no clock."""
     updates = setting.stages * round(setting.until / 2 - setting.stages + 1)
-    every = updates // SAMPLES
+    every = updates // setting.samples
     run = sweep_randomized_pipedream(
         objective,
         step_sizes=scheme.step_sizes,
         seeds=setting.seeds,
-        updates=every * SAMPLES,
+        updates=every * setting.samples,
         delta=scheme.delta,
         every=every,
         noise=setting.problem.noise,
     )
-    return run._replace(time=np.linspace(0.0, setting.until, SAMPLES + 1))
+    return run._replace(time=np.linspace(0.0, setting.until, setting.samples + 1))
 
 
 def _labelled(run: TrainingRun, setting: Setting, scheme: Scheme) -> xr.Dataset:

@@ -72,6 +72,7 @@ class Setting(NamedTuple):
       column: whose setting it is, `AS_RUN` or `CAPTION`.
       seeds: of examples, start and batches.
       systems: machines whose seconds take the place of slots; none if empty.
+      samples: of each curve, after the start.
     """
 
     stages: int
@@ -81,6 +82,7 @@ class Setting(NamedTuple):
     column: str = AS_RUN
     seeds: tuple[int, ...] = SEEDS
     systems: tuple[str, ...] = ()
+    samples: int = SAMPLES
 
 
 def filled(stages: int, microbatches: int) -> float:
@@ -130,12 +132,13 @@ CAPTION_5 = Problem("logistic regression", 512, num_batches=60, batch_size=10)
 
 
 def _scaling(stages: int, problem: Problem, until: float, column: str) -> Setting:
+    """RPD takes as many updates as PipeDream, one by one: it is most of the work."""
     schemes = (
         pipedream(1 / 64),
-        matched(stages, 1 / 64),
+        matched(stages, 1 / 64)._replace(steps=(-1, 0, 1)),
         local_sgd(5, LOCAL_STEP_SIZES[stages]),
     )
-    return Setting(stages, problem, until, schemes, column)
+    return Setting(stages, problem, until, schemes, column, SEEDS[:3])
 
 
 def _machines(problem: Problem, gamma: float) -> Setting:
@@ -190,11 +193,13 @@ EXPERIMENTS: Mapping[str, tuple[Setting, ...]] = {
                 pipedream(1 / 8)._replace(steps=(-1, 0, 1)),
                 *(local_sgd(steps, 1 / 8)._replace(steps=(0, 1, 2)) for steps in (1, 4, 8)),
             ),
+            seeds=SEEDS[:4],
+            samples=25,  # two epochs of PipeDream each, that their loss is the mean of
         ),
     ),
     "scaling": (
         *(_scaling(stages, RUN_5, 3180.0, AS_RUN) for stages in LOCAL_STEP_SIZES),
-        *(_scaling(stages, CAPTION_5, 660.0, CAPTION) for stages in LOCAL_STEP_SIZES),
+        *(_scaling(stages, CAPTION_5, 660.0, CAPTION) for stages in (2, 8, 32)),
     ),
     "machines": (
         _machines(Problem("tridiagonal quadratic", 512, num_batches=120, batch_size=5), 1 / 128),

@@ -12,7 +12,7 @@ from pipejax.analysis.staleness import op_times
 from sweeps import pipedream, pipedream_claims, pipedream_runs, pipedream_settings
 from sweeps.claims import judge
 from sweeps.command import why_anew
-from sweeps.pipedream_curves import LEAST, STABLE, at_equal, below, ends, in_order, tuned, winner
+from sweeps.pipedream_curves import at_equal, below, ends, in_order, tuned, winner
 from sweeps.pipedream_runs import along, runs_of, together
 from sweeps.pipedream_schemes import table_of, train
 from sweeps.pipedream_settings import (
@@ -113,6 +113,14 @@ def published():
             coords={"stages": stages},
         ),
         "convergence_bound": bound,
+        "pipedream_schedules": xr.Dataset(
+            {
+                "in_flight": (("schedule", "stage"), [[4, 3, 2, 1], [4, 4, 3, 1]]),
+                "makespan": ("schedule", [22.0, 22.0]),
+                "max_delay": ("schedule", [14, 14]),
+            },
+            coords={"schedule": ["pipedream", "pipedream, first stage"]},
+        ),
         "pipedream_quadratic": over("setting", {AS_RUN: quadratic, CAPTION: quadratic}),
         "pipedream_match": over("stages", {8: one}),
         "pipedream_nesterov": dataset({"pipedream": 2.7, **LOCAL}),
@@ -140,6 +148,7 @@ def test_published_figures_are_reproduced(data):
 SPOILED = {
     "staleness": ("T1", "T2"),
     "convergence_bound": ("T3", "T4"),
+    "pipedream_schedules": ("T5",),
     "pipedream_quadratic": ("1, pipedream", "1, delta=60", "1, delta=420", "1, order"),
     "pipedream_match": ("1, match",),
     "pipedream_nesterov": ("2, ends", "2, winner", "2, order"),
@@ -158,6 +167,8 @@ def test_every_verdict_can_fail(store, data):
     elif store == "convergence_bound":
         spoiled["late_measured"] *= 100
         spoiled["law_delay"] = np.sqrt(spoiled.law_delay)
+    elif store == "pipedream_schedules":
+        spoiled["makespan"][1] += 1
     elif store == "pipedream_match":
         spoiled["gap"].loc[{"scheme": "rpd"}] *= 1e3
     else:  # the schemes change places
@@ -177,23 +188,24 @@ def test_a_difference_within_the_spread_of_seeds_is_open(data):
 def test_every_figure_of_the_claims_is_drawn(data):
     named = {claim.figure.removesuffix(".pdf") for claim in pipedream_claims.CLAIMS}
     drawn = set()
-    for store in (name for name in data if name.startswith("pipedream_")):
+    own = {"staleness", "convergence_bound", "pipedream_schedules"}  # of one script and one figure
+    for store in data.keys() - own:
         (script,) = figures_command.STORES[f"{store}.zarr"].scripts
         if store == "pipedream_machines":
             drawn |= {f"{store}_{short}" for short in script.FILES.values()}
         else:
             drawn |= set(script.draw(data[store].assign_attrs(store=store)))
-    assert named <= drawn | {"staleness", "convergence_bound"}
+    assert named <= drawn | own
 
 
 def test_the_step_size_that_counts_has_no_diverged_seed():
     data = dataset({"a": 1e-4, "b": 1e-2})
-    assert tuned(data, "gap", LEAST).step_size.values.tolist() == [1 / 32, 1 / 32]
+    assert tuned(data, "gap").step_size.values.tolist() == [1 / 32, 1 / 32]
     data["diverged"][0, 1, 1] = True
     data["gap"][0, 1, 1] = np.nan
-    assert tuned(data, "gap", LEAST).step_size.values.tolist() == [1 / 16, 1 / 32]
-    data["diverged"][0] = True
-    chosen = tuned(data, "gap", LEAST)
+    assert tuned(data, "gap").step_size.values.tolist() == [1 / 16, 1 / 32]
+    data["diverged"][0], data["gap"][0] = True, np.nan
+    chosen = tuned(data, "gap")
     assert chosen.hopeless.values.tolist() == [True, False]
     assert chosen.shown.sel(scheme="a").isnull().all()
     assert below(at_equal(chosen, "time"), "a", "b") is False
@@ -202,10 +214,10 @@ def test_the_step_size_that_counts_has_no_diverged_seed():
 def test_ends_are_medians_where_the_first_scheme_ends():
     data = dataset({"a": 1e-4, "b": 1e-2})
     data["time"].loc[{"scheme": "b"}] *= 2  # half way at the end of a
-    found = ends(data, "gap", rule=LEAST)
+    found = ends(data, "gap")
     np.testing.assert_allclose(found["a"][:3], [1e-4, 0.9e-4, 1.1e-4])
     np.testing.assert_allclose(found["b"].median, np.sqrt(START * 1e-2))
-    equal = at_equal(tuned(data, "gap", LEAST), "time")
+    equal = at_equal(tuned(data, "gap"), "time")
     assert in_order(equal, ["a", "b"]) is True
     assert in_order(equal, ["b", "a"]) is False
     lead = winner(equal)
@@ -325,7 +337,7 @@ def test_experiments_share_runs(tmp_path):
 def test_settings_are_told_apart_by_what_differs():
     assert along(EXPERIMENTS["nesterov"]) == [{}]
     assert along(EXPERIMENTS["quadratic"]) == [{"setting": AS_RUN}, {"setting": CAPTION}]
-    assert along(EXPERIMENTS["scaling"])[8] == {"setting": CAPTION, "stages": 4}
+    assert along(EXPERIMENTS["scaling"])[8] == {"setting": CAPTION, "stages": 8}
 
 
 def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
@@ -340,9 +352,9 @@ def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
     assert not data.diverged.sel(stages=4, scheme="rpd").any()
 
 
-def test_both_rules_of_the_step_size():
+def test_rules_of_the_step_size():
     data = dataset({"a": 1e-2})
-    assert tuned(data, "gap", LEAST).step_size == 1 / 32
-    assert tuned(data, "gap", STABLE).step_size == 1 / 16
+    assert tuned(data, "gap").step_size == 1 / 32
+    assert tuned(data, "gap", "stable").step_size == 1 / 16
     data["gap"].loc[{"step": 1, "sample": 4}] = START  # rises again
-    assert tuned(data, "gap", STABLE).step_size == 1 / 32
+    assert tuned(data, "gap", "stable").step_size == 1 / 32

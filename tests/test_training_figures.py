@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
 import pipejax as pj
 import pipejax.training as pt
-from figures import convergence_bound, staleness
+from figures import convergence_bound, pipedream_schedules, staleness
+from figures.pipedream_schedules import NAMES
+from figures.rules import caption_of, faults
 from pipejax.plots import style
-from sweeps import convergence_bound as bound_sweep, staleness as staleness_sweep
+from sweeps import (
+    convergence_bound as bound_sweep,
+    pipedream_schedules as schedules_sweep,
+    staleness as staleness_sweep,
+)
 
 pytestmark = pytest.mark.compiles
 
@@ -83,7 +88,8 @@ def test_figure_of_staleness(stale):
     drawn = {line.get_label(): line.get_ydata() for line in messages.lines}
     for link in stale.link.values:
         np.testing.assert_array_equal(drawn[link], stale.mean_delay_under_messages.sel(link=link))
-    assert messages.get_title(loc="left").endswith("S = 4, backward = 2 forwards")
+    assert messages.get_title(loc="left").endswith("S = 4")
+    assert "With a backward of 2 forwards" in caption_of(figure)
 
 
 def test_divergence_is_data_and_never_a_number(runs):
@@ -160,8 +166,29 @@ def test_figure_of_the_bound(runs):
     ]
 
 
-def test_no_text_is_smaller_than_six_points(stale, runs):
-    for figure in (*staleness.draw(stale).values(), *convergence_bound.draw(runs).values()):
-        assert figure.get_figwidth() == style.PAGE
-        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]
-        assert min(sizes) >= 6
+@pytest.fixture(scope="module")
+def updating():
+    return schedules_sweep.sweep()
+
+
+def test_what_schedules_hold_that_update_within_the_table(updating):
+    held = {str(name): updating.in_flight.sel(schedule=name).values.tolist() for name in NAMES}
+    assert held == {
+        "naive": [1, 1, 1, 1],
+        "pipedream": [4, 3, 2, 1],
+        "pipedream, first stage": [4, 4, 3, 1],
+        "local-sgd, H=1": [4, 3, 2, 1],
+    }
+    assert updating.max_delay.values.tolist() == [0, 14, 14, 0]
+    assert updating.makespan.values.tolist() == [64, 22, 22, 28]
+
+
+def test_all_figures_can_be_printed(stale, runs, updating):
+    drawn = {
+        **staleness.draw(stale),
+        **convergence_bound.draw(runs),
+        **pipedream_schedules.draw(updating),
+    }
+    first = drawn["pipedream_schedules"].axes[2]
+    assert "in flight 4, 4, 3, 1; weight versions 4, 3, 3, 1" in first.get_title(loc="left")
+    assert not [f"{name}: {fault}" for name, one in drawn.items() for fault in faults(one)]
