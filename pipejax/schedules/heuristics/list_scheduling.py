@@ -200,7 +200,7 @@ class _ListScheduler:
         """Return the op that a free worker starts next."""
         gradients, forwards, weights = self.ready[worker]
         if self.order is not None:
-            ready = [entry[2] for entry in (*gradients, *forwards)]
+            ready = (entry[2] for entry in itertools.chain(gradients, forwards))
             return self.order.choose(worker, now, ready, weights[0][2] if weights else None)
         if gradients and gradients[0][0] not in self.away[worker]:
             return gradients[0][2]

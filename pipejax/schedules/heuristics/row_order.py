@@ -5,9 +5,11 @@ fills the time with weight gradients, and with later ops that leave room for all
 them in the order: so the order never gets stuck, however far a worker runs ahead of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.heuristics.building_block import BuildingBlock
@@ -38,8 +40,8 @@ class RowOrder:
     def __init__(self, work: Work, order: Order, timeline: Timeline, same: Time) -> None:
         """Lay out the rows; times closer than `same` are one moment."""
         self.work, self.order, self.timeline, self.same = work, order, timeline, same
-        self.rows = _rows(work, order.block)
-        self.place = [{op: k for k, op in enumerate(row)} for row in self.rows]
+        self.rows, self.urgencies = _rows(work, order.block)
+        self.place = {op: k for row in self.rows for k, op in enumerate(row)}
         self.at = [0 for _ in self.rows]
         # of a worker: what is held when all weight gradients that can run have run
         self.level: list[Time] = [0 for _ in self.rows]
@@ -68,7 +70,7 @@ class RowOrder:
             self.level[worker] += self._takes(op)
             self.forwards[worker] -= op.phase is Phase.F
 
-    def choose(self, worker: int, now: Time, ready: Sequence[Op], weight: Op | None) -> Op | None:
+    def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
         """Return what a free worker starts, of ready ops and its most urgent weight gradient."""
         row, at = self.rows[worker], self.at[worker]
         while at < len(row) and row[at] in self.begun:
@@ -77,7 +79,7 @@ class RowOrder:
         if at == len(row):
             return weight
         after = row[at]
-        if weight is not None and self._is_due(weight, after, worker):
+        if weight is not None and self._is_due(weight, worker):
             return weight
         wait = self.timeline.arrival.get(after, FOREVER) - now
         if wait <= self.same:
@@ -88,20 +90,19 @@ class RowOrder:
         ahead = self._ahead(worker, ready, wait) if self.order.runs_ahead else None
         return weight if ahead is None and fills else ahead
 
-    def _is_due(self, weight: Op, after: Op, worker: int) -> bool:
+    def _is_due(self, weight: Op, worker: int) -> bool:
         if self.order.is_delayed_at_end and not self.forwards[worker]:
             return False
-        return self.urgency(weight) + self.order.delay < self.urgency(after)
+        return self.urgency(weight) + self.order.delay < self.urgencies[worker][self.at[worker]]
 
-    def _ahead(self, worker: int, ready: Sequence[Op], wait: Time) -> Op | None:
+    def _ahead(self, worker: int, ready: Iterator[Op], wait: Time) -> Op | None:
         """Return the first op in the order that ends before the next one arrives, if it may run."""
         firsts: dict[tuple[Phase, int], Op] = {}
         for op in ready:
             first = firsts.setdefault(op[:2], op)
             if op.microbatch < first.microbatch:
                 firsts[op[:2]] = op
-        place = self.place[worker]
-        for op in sorted(firsts.values(), key=place.__getitem__):
+        for op in sorted(firsts.values(), key=self.place.__getitem__):
             if self._lasts(op) <= wait + self.same and self._leaves_room(op, worker):
                 return op
         return None
@@ -113,7 +114,7 @@ class RowOrder:
         if not self._fits(op, worker):
             return False
         level, limit = self.level[worker] + self._takes(op), self.work.limits[worker]
-        for k in range(self.at[worker], self.place[worker][op]):
+        for k in range(self.at[worker], self.place[op]):
             other = self.rows[worker][k]
             if other not in self.begun:
                 level += self._takes(other)
@@ -129,19 +130,23 @@ class RowOrder:
         return self.work.lasts[op.phase][op.stage]
 
 
-def _rows(work: Work, block: BuildingBlock) -> list[list[Op]]:
+def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
     """Order the forwards and gradients of every worker as the repeated block has them.
 
     What starts at one time is put in order of the microbatch and of its way, so that no op comes
-    before one that it waits for, over all workers.
+    before one that it waits for, over all workers. Returns the rows, and when their ops start.
     """
-    way, stages = {Phase.F: 1, work.gradient: -1}, range(len(work.placement[0]))
-    keys: list[list[tuple[float, int, int, Op]]] = [[] for _ in work.limits]
-    for microbatch, pipe in enumerate(work.pipe_of):
-        for phase, direction in way.items():
-            for stage in stages:
-                op = Op(phase, stage, microbatch)
-                on_way = direction * (stage + 1)  # less than 0 on the way back
-                key = block.start(op, pipe), microbatch, on_way % (2 * len(stages) + 2), op
-                keys[work.placement[pipe][stage]].append(key)
-    return [[op for *_, op in sorted(own)] for own in keys]
+    phases, pipe = (Phase.F, work.gradient), np.array(work.pipe_of)
+    starts = np.array([block.starts[phase] for phase in phases], float)
+    urgency = starts[:, pipe] + np.array(block.offsets)[:, None]  # (phases, microbatches, stages)
+    which, microbatch, stage = np.indices(urgency.shape)
+    on_way = np.where(which, -stage, stage)  # within a phase
+    order = np.lexsort((on_way.ravel(), which.ravel(), microbatch.ravel(), urgency.ravel()))
+    worker = np.broadcast_to(np.array(work.placement)[pipe], urgency.shape)
+    rows: list[list[Op]] = [[] for _ in work.limits]
+    urgencies: list[list[float]] = [[] for _ in work.limits]
+    columns = (column.ravel()[order] for column in (which, stage, microbatch, worker, urgency))
+    for k, s, m, w, u in zip(*(column.tolist() for column in columns), strict=True):
+        rows[w].append(Op(phases[k], s, m))
+        urgencies[w].append(u)
+    return rows, urgencies

@@ -30,6 +30,7 @@ from pipejax.search.schedule.problem import Problem
 LONGEST = (1, 2, 4, 8)  # waits that are drawn, at most [half ops]
 STRETCHES = (1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # of the interval that memory and work allow
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # intervals until a weight gradient is due
+USUALLY = (True, True, True, False)  # the last weight gradients wait; workers run ahead
 ELITE = 4  # best draws of which others are made
 MADE_OF_ELITE = 0.7  # share of the draws
 ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
@@ -129,7 +130,9 @@ class BlockSearch:
             tuple(self.random.randint(0, longest) for _ in range(4 * self.legs - 1)),
             choose(STRETCHES),
             choose(DELAYS),
-            *(choose((True, False)) for _ in range(3)),
+            is_delayed_at_end=choose(USUALLY),
+            runs_ahead=choose(USUALLY),
+            prefers_weights=choose((True, False)),
         )
         if not self.elite or self.random.random() > MADE_OF_ELITE:
             return new
