@@ -41,8 +41,8 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "hanayo, 4 waves": {
         "label": "Hanayo, 4 waves",
-        "color": style.YELLOW,
-        "marker": "+",
+        "color": style.VIOLET,
+        "marker": "D",
         "linestyle": "--",
     },
     "interleaved-1f1b": {
@@ -83,6 +83,14 @@ SYSTEM_NAME = "{} network, {} compute"
 def main_setting(data: xr.Dataset) -> xr.Dataset:
     """Select the setting, link model and order of the tabular paper's claims."""
     return data.sel({name: data.attrs[f"main {name}"] for name in ("setting", "link", "drawn")})
+
+
+def setting_words(data: xr.Dataset) -> str:
+    """Say in a caption which setting that is."""
+    setting, link, drawn = (data.attrs[f"main {name}"] for name in ("setting", "link", "drawn"))
+    return (
+        f"{setting.capitalize()} setting, {link} links, {drawn} orders, minibatch {data.minibatch}."
+    )
 
 
 def system_title(name: str) -> str:

@@ -119,8 +119,7 @@ def _upward(table: pj.ScheduleTable) -> Bool[NumpyArray, "pipes stages"]:
     """Tell where a forward goes, or if it turns or ends there has come, to a worker before."""
     hops = np.diff(table.placement, axis=1)
     leaves, comes = np.pad(hops, ((0, 0), (0, 1))), np.pad(hops, ((0, 0), (1, 0)))
-    is_hop = np.abs(leaves) == 1  # a loop around all workers goes on where it began
-    return np.where(is_hop, leaves, comes) == -1
+    return np.where(leaves != 0, leaves, comes) == -1  # a loop leaps to where it began
 
 
 def main() -> None:

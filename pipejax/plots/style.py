@@ -18,7 +18,7 @@ LEAST_FONT = 7.0  # [point]
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
-SILVER = "#CCCCCC"
+SILVER, VIOLET = "#CCCCCC", "#5B2A86"
 
 PHASE_COLOUR: Mapping[str, str] = {  # from light to dark, also for a colour-blind reader
     "A": "#FFFFFF",  # white is also where nothing runs: hatched

@@ -1,0 +1,147 @@
+"""Figures of the tabular-schedule paper on made-up values: what they show, and in print."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.container import BarContainer
+from matplotlib.patches import Rectangle
+
+from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
+from figures.cases import LOOK, MAIN
+from figures.rules import caption_of, faults
+from pipejax.plots import style
+from sweeps.cases import CASES
+from sweeps.tabular_settings import SYSTEMS
+
+MICROBATCHES = [8, 16, 32, 256]
+RUNS = {"setting": 2, "link": 2, "drawn": 2, "system": 9}
+GRID = {"schedule": len(CASES), "workers": 2, "microbatches": len(MICROBATCHES)}
+LAYOUT = {
+    "makespan": GRID | RUNS,
+    "bubble_ratio": GRID | RUNS,
+    "formula_bubble_ratio": GRID,
+    "table_bubble_ratio": GRID | {"drawn": 2, "measured": 2},
+    "activation_bytes": GRID | {"drawn": 2, "worker": 8},
+    "static_bytes": GRID | {"worker": 8},
+}
+AT_MAIN = {"setting": "calibrated", "link": "blocking", "drawn": "published"}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Anything but in two places: 1F1B equals GPipe, and one point fits the memory."""
+    style.use()
+    rng = np.random.default_rng(0)
+    found = xr.Dataset(
+        {
+            name: (list(dims), rng.uniform(0.1, 0.5, list(dims.values())))
+            for name, dims in LAYOUT.items()
+        },
+        coords={
+            "schedule": list(CASES),
+            "workers": [4, 8],
+            "microbatches": MICROBATCHES,
+            "setting": ["as reported", "calibrated"],
+            "link": ["delay", "blocking"],
+            "drawn": ["published", "F=1, B=2"],
+            "system": list(SYSTEMS),
+            "measured": ["F=1, B=1", "F=1, B=2"],
+        },
+        attrs={
+            **{f"main {name}": value for name, value in AT_MAIN.items()},
+            "minibatch": 1024,
+            "fitted to": "a published point",
+        },
+    )
+    for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
+        found[name].loc[{"schedule": "1f1b"}] = found[name].sel(schedule="gpipe")
+    for name in ("activation_bytes", "static_bytes"):
+        found[name] = 1e12 * found[name]
+        found[name].loc[{"schedule": "1f1b", "workers": 4, "microbatches": 256}] = 1e9
+    return found.assign(memory_capacity=80e9)
+
+
+@pytest.fixture(scope="module")
+def drawn(data):
+    scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking)
+    figures = {name: figure for script in scripts for name, figure in script.draw(data).items()}
+    return figures | run_time.draw(data.sel(workers=[8]))
+
+
+def test_every_figure_can_be_printed(drawn):
+    assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+
+
+def test_no_figure_has_bars(drawn):
+    """Values that span decades, and gains of either sign, are points."""
+    for figure in drawn.values():
+        assert not any(
+            isinstance(each, BarContainer) for axes in figure.axes for each in axes.containers
+        )
+
+
+def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, drawn):
+    at = data.sel(AT_MAIN)
+    for axes, workers in zip(drawn["ranking"].axes, (4, 8), strict=True):
+        letters = [[""] * len(MICROBATCHES) for _ in range(11)]
+        for text in axes.texts:
+            column, row = text.get_position()
+            letters[int(row)][int(column)] += text.get_text()
+        levels = [at.formula_bubble_ratio, at.table_bubble_ratio.sel(measured=ranking.SLOTS)]
+        levels += [at.makespan.sel(system=name) for name in SYSTEMS]
+        for row, values in zip(letters, levels, strict=True):
+            two = values.sel(workers=workers).sel(schedule=["gpipe", "chimera"])
+            is_best = two <= 1.01 * two.min("schedule")
+            expected = [
+                "G1" * bool(gpipe) + "C" * bool(chimera)  # 1F1B equals GPipe
+                for gpipe, chimera in is_best.transpose("microbatches", "schedule").values
+            ]
+            assert row == expected
+        widths = {p.get_width() for p in axes.patches if isinstance(p, Rectangle)}
+        assert {0.5, 1.0} <= widths
+    assert "1 %" in caption_of(drawn["ranking"])
+
+
+def test_memory_is_held_against_the_capacity(data, drawn):
+    figure = drawn["memory"]
+    for axes in figure.axes:
+        levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+        assert levels == [80.0]
+        assert axes.get_yscale() == "log"
+    assert f"Of all {2 * len(CASES) * len(MICROBATCHES)} points of the dataset 1 fit" in caption_of(
+        figure
+    )
+
+
+def test_times_are_relative_and_on_equal_axes(data, drawn):
+    figure = drawn["run_time_s8"]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    at = data.sel(AT_MAIN).sel(workers=8)
+    for axes, system in zip(figure.axes, SYSTEMS, strict=True):
+        lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+        for name in MAIN:
+            times = at.makespan.sel(system=system)
+            expected = times.sel(schedule=name) / times.sel(schedule="gpipe")
+            np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
+    gpipe, one = (figure.axes[0].lines[k] for k in (0, 1))
+    assert gpipe.get_linewidth() > 2 * one.get_linewidth()  # seen below what equals it
+
+
+def test_the_mean_of_hanayo_is_a_point_of_its_own(data, drawn):
+    (axes,) = drawn["hanayo"].axes
+    at = data.sel(AT_MAIN).sel(workers=8, microbatches=8).makespan
+    gain = 100 * (1 - at.sel(schedule="hanayo, 2 waves") / at.sel(schedule="chimera"))
+    lines = {line.get_label(): line for line in axes.lines}
+    points = lines["Hanayo, 2 waves"].get_ydata()
+    np.testing.assert_allclose(points[:9], gain)
+    assert points[9] == pytest.approx(float(gain[3:].mean()))  # without the slow network
+    mean = lines["published mean"]
+    assert tuple(mean.get_ydata()) == hanayo.PUBLISHED_MEAN
+    assert min(mean.get_xdata()) > 8.5
+    assert set(lines["published point"].get_ydata()) == set(hanayo.PUBLISHED.values())
+
+
+def test_networks_of_the_asymmetric_are_told_apart(drawn):
+    top = drawn["asymmetric"].axes[0]
+    looks = {(line.get_marker(), line.get_color()) for line in top.lines[:3]}
+    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 3
