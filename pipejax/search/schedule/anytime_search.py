@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 
@@ -49,6 +49,7 @@ FAR = 0.75  # of a plan: a bound below this is worth raising where activations m
 COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BLOCK_SECONDS = 30.0  # for repeated building blocks
+BRIEF_SECONDS = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
 _SHARES = {
@@ -56,6 +57,7 @@ _SHARES = {
     "few greedy": 0.1,  # where parts of any plan are searched next
     "blocks": 0.2,
     "brief": 0.05,
+    "most brief": 0.25,
     "neighbourhoods": 0.8,
     "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
     "relaxed": 0.2,
@@ -101,18 +103,7 @@ class AnytimeSearch:
     def solutions(self) -> Generator[Solution, None, None]:
         """Run all steps until the plan meets the bound, or time is up."""
         try:
-            for step in (
-                self._stored,
-                self._first,
-                self._baselines,
-                self._greedy,
-                self._blocks,
-                self._brief_search,
-                self._neighbourhoods,
-                self._relaxed,
-                self._period,
-                self._search,
-            ):
+            for step in self._steps():
                 if (not self.is_closed and self.left > 0) or self.plan is None:
                     yield from step()
             if not self.baseline:  # ended before: at least the given one is looked at
@@ -121,6 +112,14 @@ class AnytimeSearch:
             yield self._solution(self.best.table, self.best.makespan, self.best.source)
         finally:  # however it ends: what was found is kept
             self._save()
+
+    def _steps(self) -> Sequence[Callable[[], Iterator[Solution]]]:
+        """Order the steps; a start with offloads gains more by a search than by a bound."""
+        starts = self._stored, self._first, self._baselines, self._greedy, self._blocks
+        parts = self._brief_search, self._neighbourhoods
+        bound = (self._relaxed,)
+        middle = bound + parts if self.problem.offload is None else parts + bound
+        return *starts, *middle, self._period, self._search
 
     def _stored(self) -> Iterator[Solution]:
         """Use the store: solutions of the problem itself, or of similar ones."""
@@ -254,7 +253,8 @@ class AnytimeSearch:
     def _brief_search(self) -> Iterator[Solution]:
         """Search the whole, before its parts: what is small enough is closed at once."""
         if self._has_parts:
-            yield from self._search_for(self.left * _SHARES["brief"])
+            least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
+            yield from self._search_for(max(least, self.left * _SHARES["brief"]))
 
     def _search(self) -> Iterator[Solution]:
         yield from self._search_for(self.left)
