@@ -115,7 +115,7 @@ class AnytimeSearch:
 
     def _steps(self) -> Sequence[Callable[[], Iterator[Solution]]]:
         """Order the steps; a start with offloads gains more by a search than by a bound."""
-        starts = self._stored, self._first, self._baselines, self._greedy, self._blocks
+        starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
         bound = (self._relaxed,)
         middle = bound + parts if self.problem.offload is None else parts + bound
@@ -172,7 +172,7 @@ class AnytimeSearch:
                 yield from self._offer(*start)
         share = _SHARES["few greedy" if self._offloads_parts else "greedy"]
         seconds = min(GREEDY_SECONDS, self.left * share)
-        for start in greedy_starts(self.problem, seconds):
+        for start in greedy_starts(self.problem, seconds, self.value):
             yield from self._offer(*start)
 
     def _blocks(self) -> Iterator[Solution]:

@@ -162,14 +162,13 @@ def work_of(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
     )
 
 
-def greedy_starts(problem: Problem, seconds: float) -> Iterator[Start]:
-    """Yield successively better greedy plans.
+def greedy_starts(problem: Problem, seconds: float, best: float = FOREVER) -> Iterator[Start]:
+    """Yield successively better greedy plans, all of them shorter than the best one so far.
 
     Where activations may be offloaded, compute is also planned for more memory than there is,
     and the shortest plan that offloads can make fit is kept.
     """
     until = time.monotonic() + seconds
-    best: float = FOREVER
     too_large: list[tuple[int, int, Plan]] = []
     variants = VARIANTS if is_pipe(problem) else FEW_ACTIVE + VARIANTS
     for room in ROOM if problem.offload is not None else ROOM[:1]:
