@@ -20,10 +20,14 @@ from figures.pipedream_cases import (
 )
 from figures.rules import describe
 from pipejax.plots import style
-from sweeps.pipedream_curves import QUANTITY, ends, fraction, tuned
+from sweeps.pipedream_curves import PUBLISHED, QUANTITY, RULE, ends, fraction, tuned
 
 BY: Mapping[str, tuple[str, ...]] = {"pipedream_quadratic": ("updates",)}  # RPD has no clock
 BOTH = ("time", "updates")  # the first has the store's name
+SIZES: Mapping[str, str] = {
+    "final": "the step sizes that end lowest",
+    PUBLISHED: "the published step sizes",
+}
 EQUAL: Mapping[str, str] = {"time": "time", "updates": "number of updates"}
 
 
@@ -38,15 +42,15 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
     settings = data.setting.values if "setting" in data.dims else [None]
     width = style.PAGE if len(settings) > 1 else style.COLUMN
     figure, drawn = panels(len(settings), width, 3.3)
-    quantity = QUANTITY.get(name, "gap")
+    quantity, rule = QUANTITY.get(name, "gap"), RULE.get(name, "final")
     words = []
     for axes, setting in zip(drawn, settings, strict=True):
         one = data if setting is None else data.sel(setting=setting)
-        _curves(axes, tuned(one, quantity), x)
+        _curves(axes, tuned(one, quantity, rule), x)
         axes.set_xlabel(X_LABELS[x])
         if setting is not None:
-            axes.set_title(f"setting {setting}", loc="left")
-        found = ends(one, quantity, x)
+            axes.set_title(f"setting: {setting}", loc="left")
+        found = ends(one, quantity, x, rule)
         where = "" if setting is None else f" ({setting})"
         words.append(
             f"At equal {EQUAL[x]}{where}, where the first of them ends: "
@@ -62,9 +66,8 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
     task = OBJECTIVES[name.removeprefix("pipedream_")]
     return describe(
         figure,
-        f"Training the {task} at the step sizes that end lowest: median (lines) and range "
-        f"(bands) of {data.sizes['seed']} seeds; in brackets range and step size. "
-        + " ".join(words),
+        f"{task[0].upper()}{task[1:]}: median (lines) and range (bands) of {data.sizes['seed']} "
+        f"seeds at {SIZES[rule]}; in brackets the range and the step size. " + " ".join(words),
     )
 
 

@@ -40,7 +40,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             _scheme(axes, best.sel(scheme=name), look)
         count_axis(axes, data.stages.values)
         until = float(one.time.max())
-        axes.set_title(f"setting {setting}, {until:g} slots", loc="left")
+        axes.set_title(f"setting: {setting}, {until:g} slots", loc="left")
         axes.set_xlabel("stages S")
         for stages in (run[0], run[-1]):
             found = ends(one.sel(stages=stages), quantity)

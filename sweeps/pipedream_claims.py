@@ -1,7 +1,7 @@
 """The claims of the PipeDream theory (arXiv 2606.03498), one verdict each, read off datasets.
 
-All verdicts are of the settings that were run, at the step sizes that end lowest; only the ends of
-experiment 1 are read at the published ones. Of the seeds the median counts. One scheme is below
+All verdicts are of the settings that were run, at the step sizes that end lowest; only experiment 1
+is read at the published ones. Of the seeds the median counts. One scheme is below
 another if it is so with every seed: where seeds do not agree, the claim is open.
 """
 
@@ -14,13 +14,13 @@ from pipejax.training.training_run import RULES
 from sweeps.claims import Claim, Verdict, command
 from sweeps.pipedream_curves import (
     QUANTITY,
+    RULE,
     End,
     apart,
     as_run,
     at_equal,
     below,
     depths,
-    end_of,
     ends,
     in_order,
     tuned,
@@ -63,9 +63,10 @@ def compared(store: str, *names: str, x: str = "time", reason: str = "") -> Chec
 
     def check(data: Data) -> Verdict:
         found, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
-        holds = in_order(at_equal(tuned(found, quantity), x), names)
+        rule = RULE.get(store, "final")
+        holds = in_order(at_equal(tuned(found, quantity, rule), x), names)
         seeds = "" if holds is not None else "seeds do not agree on the order; "
-        words = said(ends(found, quantity, x), *names)
+        words = said(ends(found, quantity, x, rule), *names)
         return Verdict(words, holds, "" if holds else seeds + reason)
 
     return check
@@ -137,9 +138,8 @@ def published_end(scheme: str, published: float) -> Check:
     """Median of the final gap at the published step size, within a factor of 3."""
 
     def check(data: Data) -> Verdict:
-        one = as_run(data["pipedream_quadratic"]).sel(scheme=scheme)
-        final = one.gap.isel(sample=-1).sel(step=0).values
-        end = end_of(final, float(one.step_size.sel(step=0)))
+        store = "pipedream_quadratic"
+        end = ends(as_run(data[store]), "gap", "updates", RULE[store])[scheme]
         return Verdict(str(end), within(end.median, published, published, FACTOR_1))
 
     return check
@@ -147,7 +147,7 @@ def published_end(scheme: str, published: float) -> Check:
 
 def matching(data: Data) -> Verdict:
     """Medians of both curves within a factor of 10 over the whole run at S = 8."""
-    chosen = tuned(data["pipedream_match"], "gap")
+    chosen = tuned(data["pipedream_match"], "gap", RULE["pipedream_match"])
     worst = {int(s): apart(chosen.sel(stages=s)) for s in chosen.stages}
     words = ", ".join(f"{ratio:.2g} at S={s}" for s, ratio in worst.items())
     return Verdict(f"largest ratio {words}", worst[8] <= CLOSE)
@@ -202,13 +202,9 @@ def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]
 
 def captioned(data: Data) -> Verdict:
     """Experiment 1 as its caption has it, at the published step sizes; nothing is judged."""
-    one = data["pipedream_quadratic"].sel(setting=CAPTION, step=0)
-    final = one.gap.isel(sample=-1)
-    each = [
-        f"{s}: {end_of(final.sel(scheme=s).values, float(one.step_size.sel(scheme=s)))}"
-        for s in map(str, one.scheme.values)
-    ]
-    return Verdict(", ".join(each), True, "beside experiment 1; no curves of it are published")
+    store = "pipedream_quadratic"
+    found = ends(data[store].sel(setting=CAPTION), "gap", "updates", RULE[store])
+    return Verdict(said(found), True, "beside experiment 1; no curves of it are published")
 
 
 def caption_scaling(data: Data) -> Verdict:

@@ -23,6 +23,12 @@ QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by
 
 NONE = -1  # in place of a step size
 
+PUBLISHED = "published"  # in place of a rule: the step size that was published
+RULE: Mapping[str, str] = {  # of each store, what its step sizes are chosen by; else "final"
+    "pipedream_quadratic": PUBLISHED,
+    "pipedream_match": PUBLISHED,
+}
+
 
 class End(NamedTuple):
     """Where a scheme ends.
@@ -43,9 +49,9 @@ class End(NamedTuple):
 
     def __str__(self) -> str:
         """As 2.7 (2.6 to 2.9; 1/256)."""
-        one = f"{self.low:.2g}" == f"{self.high:.2g}"
-        spread = "" if one else f"{self.low:.2g} to {self.high:.2g}; "
-        return f"{self.median:.2g} ({spread}{fraction(self.step_size)})"
+        median, low, high = map(short, self[:3])
+        spread = "" if low == high else f"{low} to {high}; "
+        return f"{median} ({spread}{fraction(self.step_size)})"
 
 
 def as_run(data: xr.Dataset) -> xr.Dataset:
@@ -72,7 +78,7 @@ def tuned(data: xr.Dataset, quantity: str, rule: str = "final") -> xr.Dataset:
     Args:
       data: as from `sweeps.pipedream_schemes.collected`, perhaps with further axes.
       quantity: as for `shown`.
-      rule: as for `pipejax.training.choose_step_size`.
+      rule: as for `pipejax.training.choose_step_size`, or `PUBLISHED`.
 
     Returns:
       The data at these steps, and `shown` there, without their axis; `hopeless` says where the rule
@@ -81,7 +87,7 @@ def tuned(data: xr.Dataset, quantity: str, rule: str = "final") -> xr.Dataset:
     curve = shown(data, quantity)
     axes = [axis for axis in curve.dims if axis not in ("step", "seed", "sample")]
     place = xr.apply_ufunc(
-        lambda curves, sizes: _place(choose_step_size(curves, rule, sizes)),
+        lambda curves, sizes: _place(curves, rule, sizes, list(data.step.values).index(0)),
         curve.isel(sample=slice(1, None)).median("seed", skipna=False),
         data.step_size,
         input_core_dims=[["step", "sample"], ["step"]],
@@ -115,7 +121,16 @@ def depths(data: xr.Dataset) -> list[int]:
     return [int(stages) for stages in data.stages[run.values]]
 
 
-def _place(found: int | None) -> int:
+def _place(
+    curves: Float[NumpyArray, "steps samples"],
+    rule: str,
+    sizes: Float[NumpyArray, " steps"],
+    published: int,
+) -> int:
+    """Place of a step size, `NONE` where the rule finds none."""
+    if rule == PUBLISHED:
+        return published if np.isfinite(curves[published]).all() else NONE
+    found = choose_step_size(curves, rule, sizes.tolist())
     return NONE if found is None else found
 
 
@@ -203,6 +218,22 @@ def in_order(found: xr.DataArray, names: Sequence[str]) -> bool | None:
     """
     each = [below(found, *pair) for pair in itertools.pairwise(names)]
     return False if False in each else None if None in each else True
+
+
+def short(number: float) -> str:
+    """Write a number with two digits, or as many as it has before the point.
+
+    Args:
+      number: of any size.
+
+    Returns:
+      The number.
+
+    Example:
+      >>> short(0.01234), short(268.7), short(2.9e-7)
+      ('0.012', '269', '2.9e-07')
+    """
+    return f"{number:.0f}" if 100 <= abs(number) < 1e4 else f"{number:.2g}"
 
 
 def fraction(step_size: float) -> str:

@@ -174,7 +174,7 @@ def test_match(matched):
 def test_scaling(scaled):
     left, right = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
-    assert left.get_title(loc="left") == "setting as run, 8 slots"
+    assert left.get_title(loc="left") == "setting: as run, 8 slots"
     assert left.get_ylim() == right.get_ylim()
     drawn = [line for line in left.lines if line.get_label() == "RPD"]
     np.testing.assert_allclose(drawn[0].get_ydata(), np.exp([-4, -1.6, -0.8]))
