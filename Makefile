@@ -42,9 +42,9 @@ pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experimen
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)
 
-optpipe: $(READY)  ## repeat OptPipe: schedules under a memory limit, figures, claims (half an hour)
+optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SECONDS=20 of a solve: longer)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.optpipe --out $(RESULTS)
+	$(BIN)/python -m sweeps.optpipe --out $(RESULTS) $(addprefix --seconds ,$(SECONDS))
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe_claims --data $(RESULTS)
 

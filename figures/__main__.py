@@ -24,6 +24,7 @@ from figures import (
     optpipe_gaps,
     optpipe_links,
     optpipe_memory,
+    optpipe_quality,
     optpipe_refinement,
     optpipe_timelines,
     pareto,
@@ -68,7 +69,7 @@ PIPEDREAM: Mapping[str, ModuleType] = {
     "machines": pipedream_machines,
 }
 OPTPIPE: Mapping[str, tuple[ModuleType, ...]] = {
-    "grid": (optpipe_memory, optpipe_links, optpipe_gaps),
+    "grid": (optpipe_memory, optpipe_links, optpipe_gaps, optpipe_quality),
     "refinement": (optpipe_refinement,),
     "timelines": (optpipe_timelines,),
 }

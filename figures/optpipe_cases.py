@@ -1,4 +1,4 @@
-"""How methods under a memory limit are drawn: label, colour, marker, and what did not fit."""
+"""How methods under a memory limit are drawn, and in which unit idle time is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,146 +7,101 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.transforms import blended_transform_factory
 
 from pipejax.plots import style
 
-LOOK: Mapping[str, Mapping[str, Any]] = {  # open marks stay visible around those that equal them
-    "1f1b": {
-        "label": "1F1B",
-        "color": style.BLACK,
-        "marker": "o",
+OPEN = {"markerfacecolor": "white"}  # stays visible around marks that equal it
+LOOK: Mapping[str, Mapping[str, Any]] = {
+    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
+    "1f1b, interleaved": {
+        "label": "1F1B, interleaved",
+        "color": style.GREY,
+        "marker": "v",
         "linestyle": "--",
-        "markersize": 3,
     },
-    "zb-1p": {
-        "label": "ZB-1p",
-        "color": style.SKY,
-        "marker": "^",
-        "linestyle": "-",
-        "markersize": 3.5,
-    },
-    "zb-2p": {
-        "label": "ZB-2p",
-        "color": style.BLUE,
-        "marker": "o",
-        "linestyle": "-",
-        "markersize": 7,
-        "markerfacecolor": "none",
-    },
+    "zb-1p": {"label": "ZB-1p", "color": style.SKY, "marker": "^", "linestyle": "-"},
+    "zb-2p": {"label": "ZB-2p", "color": style.BLUE, "marker": "X", "linestyle": "-"},
     "pipe-offload": {
         "label": "PipeOffload",
         "color": style.ORANGE,
         "marker": "s",
         "linestyle": ":",
-        "markersize": 3,
+    },
+    "pipe-offload, interleaved": {
+        "label": "PipeOffload, interleaved",
+        "color": style.PURPLE,
+        "marker": "P",
+        "linestyle": ":",
     },
     "ada-offload": {
         "label": "AdaOffload",
         "color": style.GREEN,
         "marker": "D",
         "linestyle": "-",
-        "markersize": 5.5,
-        "markerfacecolor": "none",
+        "markersize": 6,
+        **OPEN,
     },
     "optimum": {
         "label": "optimised",
         "color": style.VERMILION,
         "marker": "o",
         "linestyle": "-",
-        "markersize": 2.5,
+        "markersize": 3,
+    },
+    "optimum, interleaved": {
+        "label": "optimised, interleaved",
+        "color": style.VERMILION,
+        "marker": "o",
+        "linestyle": "--",
+        "markersize": 5,
+        **OPEN,
     },
 }
-IN_MEMORY: Mapping[str, Any] = {
-    "label": "optimised, nothing offloaded",
-    "color": style.PURPLE,
-    "marker": "P",
-    "linestyle": "-",
-    "markersize": 3.5,
-}
-BOUND: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": "-"}
-BOUND_IN_MEMORY: Mapping[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": ":"}
-ROW_HEIGHT = 0.06  # of the rows of crosses, in parts of the axes
+BOUND: Mapping[str, Any] = {"color": style.BLACK, "linewidth": 0.7, "linestyle": "-"}
+BOUND_LABEL = "no schedule with one stage per worker is below"
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "wait": {"label": "waits until the search ends", "color": style.BLUE, "linestyle": "--"},
     "stay": {"label": "stays with the best heuristic", "color": style.BLACK, "linestyle": ":"},
 }
+UNIT = "idle time [fills of the pipe]"
+UNIT_SAID = (
+    "Idle time is the makespan minus the work of a worker, in times that the first forward takes "
+    "to reach the last worker"
+)
 
 
-def percent_of(ratio: xr.DataArray) -> xr.DataArray:
-    """Turn shares into percent."""
-    return 100 * ratio
+def in_fills(idle: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
+    """Count idle time in fills of the pipe: (P - 1) forwards.
+
+    Args:
+      idle: idle time [s].
+      data: has workers and forward [s] by model.
+
+    Returns:
+      The same, in fills.
+    """
+    return idle / ((data.workers - 1) * data.forward)
 
 
-def draw_method(axes: Axes, x: xr.DataArray, ratio: xr.DataArray, look: Mapping[str, Any]) -> None:
-    """Draw the idle share of a method where it fits.
+def draw_methods(axes: Axes, x: xr.DataArray, data: xr.Dataset) -> None:
+    """Draw the idle time of every method where it fits, and the bound.
 
     Args:
       axes: to draw on.
       x: place of each value.
-      ratio: idle share; missing where the method does not fit.
-      look: of the line.
+      data: of one pipe and number of microbatches, along one axis.
     """
-    axes.plot(x, percent_of(ratio), **look)
+    axes.plot(x, in_fills(data.bound_idle_time, data), zorder=1, **BOUND)
+    for name, look in LOOK.items():
+        idle = in_fills(data.idle_time.sel(schedule=name), data)
+        if bool(idle.notnull().any()):
+            axes.plot(x, idle, **look)
 
 
-def misfits(data: xr.Dataset) -> Mapping[str, xr.DataArray]:
-    """List where each method runs out of memory.
-
-    Args:
-      data: out_of_memory by schedule and another axis.
-
-    Returns:
-      By schedule; only those that do somewhere.
-    """
-    found = {name: data.out_of_memory.sel(schedule=name) for name in LOOK}
-    return {name: out for name, out in found.items() if bool(out.any())}
-
-
-def mark_misfits(axes: Axes, x: xr.DataArray, out: Mapping[str, xr.DataArray]) -> None:
-    """Put crosses at the top of a panel: a row for each method that needs too much memory.
-
-    Args:
-      axes: to draw on; `leave_room` keeps the rows free.
-      x: places.
-      out: by method, whether it runs out of memory at each place.
-    """
-    above = blended_transform_factory(axes.transData, axes.transAxes)
-    for row, (name, places) in enumerate(out.items()):
-        at = np.asarray(x)[np.asarray(places, bool)]
-        axes.plot(
-            at,
-            np.full(len(at), 1.0 - ROW_HEIGHT * (row + 0.5)),
-            "x",
-            transform=above,
-            color=LOOK[name]["color"],
-            markersize=3.5,
-            zorder=5,
-        )
-
-
-def leave_room(axes: Axes, rows: int) -> None:
-    """Begin the vertical axis at 0 and leave rows free at its top.
-
-    Args:
-      axes: all is drawn on them and on those that share the axis.
-      rows: of crosses, at most.
-    """
-    high = axes.get_ylim()[1]
-    axes.set_ylim(0, high / (1 - ROW_HEIGHT * rows))
-
-
-def misfit_entry() -> Line2D:
-    """Return the legend's entry of the crosses."""
-    return Line2D(
-        [],
-        [],
-        color=style.BLACK,
-        marker="x",
-        linestyle="",
-        markersize=4,
-        label="out of memory (colour of the method)",
-    )
+def entries() -> list[Line2D]:
+    """List what the lines of `draw_methods` mean."""
+    lines = [Line2D([], [], **look) for look in LOOK.values()]
+    return [*lines, Line2D([], [], label=BOUND_LABEL, **BOUND)]
 
 
 def link_words(host_link: float) -> str:

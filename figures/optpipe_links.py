@@ -1,76 +1,61 @@
-"""Idle share against the speed of the host link: what offloading is worth, and when it is not."""
+"""Idle time against the speed of the host link, and what sharing one costs."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from figures.optpipe_cases import (
-    BOUND,
-    LOOK,
-    draw_method,
-    leave_room,
-    mark_misfits,
-    misfit_entry,
-    misfits,
-    percent_of,
-)
+from figures.optpipe_cases import UNIT, UNIT_SAID, draw_methods, entries
+from figures.rules import describe
 from pipejax.plots import style
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw one panel per pipe and limit, of the problems that were solved at every speed."""
-    whole = data.solved.all("host_link")
+    own = data.sel(sharing="own")
+    whole = own.solved.all("host_link")
     counts = [m for m in data.microbatches.values if bool(whole.sel(microbatches=m).any())]
-    at = data.sel(microbatches=counts[-1])
-    limits = [v for v in data.limit.values if bool(at.solved.all("host_link").sel(limit=v).all())]
+    at = _with_shared(data.sel(microbatches=counts[-1]))
+    limits = [
+        v for v in data.limit.values if bool(whole.sel(microbatches=counts[-1], limit=v).all())
+    ]
     figure, panels = plt.subplots(
         len(limits),
         data.sizes["model"],
-        figsize=(style.PAGE, 2.0 * len(limits) + 0.9),
+        figsize=(style.PAGE, 1.9 * len(limits) + 1.1),
         sharex=True,
-        sharey="row",
+        sharey=True,
         squeeze=False,
     )
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
-            _panel(panels[row, column], at.sel(limit=limit).isel(model=column))
-        leave_room(
-            panels[row, 0],
-            max(
-                len(misfits(at.sel(limit=limit).isel(model=column)))
-                for column in range(data.sizes["model"])
-            ),
-        )
-        panels[row, 0].set_ylabel("idle share [%]")
+            axes, one = panels[row, column], at.sel(limit=limit).isel(model=column)
+            draw_methods(axes, one.place, one)
+            axes.axvline(at.sizes["place"] - 1.5, color=style.BLACK, linewidth=0.6, linestyle=":")
+            axes.set_title(f"{one.model.item()},\nlimit {limit:g}", loc="left")
+        panels[row, 0].set_ylabel(UNIT)
+    panels[0, 0].set_ylim(0)
     for axes in panels[-1]:
         axes.set_xlabel("time of an offload [F]")
-        axes.set_xticks(
-            range(data.sizes["host_link"]), [_tick(link) for link in data.host_link.values]
-        )
-    lines = [Line2D([], [], **look) for look in LOOK.values()]
-    bound = Line2D([], [], label="no schedule is below", **BOUND)
-    figure.legend(
-        handles=[*lines, bound, misfit_entry()],
-        loc="outside lower center",
-        ncols=4,
-        title=f"M={int(at.microbatches)}. To the right the host link is faster; "
-        "a load takes as long as an offload.",
-        title_fontsize=7,
+        axes.set_xticks(at.place.values, list(map(str, at.tick.values)), rotation=90)
+    figure.legend(handles=entries(), loc="outside lower center", ncols=3)
+    caption = (
+        f"Idle time by the speed of the host link, {int(counts[-1])} microbatches. {UNIT_SAID}. "
+        "To the right the link is faster, a load takes as long as an offload; behind the dotted "
+        "line two neighbours share one that takes a forward. A line is missing where its schedule "
+        "does not fit. At half of 1F1B's memory every speed-up of the link pays."
     )
-    return {"optpipe_links": figure}
+    return {"optpipe_links": describe(figure, caption)}
 
 
-def _tick(host_link: float) -> str:
-    return f"{host_link:g}" if np.isfinite(host_link) else "none"
-
-
-def _panel(axes: Axes, data: xr.Dataset) -> None:
-    place = xr.DataArray(np.arange(data.sizes["host_link"]), dims="host_link")
-    axes.plot(place, percent_of(data.bound_bubble_ratio), zorder=1, **BOUND)
-    for name, look in LOOK.items():
-        draw_method(axes, place, data.bubble_ratio.sel(schedule=name), look)
-    mark_misfits(axes, place, misfits(data))
-    axes.set_title(f"{data.model.item()}, limit {float(data.limit):g}", loc="left")
+def _with_shared(data: xr.Dataset) -> xr.Dataset:
+    """Put links of one's own and the shared one along one axis of places."""
+    own = data.sel(sharing="own", drop=True)
+    shared = data.sel(sharing="pairs", drop=True)
+    known = np.flatnonzero(shared.solved.any(("model", "limit")))
+    drawn = ["idle_time", "bound_idle_time", "solved"]
+    parts = [own[drawn], shared[drawn].isel(host_link=known)]
+    both = xr.concat(parts, "host_link", data_vars="all").rename(host_link="place")
+    ticks = [f"{link:g}" if np.isfinite(link) else "none" for link in own.host_link.values]
+    ticks += [f"{link:g}, shared" for link in shared.host_link.values[known]]
+    return both.assign_coords(place=np.arange(len(ticks)), tick=("place", ticks))

@@ -1,78 +1,48 @@
-"""Idle share of every method against the memory limit, with what no schedule can go below."""
+"""Idle time of every method against the memory limit, with what no schedule can go below."""
 
 import matplotlib.pyplot as plt
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from figures.optpipe_cases import (
-    BOUND,
-    BOUND_IN_MEMORY,
-    IN_MEMORY,
-    LOOK,
-    draw_method,
-    leave_room,
-    link_words,
-    mark_misfits,
-    misfit_entry,
-    misfits,
-    percent_of,
-)
+from figures.optpipe_cases import UNIT, UNIT_SAID, draw_methods, entries, link_words
+from figures.rules import describe
 from pipejax.plots import style
 
-LINK = 1.0  # time of an offload, in forwards, where something may be offloaded
-OFFLOADING = ("pipe-offload", "ada-offload", "optimum")
+LINK = 1.0  # time of an offload, in forwards
+SHOWN = 16  # microbatches, where they were solved: all kinds of optima are known there
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
-    """Draw one panel per pipe and number of microbatches."""
-    rows, columns = data.sizes["model"], data.sizes["microbatches"]
+    """Draw a column of panels per pipe: without a host link above, with one below."""
+    counts = [int(m) for m in data.microbatches.values]
+    count = SHOWN if SHOWN in counts else counts[-1]
+    at = data.sel(microbatches=count, sharing="own")
+    links = [link for link in (float("inf"), LINK) if link in data.host_link]
     figure, panels = plt.subplots(
-        rows,
-        columns,
-        figsize=(style.PAGE, 1.75 * rows + 0.9),
+        len(links),
+        data.sizes["model"],
+        figsize=(style.PAGE, 1.9 * len(links) + 1.0),
         sharex=True,
-        sharey="row",
+        sharey=True,
         squeeze=False,
     )
-    for row in range(rows):
-        for column in range(columns):
-            _panel(panels[row, column], data.isel(model=row, microbatches=column))
-        leave_room(
-            panels[row, 0],
-            max(
-                len(misfits(data.isel(model=row, microbatches=column).sel(host_link=LINK)))
-                for column in range(columns)
-            ),
-        )
-        panels[row, 0].set_ylabel("idle share [%]")
+    for row, link in enumerate(links):
+        for column in range(data.sizes["model"]):
+            axes, one = panels[row, column], at.sel(host_link=link).isel(model=column)
+            draw_methods(axes, one.limit, one)
+            axes.set_title(f"{one.model.item()}\n{link_words(link)}", loc="left")
+        panels[row, 0].set_ylabel(UNIT)
+    panels[0, 0].set_ylim(0)
     for axes in panels[-1]:
-        axes.set_xlabel("memory limit [peaks of 1F1B]")
-        axes.set_xticks(data.limit.values, [f"{limit:g}" for limit in data.limit.values])
-    lines = [Line2D([], [], **look) for look in (*LOOK.values(), IN_MEMORY)]
-    bounds = [
-        Line2D([], [], label="no schedule is below", **BOUND),
-        Line2D([], [], label="the same, nothing offloaded", **BOUND_IN_MEMORY),
-    ]
-    figure.legend(
-        handles=[*lines, *bounds, misfit_entry()],
-        loc="outside lower center",
-        ncols=4,
-        title=f"PipeOffload, AdaOffload and optimised: {link_words(LINK)}, each way. "
-        "A better schedule is lower.",
-        title_fontsize=7,
+        axes.set_xlabel("limit [peaks of 1F1B]")
+        axes.set_xticks(
+            data.limit.values, [f"{limit:g}" for limit in data.limit.values], rotation=90
+        )
+    figure.legend(handles=entries(), loc="outside lower center", ncols=3)
+    caption = (
+        f"Idle time by memory limit, {count} microbatches. {UNIT_SAID}; filling takes one at "
+        "least. A line begins where its schedule fits. Under a tight limit only schedules that "
+        "offload fit, and the optimised ones are the lowest of their kind; two stages per worker "
+        "halve the fill."
     )
-    return {"optpipe_memory": figure}
-
-
-def _panel(axes: Axes, data: xr.Dataset) -> None:
-    with_link, without = data.sel(host_link=LINK), data.sel(host_link=float("inf"))
-    for at, look in ((with_link, BOUND), (without, BOUND_IN_MEMORY)):
-        axes.plot(at.limit, percent_of(at.bound_bubble_ratio), zorder=1, **look)
-    draw_method(axes, without.limit, without.bubble_ratio.sel(schedule="optimum"), IN_MEMORY)
-    for name, look in LOOK.items():
-        at = with_link if name in OFFLOADING else without
-        draw_method(axes, at.limit, at.bubble_ratio.sel(schedule=name), look)
-    mark_misfits(axes, data.limit, misfits(with_link))
-    axes.set_title(f"{data.model.item()}, M={int(data.microbatches)}", loc="left")
+    return {"optpipe_memory": describe(figure, caption)}

@@ -8,9 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.optpipe_cases import BOUND, POLICIES
+from figures.rules import describe
 from pipejax.plots import style
 
 HEURISTIC, SEARCHED = style.GREEN, style.VERMILION
+LEAST = 1e-3  # percent: what is shown of more time
 SEARCHES = ("search", "period")  # sources that are no heuristics begin so
 
 
@@ -19,13 +21,18 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     return {"optpipe_anytime": _anytime(data), "optpipe_training": _training(data)}
 
 
-def _panels(data: xr.Dataset, height: float) -> tuple[Figure, list[Axes]]:
+def _panels(data: xr.Dataset, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
     """One panel per case, two to a row."""
     count = data.sizes["case"]
     columns = min(2, count)
     rows = -(-count // columns)
     figure, panels = plt.subplots(
-        rows, columns, figsize=(style.PAGE, height * rows + 0.7), sharex=True, squeeze=False
+        rows,
+        columns,
+        figsize=(style.PAGE, height * rows + 0.7),
+        sharex=True,
+        sharey=sharey,
+        squeeze=False,
     )
     for axes in panels.flat[count:]:
         axes.set_axis_off()
@@ -33,7 +40,7 @@ def _panels(data: xr.Dataset, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _anytime(data: xr.Dataset) -> Figure:
-    figure, panels = _panels(data, 1.9)
+    figure, panels = _panels(data, 1.9, sharey=False)
     for k, axes in enumerate(panels):
         case = data.isel(case=k)
         news = data.isel(news=np.flatnonzero(data.of_case.values == k))
@@ -51,7 +58,9 @@ def _anytime(data: xr.Dataset) -> Figure:
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
         axes.set_ylabel("step time [s]")
-        axes.set_title(f"{case.case.item()}:\n{_ended(case)}", loc="left", fontsize=7)
+        axes.set_title(
+            f"{case.case.item()}:\n{_ended(case)}", loc="left", fontsize=style.LEAST_FONT
+        )
     panels[-1].set_xlabel("time of the search [s]")
     panels[-min(2, len(panels))].set_xlabel("time of the search [s]")
     handles = [
@@ -59,14 +68,13 @@ def _anytime(data: xr.Dataset) -> Figure:
         Line2D([], [], color=SEARCHED, marker="o", linestyle="", label="found by a search"),
         Line2D([], [], label="bound at the end: no schedule is below", **BOUND),
     ]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3,
-        title_fontsize=7,
-        title="Limits in peaks of 1F1B",
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    caption = (
+        "Step time of the best schedule by the time of the search; the vertical axes differ, since "
+        "the problems do. Limits are in peaks of 1F1B. Heuristics give most of what is to be had "
+        "within a second; the search takes the rest, or proves that there is none."
     )
-    return figure
+    return describe(figure, caption)
 
 
 def _ended(case: xr.Dataset) -> str:
@@ -77,28 +85,27 @@ def _ended(case: xr.Dataset) -> str:
 
 
 def _training(data: xr.Dataset) -> Figure:
-    figure, panels = _panels(data, 1.9)
+    figure, panels = _panels(data, 1.9, sharey=True)
     for k, axes in enumerate(panels):
         case = data.isel(case=k)
         reference = case.time.sel(policy="refine")
         for policy, look in POLICIES.items():
             extra = 100 * (case.time.sel(policy=policy) / reference - 1)
-            axes.plot(case.steps, extra.where(extra > 0), **look)
+            axes.plot(case.steps, extra.where(extra > LEAST), **look)
         axes.set(xscale="log", yscale="log", ylabel="more time [%]")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{case.case.item()}\n{_worth(case)}", loc="left", fontsize=7)
+        axes.set_title(f"{case.case.item()}\n{_worth(case)}", loc="left", fontsize=style.LEAST_FONT)
     panels[-1].set_xlabel("steps of the job")
     panels[-min(2, len(panels))].set_xlabel("steps of the job")
     handles = [Line2D([], [], **look) for look in POLICIES.values()]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3,
-        title_fontsize=7,
-        title="A job that ..., against one that starts on the first schedule and replaces it by "
-        "every better one",
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    caption = (
+        "How much longer a job takes that waits until the search ends, or that stays with the best "
+        "heuristic, than one that starts on the first schedule and replaces it by every better "
+        "one. Waiting costs short jobs, staying costs long ones. A line is missing where it costs "
+        "nothing."
     )
-    return figure
+    return describe(figure, caption)
 
 
 def _worth(case: xr.Dataset) -> str:

@@ -5,16 +5,18 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from figures.optpipe_cases import LOOK
+from figures.rules import describe
 from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.analysis.timeline import Bar
 from pipejax.plots import style
-from pipejax.plots.memory import Curves, draw_memory
+from pipejax.plots.memory import LIMIT, Curves, draw_memory
 from pipejax.plots.timeline import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase
 
-HEIGHTS = (1.15, 0.95)  # of a timeline and of its memory [inch]
+HEIGHTS = (1.5, 1.15)  # of a timeline and of its memory [inch]
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
 
 
@@ -36,14 +38,14 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         _timeline(panels[2 * k], data.sel(schedule=name), bars, until)
         _memory(panels[2 * k + 1], data, name, until)
     panels[-1].set_xlabel("time [s]")
-    figure.legend(
-        handles=bar_entries(drawn),
-        loc="outside lower center",
-        ncols=9,
-        title=_caption(data),
-        title_fontsize=7,
-    )
-    return {"optpipe_timelines": figure}
+    entries = [
+        *bar_entries(drawn),
+        Line2D([], [], color=style.BLACK, marker="o", markersize=2.5, linestyle="", label="peak"),
+        Line2D([], [], color=style.BLUE, linewidth=0.8, label="held"),
+        Line2D([], [], label="limit", **LIMIT),
+    ]
+    figure.legend(handles=entries, loc="outside lower center", ncols=5)
+    return {"optpipe_timelines": describe(figure, _caption(data))}
 
 
 def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> None:
@@ -54,7 +56,7 @@ def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> Non
     note = f"; out of memory: it holds {float(run.peak.max()):g} of {limit:g}" if over else ""
     axes.set_title(
         f"{LOOK[str(run.schedule.item())]['label']}: {float(run.makespan):.4g} s, "
-        f"idle {100 * float(run.bubble_ratio):.1f} %{note}",
+        f"idle for {1e3 * float(run.idle_time):.3g} ms{note}",
         loc="left",
     )
 
@@ -73,7 +75,8 @@ def _memory(axes: Axes, data: xr.Dataset, name: str, until: float) -> None:
         np.zeros(data.attrs["workers"]),
         np.ones(data.attrs["workers"]),
     )
-    draw_memory(axes, Curves(held, "activations held", "{:.3g}".format), until=until)
+    limit = float(data.attrs["activations"])
+    draw_memory(axes, Curves(held, "activations held", "{:.3g}".format, limit), until=until)
 
 
 def _bars(ops: xr.Dataset) -> list[Bar]:
@@ -88,7 +91,8 @@ def _caption(data: xr.Dataset) -> str:
     times = ", ".join(f"{letter} {data.attrs[f'{letter} [ms]']:.3g} ms" for letter in "FIW")
     return (
         f"{data.attrs['model']} on {data.attrs['workers']} workers, {data.attrs['microbatches']} "
-        "microbatches (numbers); every worker may hold "
-        f"{data.attrs['activations']:g} activations.\n"
-        f"{times}, an offload or a load {data.attrs['offload [ms]']:.3g} ms: thin bars."
+        "microbatches (numbers, where they fit); every worker may hold "
+        f"{data.attrs['activations']:g} activations (dashed). {times}, an offload or a load "
+        f"{data.attrs['offload [ms]']:.3g} ms: thin bars. 1F1B does not fit; AdaOffload does, and "
+        "the optimised schedule fills the gaps that it leaves."
     )

@@ -2,10 +2,13 @@
 
 Times are those of published GPT models. A memory limit counts in peaks of 1F1B, which are P
 activations; the speed of a host link in forwards, which is how long an offload or a load lasts.
+Interleaved schedules have two stages per worker: half the layers, times and sizes each.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +22,9 @@ from pipejax.search.schedule.solution import Solution
 from sweeps.zero_bubble_tables import MODELS, PROFILES
 
 NO_LINK = math.inf  # time of an offload where there is no host link
-SHARES = (0.5, 1.0)  # of the activations that PipeOffload moves: its selective and full variants
+SHARES = (0.5, 1.0)  # of the activations that PipeOffload moves: PO-H and PO-F of its source
+LOOPS = 2  # stages per worker of interleaved schedules
+OWN, SHARED = "own", "pairs"  # a host link for each worker, or one for two neighbours
 ROUNDING = 1e-9  # relative: sums of times and sizes closer than this are equal
 
 
@@ -71,6 +76,7 @@ class Setting(NamedTuple):
       microbatches: M.
       limit: activations that a worker may hold, in peaks of 1F1B.
       host_link: time of an offload and of a load, in forwards; `NO_LINK` if there is none.
+      sharing: `OWN`, or `SHARED` where workers 0 and 1, 2 and 3, ... sit behind one switch.
 
     Example:
       >>> Setting(Pipe("1.5B", 8, 24), 16, 0.5, NO_LINK).activations
@@ -81,6 +87,7 @@ class Setting(NamedTuple):
     microbatches: int
     limit: float
     host_link: float
+    sharing: str = OWN
 
     @property
     def activations(self) -> float:
@@ -106,25 +113,52 @@ class Setting(NamedTuple):
     def words(self) -> str:
         """All of it, for people and as a key."""
         link = f"offload in {self.host_link:g} F" if self.has_link else "no host link"
+        link += ", link shared by two" if self.sharing == SHARED else ""
         return f"{self.pipe.label}, M={self.microbatches}, limit {self.limit:g}, {link}"
+
+    @property
+    def links(self) -> pj.Links:
+        """Which workers share a host link."""
+        pairs = range(0, self.pipe.workers - 1, 2) if self.sharing == SHARED else ()
+        return pj.Links(host_links=[[worker, worker + 1] for worker in pairs])
 
     def costs(self, table: pj.ScheduleTable) -> pj.Costs:
         """Price a table.
 
         Args:
-          table: with one stage per worker.
+          table: its stages divide the times of their worker evenly.
 
         Returns:
           Its costs [s].
         """
+        part = self.pipe.workers / table.num_stages
         times = self.pipe.times
         return pj.Costs.uniform(
             table,
-            forward=times["F"],
-            input_grad=times["I"],
-            weight_grad=times["W"],
+            forward=part * times["F"],
+            input_grad=part * times["I"],
+            weight_grad=part * times["W"],
             transfer=self.pipe.message,
-            offload=self.offload or 0.0,
+            offload=part * (self.offload or 0.0),
+        )
+
+    def plan(self, name: str, loops: int = 1, **options: Any) -> pj.ScheduleTable:
+        """Build a schedule that is planned for these times.
+
+        Args:
+          name: of the builder.
+          loops: stages per worker.
+          options: of the builder, besides times.
+
+        Returns:
+          The table.
+        """
+        return self.build(
+            name,
+            weight_share=self.pipe.weight_share,
+            transfer=self.pipe.message,
+            slots={letter: time / loops for letter, time in self.pipe.times.items()},
+            **options,
         )
 
     def build(self, name: str, **options: Any) -> pj.ScheduleTable:
@@ -146,52 +180,57 @@ def _one_f_one_b(setting: Setting) -> Iterator[pj.ScheduleTable]:
     yield setting.build("1f1b")
 
 
+def _interleaved(setting: Setting) -> Iterator[pj.ScheduleTable]:
+    yield setting.build("interleaved-1f1b", stages_per_worker=LOOPS)
+
+
 def _planned(name: str) -> Callable[[Setting], Iterator[pj.ScheduleTable]]:
     """One of the zero-bubble heuristics, planned for the times."""
 
     def tables(setting: Setting) -> Iterator[pj.ScheduleTable]:
-        yield setting.build(
-            name,
-            weight_share=setting.pipe.weight_share,
-            slots=setting.pipe.times,
-            transfer=setting.pipe.message,
-        )
+        yield setting.plan(name)
 
     return tables
 
 
-def _pipe_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
-    """Its selective and its full variant; without a host link all stays where it is."""
-    for share in SHARES if setting.has_link else (0.0,):
-        yield setting.build(
+def _pipe_offload(setting: Setting, loops: int = 1) -> Iterator[pj.ScheduleTable]:
+    """PO-H and PO-F on all orders of the source; without a host link all stays where it is."""
+    workers = setting.pipe.workers
+    groups = (workers, workers // 2, 1) if loops > 1 else (workers,)
+    for group, part in itertools.product(groups, SHARES if setting.has_link else (0.0,)):
+        yield setting.plan(
             "pipe-offload",
-            offload_share=share,
-            weight_share=setting.pipe.weight_share,
-            transfer=setting.pipe.message,
-            offload=setting.offload,
-            slots=setting.pipe.times,
+            loops,
+            stages_per_worker=loops,
+            group_size=group,
+            offload_share=part,
+            offload=None if setting.offload is None else setting.offload / loops,
+            host_links=setting.links.host_links,
         )
 
 
 def _ada_offload(setting: Setting) -> Iterator[pj.ScheduleTable]:
-    yield setting.build(
+    yield setting.plan(
         "ada-offload",
         memory_limit=setting.activations,
-        weight_share=setting.pipe.weight_share,
-        transfer=setting.pipe.message,
         offload=setting.offload,
-        slots=setting.pipe.times,
+        host_links=setting.links.host_links,
     )
 
 
 METHODS: Mapping[str, Callable[[Setting], Iterator[pj.ScheduleTable]]] = {
     "1f1b": _one_f_one_b,
+    "1f1b, interleaved": _interleaved,
     "zb-1p": _planned("zb-1p"),
     "zb-2p": _planned("zb-2p"),
     "pipe-offload": _pipe_offload,
+    "pipe-offload, interleaved": functools.partial(_pipe_offload, loops=LOOPS),
     "ada-offload": _ada_offload,
 }
-OPTIMUM = "optimum"
+OPTIMUM, OPTIMUM_INTERLEAVED = "optimum", "optimum, interleaved"
+OPTIMA: Mapping[str, int] = {OPTIMUM: 1, OPTIMUM_INTERLEAVED: LOOPS}  # with stages per worker
+INTERLEAVED = tuple(name for name in METHODS if "interleaved" in name)
+OF_LIMIT = ("ada-offload",)  # methods whose tables depend on the limit
 
 
 def run(setting: Setting, table: pj.ScheduleTable) -> Evaluation:
@@ -199,33 +238,33 @@ def run(setting: Setting, table: pj.ScheduleTable) -> Evaluation:
 
     Args:
       setting: gives the times.
-      table: with one stage per worker.
+      table: any.
 
     Returns:
       The run.
     """
-    return pj.evaluate(table, setting.costs(table))
+    return pj.evaluate(table, setting.costs(table), link=setting.links)
 
 
 def measured(setting: Setting, table: pj.ScheduleTable) -> dict[str, Any]:
     """Measure a schedule.
 
     Args:
-      setting: gives times and limit.
-      table: with one stage per worker.
+      setting: gives the times.
+      table: its stages divide the activation of their worker evenly.
 
     Returns:
-      makespan [s], peak (the most activations that a worker holds), offloaded (activations),
-      out_of_memory: whether that is more than the limit.
+      makespan [s], peak (the most activations that a worker holds), offloaded (activations).
     """
-    done = run(setting, table)
-    peak = float(activation_memory(done, weight_share=setting.pipe.weight_share).peak.max())
-    return {
-        "makespan": done.makespan,
-        "peak": peak,
-        "offloaded": int((table.cells.phase == Phase.O).sum()),
-        "out_of_memory": peak > setting.activations * (1 + ROUNDING),
-    }
+    done, size = run(setting, table), setting.pipe.workers / table.num_stages
+    held = activation_memory(done, sizes=size, weight_share=setting.pipe.weight_share)
+    moved = int((table.cells.phase == Phase.O).sum())
+    return {"makespan": done.makespan, "peak": float(held.peak.max()), "offloaded": size * moved}
+
+
+@functools.cache
+def _tried(setting: Setting, method: str) -> Sequence[dict[str, Any]]:
+    return [measured(setting, table) for table in METHODS[method](setting)]
 
 
 def by_method(setting: Setting, method: str) -> dict[str, Any]:
@@ -236,57 +275,81 @@ def by_method(setting: Setting, method: str) -> dict[str, Any]:
       method: one of `METHODS`.
 
     Returns:
-      As `measured`; where none fits, the one that needs least, without a makespan.
+      As `measured`, and out_of_memory: whether none fits; then it is the one that needs least,
+      without a makespan.
     """
-    found = [measured(setting, table) for table in METHODS[method](setting)]
-    fitting = [one for one in found if not one["out_of_memory"]]
+    same = setting if method in OF_LIMIT else setting._replace(limit=math.inf)
+    found = _tried(same, method)
+    most = setting.activations * (1 + ROUNDING)
+    fitting = [one for one in found if one["peak"] <= most]
     if fitting:
-        return min(fitting, key=lambda one: float(one["makespan"]))
-    return {**min(found, key=lambda one: float(one["peak"])), "makespan": np.nan}
+        best = min(fitting, key=lambda one: float(one["makespan"]))
+        return {**best, "out_of_memory": False}
+    least = min(found, key=lambda one: float(one["peak"]))
+    return {**least, "makespan": np.nan, "out_of_memory": True}
 
 
-def solutions(setting: Setting, seconds: float, **options: Any) -> Iterator[Solution]:
+def solutions(
+    setting: Setting, seconds: float, loops: int = 1, **options: Any
+) -> Iterator[Solution]:
     """Optimise.
 
     Args:
       setting: the problem.
       seconds: time to spend, at most.
+      loops: stages per worker; the search of several begins at an interleaved PipeOffload.
       options: of `optimize`.
 
     Returns:
       Better and better solutions.
     """
-    table = setting.build("1f1b")
+    table = setting.build("1f1b") if loops == 1 else _interleaved_start(setting)
     return optimize(
         table,
         setting.costs(table),
         memory_limit=setting.activations,
+        sizes=1 / loops,
         weight_share=setting.pipe.weight_share,
         offload=setting.has_link,
+        link=setting.links,
         time_limit=seconds,
         **options,
     )
 
 
-def optimum(setting: Setting, seconds: float) -> dict[str, Any]:
+def _interleaved_start(setting: Setting) -> pj.ScheduleTable:
+    """The fastest interleaved schedule that fits, or one that needs least."""
+
+    def rank(table: pj.ScheduleTable) -> tuple[float, float]:
+        one = measured(setting, table)
+        excess = max(0.0, one["peak"] - setting.activations * (1 + ROUNDING))
+        return excess, float(one["makespan"])
+
+    return min((table for name in INTERLEAVED for table in METHODS[name](setting)), key=rank)
+
+
+def optimum(setting: Setting, seconds: float, loops: int = 1) -> dict[str, Any]:
     """Optimise and measure what came out.
 
     Args:
       setting: the problem.
       seconds: time to spend, at most.
+      loops: stages per worker.
 
     Returns:
-      As `measured`, with lower_bound [s], status, source, seconds (of all), best_seconds (until
-      the best schedule was found).
+      As `by_method`, with lower_bound [s], status, source, seconds (of all), and news: seconds and
+      makespan of each schedule that was better than the one before.
     """
-    found = list(solutions(setting, seconds))
-    last = found[-1]
-    first_best = next(one for one in found if one.makespan <= last.makespan * (1 + ROUNDING))
+    news: list[tuple[float, float]] = []
+    for last in solutions(setting, seconds, loops):
+        if not news or last.makespan < news[-1][1] * (1 - ROUNDING):
+            news.append((last.seconds, last.makespan))
     return {
         **measured(setting, last.table),
+        "out_of_memory": False,
         "lower_bound": last.lower_bound,
         "status": last.status,
         "source": last.source,
         "seconds": last.seconds,
-        "best_seconds": first_best.seconds,
+        "news": news,
     }

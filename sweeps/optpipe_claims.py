@@ -1,8 +1,10 @@
 """The claims of OptPipe (arXiv 2510.05186), one verdict each, read off datasets.
 
-Where one of its claims says "up to" or "over", it holds if one problem of the grid reaches the
-figure; the range over all of them is shown beside it. What the proven bound leaves possible is
-said too: no solver gets beyond that.
+One rule for all: where a claim says "up to" or "over", it holds if one problem of the grid reaches
+the figure; the range over all problems is shown beside it, and at how many it is reached. Idle time
+is the makespan minus the work of a worker. A claim about several opponents is one about the best of
+those that fit at each problem. What the proven bound leaves possible is said too: no solver gets
+beyond that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +14,28 @@ import numpy as np
 import xarray as xr
 
 from sweeps.claims import Claim, Verdict, command
-from sweeps.optpipe_cases import METHODS, OPTIMUM
+from sweeps.optpipe_cases import (
+    INTERLEAVED,
+    METHODS,
+    OPTIMUM,
+    OPTIMUM_INTERLEAVED,
+    OWN,
+    SHARED,
+)
 from sweeps.optpipe_published import Row, rows
 
 Data = Mapping[str, xr.Dataset]
 Check = Callable[[Data], Verdict]
 STORES = ("grid", "published", "refinement")
 OTHERS = tuple(name for name in METHODS if name != "ada-offload")  # AdaOffload is of the paper
+ONE_STAGE = tuple(name for name in METHODS if name not in INTERLEAVED)  # per worker
 TIGHT, AMPLE = 1.0, 1.5  # peaks of 1F1B: tight is below, ample from there on
 HIDDEN = 1.0  # forwards: what an offload may take for PipeOffload to hide it behind compute
 SAME = 1e-9  # relative: sums of times closer than this are equal
 PRINTED = 5e-5  # half of the last printed digit of an idle share
 JOB = 1000  # steps of the job that is looked at
+EVERY = slice(None)
+BELOW, FROM = slice(None, TIGHT - SAME), slice(AMPLE, None)
 
 
 def _best(values: xr.DataArray, methods: Sequence[str]) -> xr.DataArray:
@@ -36,8 +48,10 @@ def _where(values: xr.DataArray) -> str:
     at = values.stack(case=values.dims)
     at = at.isel(case=int(at.fillna(-np.inf).argmax("case")))
     link = float(at.host_link)
-    return f"{at.model.item()}, M={int(at.microbatches)}, limit {float(at.limit):g}, " + (
-        f"offload in {link:g} F" if np.isfinite(link) else "no host link"
+    offload = f"offload in {link:g} F" if np.isfinite(link) else "no host link"
+    shared = ", link shared by two" if str(at.sharing.item()) == SHARED else ""
+    return (
+        f"{at.model.item()}, M={int(at.microbatches)}, limit {float(at.limit):g}, {offload}{shared}"
     )
 
 
@@ -46,38 +60,54 @@ def _percent(values: xr.DataArray) -> str:
     return f"{low:.1f} to {high:.1f} %"  # + 0.0: no minus before 0
 
 
-def _idle_saved(data: Data, methods: Sequence[str], limits: slice, reason: str) -> Verdict:
+def _reached(values: xr.DataArray, figure: float) -> str:
+    count = int((values >= figure).sum())
+    return f"{100 * figure:g} % at {count} of {int(values.notnull().sum())} problems"
+
+
+def _idle_saved(
+    data: Data, methods: Sequence[str], limits: slice = EVERY, ours: str = OPTIMUM
+) -> Verdict:
     """At least half of the idle time of the best of some methods is saved somewhere."""
     grid = data["grid"].sel(limit=limits)
-    theirs = _best(grid.bubble_ratio, methods).where(grid.solved)
-    saved = 1 - grid.bubble_ratio.sel(schedule=OPTIMUM) / theirs
-    possible = 1 - grid.bound_bubble_ratio / theirs
-    holds = float(saved.max()) >= 0.5
-    return Verdict(
-        f"{_percent(saved)}, most at {_where(saved)}; the bound allows {_percent(possible)}, most "
-        f"at {_where(possible)}",
-        holds,
-        "" if holds else reason,
+    theirs = _best(grid.idle_time, methods).where(grid.solved)
+    saved = 1 - grid.idle_time.sel(schedule=ours, drop=True) / theirs
+    said = f"{_percent(saved)}, most at {_where(saved)}; {_reached(saved, 0.5)}"
+    reason = ""
+    if ours == OPTIMUM:
+        possible = 1 - grid.bound_idle_time / theirs
+        said += f"; the bound allows {_percent(possible)}"
+        reason = _no_half(possible)
+    return Verdict(said, bool(saved.max() >= 0.5), reason or "the bound of two stages is not known")
+
+
+def _no_half(possible: xr.DataArray) -> str:
+    """Why no half is saved: because none can be, or because the search stops short of it."""
+    allowed, count = int((possible >= 0.5).sum()), int(possible.notnull().sum())
+    if not allowed:
+        return "proven: the bound of every problem allows less, filling the pipe is idle time too"
+    return (
+        f"the bound excludes it at {count - allowed} of {count} problems; at {allowed} it is open"
     )
 
 
-def _throughput(data: Data, limits: slice, published: float, reason: str) -> Verdict:
+def _throughput(data: Data, limits: slice, published: float, opponent: str, ours: str) -> Verdict:
     """More steps per second than PipeOffload somewhere, by more than the published share.
 
     Only where an offload takes no longer than a forward: PipeOffload is made for such links.
     """
     grid = data["grid"].sel(limit=limits)
     grid = grid.isel(host_link=np.flatnonzero(grid.host_link.values <= HIDDEN))
-    theirs = grid.makespan.sel(schedule="pipe-offload").where(grid.solved)
-    gain = theirs / grid.makespan.sel(schedule=OPTIMUM) - 1
-    possible = theirs / grid.lower_bound - 1
-    above = int((gain > published).sum())
-    return Verdict(
-        f"{_percent(gain)}, above at {above} of {int(gain.notnull().sum())} problems, most at "
-        f"{_where(gain)}; the bound allows {_percent(possible)}",
-        above > 0,
-        "" if above else reason,
-    )
+    theirs = grid.makespan.sel(schedule=opponent, drop=True).where(grid.solved)
+    gain = theirs / grid.makespan.sel(schedule=ours, drop=True) - 1
+    said = f"{_percent(gain)}, most at {_where(gain)}; {_reached(gain, published)}"
+    reason = "one stage per worker against two: what two bring is in the row below"
+    if ours == OPTIMUM:
+        possible = theirs / grid.lower_bound - 1
+        said += f"; the bound allows {_percent(possible)}"
+        if not bool((possible > published).any()):
+            reason = "proven: the bound of every problem allows less"
+    return Verdict(said, bool((gain > published).any()), reason)
 
 
 def _trains(data: Data) -> Verdict:
@@ -85,26 +115,68 @@ def _trains(data: Data) -> Verdict:
     grid = data["grid"]
     none = grid.out_of_memory.sel(schedule=["zb-1p", "zb-2p"]).all("schedule") & grid.solved
     runs = none & grid.makespan.sel(schedule=OPTIMUM).notnull()
+    holds = bool(none.any() & (runs == none).all())
     return Verdict(
         f"{int(runs.sum())} of {int(none.sum())} problems in which both run out of "
         "memory are solved",
-        bool(none.any() & (runs == none).all()),
+        holds,
+        "" if holds else "no schedule was found there",
     )
 
 
-def _never_worse(data: Data, methods: Sequence[str]) -> Verdict:
+def _never_worse(data: Data, methods: Sequence[str], ours: str = OPTIMUM) -> Verdict:
     """The optimum is at most as long as each method that fits."""
     grid = data["grid"]
-    theirs = grid.makespan.sel(schedule=list(methods)).where(grid.solved)
-    ours = grid.makespan.sel(schedule=OPTIMUM)
-    worse = theirs * (1 + SAME) < ours
-    gain = theirs / ours - 1
+    found = grid.makespan.sel(schedule=ours, drop=True)
+    theirs = grid.makespan.sel(schedule=list(methods)).where(grid.solved & found.notnull())
+    worse = theirs * (1 + SAME) < found
+    gain = theirs / found - 1
+    two = grid.makespan.sel(schedule=OPTIMUM_INTERLEAVED, drop=True)
+    also = theirs * (1 + SAME) < two
+    known = worse & two.notnull()
     return Verdict(
         f"worse at {int(worse.sum())} of {int(theirs.notnull().sum())} schedules that "
         f"fit; faster by {_percent(gain)}",
         not bool(worse.any()),
-        "the search ended before it had tried all heuristics" if bool(worse.any()) else "",
+        ""
+        if not bool(worse.any())
+        else f"they have two stages per worker, which halves the time to fill the pipe: with two "
+        f"stages the search is worse at {int((known & also).sum())} of {int(known.sum())} of these",
     )
+
+
+def _shared(data: Data) -> Verdict:
+    """What sharing a host link costs, and what of it the optimum takes."""
+    grid = data["grid"]
+    both = grid.solved.all("sharing") & np.isfinite(grid.host_link)
+    times = grid.makespan.where(both)
+    loss = times.sel(sharing=SHARED) / times.sel(sharing=OWN) - 1
+    lost = grid.out_of_memory.sel(sharing=SHARED) & ~grid.out_of_memory.sel(sharing=OWN)
+    methods = {"optimised": OPTIMUM, "PipeOffload": "pipe-offload", "AdaOffload": "ada-offload"}
+    each = [
+        f"{label} loses {_percent(loss.sel(schedule=name))}"
+        + (f", and does not fit any more at {count}" if count else "")
+        for label, name in methods.items()
+        for count in [int((lost & both).sel(schedule=name).sum())]
+    ]
+    ours, theirs = (loss.sel(schedule=list(n)) for n in ((OPTIMUM,), ("ada-offload",)))
+    holds = bool(ours.mean() <= theirs.mean())
+    return Verdict("; ".join(each), holds, "" if holds else "its schedules use the link more")
+
+
+def _quality(data: Data) -> Verdict:
+    """How fast schedules are good: half of the problems of each size within 5 % of the best."""
+    grid = data["grid"]
+    curve = grid.excess_over_best.sel(share=0.5)
+    when = grid.solve_time.where(curve <= 0.05).min("solve_time")
+    end = grid.excess_over_best.isel(solve_time=-1)
+    parts = [
+        f"{int(size)} ops: half within 5 % after {float(when.sel(ops=size)):.2g} s, nine tenths "
+        f"within {100 * float(end.sel(ops=size, share=0.9)):.2g} % at the end"
+        for size in grid.ops.values
+    ]
+    holds = bool(when.notnull().all())
+    return Verdict("; ".join(parts), holds, "" if holds else "the largest need longer solves")
 
 
 def _largest(data: Data) -> Verdict:
@@ -119,6 +191,7 @@ def _largest(data: Data) -> Verdict:
         f"them proven best; gap at most {100 * float(at.gap.max()):.1f} %, half of them "
         f"below {100 * float(at.gap.median()):.2g} %",
         found == count,
+        "" if found == count else "no schedule was found in time",
     )
 
 
@@ -127,9 +200,11 @@ def _refined(data: Data, against: str) -> Verdict:
     jobs = data["refinement"].time
     jobs = jobs.isel(steps=int(abs(jobs.steps - JOB).argmin("steps")))
     gain = jobs.sel(policy=against) / jobs.sel(policy="refine") - 1
+    holds = bool((gain >= -SAME).all() & (gain > SAME).any())
     return Verdict(
         f"{_percent(gain)} longer after {int(jobs.steps)} steps",
-        bool((gain >= -SAME).all() & (gain > SAME).any()),
+        holds,
+        "" if holds else "the first schedules are so good that nothing is won",
     )
 
 
@@ -138,79 +213,97 @@ def _searched(row: Row, data: Data) -> Verdict:
     at = data["published"].sel(row=row.words)
     ours, bound = float(at.ours), float(at.bound)
     proof = " (optimal)" if at.status.item() == "optimal" else f" (bound {bound:.4f})"
-    return Verdict(f"{ours:.4f}{proof}, by {at.source.item()}", ours <= row.published + PRINTED)
+    holds = ours <= row.published + PRINTED
+    open_part = f"not proven either way: the bound is {bound:.4f}"
+    reason = "proven optimal for the printed times" if "optimal" in proof else open_part
+    return Verdict(f"{ours:.4f}{proof}, by {at.source.item()}", holds, "" if holds else reason)
 
 
-FLUSH = (
-    "a step here ends with a flush: filling and draining the pipe is idle time of every schedule; "
-    "where memory is tight the bound is low, so whether more can be saved is open"
-)
-ONE_STAGE = "ours has one stage per worker and whole backwards"
+MEMORY = "optpipe_memory.pdf"
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "1",
-        "idle time is up to 50 % less than that of 1F1B, ZB-1p, ZB-2p and PipeOffload at "
-        "the same memory limit",
+        "idle time is up to 50 % less than that of 1F1B, zero-bubble and PipeOffload schedules, "
+        "the best of them, at the same memory limit",
         "up to 50 %",
-        "optpipe_memory.pdf",
-        partial(_idle_saved, methods=OTHERS, limits=slice(None), reason=FLUSH),
+        MEMORY,
+        partial(_idle_saved, methods=tuple(n for n in OTHERS if n in ONE_STAGE)),
     ),
     Claim(
         "1, tight",
         "the same, below the memory of 1F1B",
         "",
-        "optpipe_memory.pdf",
-        partial(_idle_saved, methods=OTHERS, limits=slice(None, TIGHT - SAME), reason=FLUSH),
+        MEMORY,
+        partial(_idle_saved, methods=tuple(n for n in OTHERS if n in ONE_STAGE), limits=BELOW),
+    ),
+    Claim(
+        "1, interleaved",
+        "the same against the interleaved ones too, with two stages per worker",
+        "",
+        MEMORY,
+        partial(_idle_saved, methods=OTHERS, ours=OPTIMUM_INTERLEAVED),
     ),
     Claim(
         "1, AdaOffload",
-        "the same against all of these and AdaOffload, where it starts",
+        "the same against all with one stage per worker and AdaOffload, where it starts",
         "",
-        "optpipe_memory.pdf",
-        partial(
-            _idle_saved,
-            methods=tuple(METHODS),
-            limits=slice(None),
-            reason=(
-                "AdaOffload plans for the same times and limits and is often near the optimum; "
-                + FLUSH
-            ),
-        ),
+        MEMORY,
+        partial(_idle_saved, methods=ONE_STAGE),
     ),
     Claim(
         "2, tight",
         "more throughput than PipeOffload under tight memory",
         "over 20 %",
-        "optpipe_memory.pdf",
-        partial(_throughput, limits=slice(None, TIGHT - SAME), published=0.2, reason=ONE_STAGE),
+        MEMORY,
+        partial(_throughput, limits=BELOW, published=0.2, opponent="pipe-offload", ours=OPTIMUM),
     ),
     Claim(
         "2, ample",
         "more throughput than PipeOffload with ample memory",
         "over 30 %",
-        "optpipe_memory.pdf",
-        partial(_throughput, limits=slice(AMPLE, None), published=0.3, reason=ONE_STAGE),
+        MEMORY,
+        partial(_throughput, limits=FROM, published=0.3, opponent="pipe-offload", ours=OPTIMUM),
     ),
-    Claim(
-        "3",
-        "trains where zero-bubble schedules run out of memory",
-        "yes",
-        "optpipe_memory.pdf",
-        _trains,
+    *(
+        Claim(
+            f"2, {word}, interleaved",
+            f"{text}, both with two stages per worker",
+            "",
+            MEMORY,
+            partial(
+                _throughput,
+                limits=limits,
+                published=figure,
+                opponent="pipe-offload, interleaved",
+                ours=OPTIMUM_INTERLEAVED,
+            ),
+        )
+        for word, text, limits, figure in (
+            ("tight", "over 20 % more under tight memory", BELOW, 0.2),
+            ("ample", "over 30 % more with ample memory", FROM, 0.3),
+        )
     ),
+    Claim("3", "trains where zero-bubble schedules run out of memory", "yes", MEMORY, _trains),
     Claim(
         "4",
         "the optimum is never worse than ZB-1p and ZB-2p where they fit",
-        "never",
-        "optpipe_memory.pdf",
+        "",
+        MEMORY,
         partial(_never_worse, methods=("zb-1p", "zb-2p")),
     ),
     Claim(
         "4, all",
-        "nor than any other method that fits",
-        "never",
-        "optpipe_memory.pdf",
-        partial(_never_worse, methods=tuple(METHODS)),
+        "nor than any other method with one stage per worker that fits",
+        "",
+        MEMORY,
+        partial(_never_worse, methods=ONE_STAGE),
+    ),
+    Claim(
+        "4, interleaved",
+        "nor than interleaved schedules that fit",
+        "",
+        MEMORY,
+        partial(_never_worse, methods=INTERLEAVED),
     ),
     Claim(
         "5",
@@ -232,6 +325,20 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "optpipe_training.pdf",
         partial(_refined, against="stay"),
+    ),
+    Claim(
+        "8",
+        "where two neighbours share a host link, the optimum loses less than AdaOffload",
+        "",
+        "optpipe_links.pdf",
+        _shared,
+    ),
+    Claim(
+        "9",
+        "half of the problems of each size are within 5 % of the best known schedule in time",
+        "",
+        "optpipe_quality.pdf",
+        _quality,
     ),
     *(
         Claim(

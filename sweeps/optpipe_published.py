@@ -20,7 +20,7 @@ from sweeps.journal import Journal, Record
 from sweeps.optpipe_cases import NO_LINK, Pipe, Setting, solutions
 from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
-SECONDS = 4.0  # of a row, at most
+SECONDS = 2.0  # of a row, at most
 LARGEST = 2000  # stages times microbatches that are searched
 
 

@@ -48,7 +48,11 @@ def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
             **_columns("op", ("case_of_op", *COLUMNS), ops),
             **_columns("change", ("case_of_change", "holder", "time", "held"), changes),
             "makespan": ("schedule", [one.makespan for one in runs.values()], {"units": "s"}),
-            "bubble_ratio": ("schedule", [one.bubble_ratio for one in runs.values()]),
+            "idle_time": (
+                "schedule",
+                [one.makespan - SETTING.work for one in runs.values()],
+                {"units": "s"},
+            ),
             "peak": (("schedule", "worker_index"), [one.peak for one in held.values()]),
             "peak_at": (("schedule", "worker_index"), [one.peak_at for one in held.values()]),
         },

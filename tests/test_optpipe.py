@@ -11,7 +11,6 @@ import xarray as xr
 
 from sweeps import (
     optpipe,
-    optpipe_cases,
     optpipe_claims,
     optpipe_grid,
     optpipe_published,
@@ -20,7 +19,16 @@ from sweeps import (
 )
 from sweeps.claims import HOLDS, judge
 from sweeps.journal import Journal
-from sweeps.optpipe_cases import METHODS, NO_LINK, OPTIMUM, Pipe, Setting, by_method
+from sweeps.optpipe_cases import (
+    METHODS,
+    NO_LINK,
+    OPTIMUM,
+    OWN,
+    SHARED,
+    Pipe,
+    Setting,
+    by_method,
+)
 from sweeps.optpipe_refinement import job_times
 from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
@@ -47,7 +55,7 @@ def test_times_and_figures_are_those_of_the_source():
 def test_a_method_that_does_not_fit_has_no_makespan():
     tight, plain = (Setting(SMALL, 8, limit, NO_LINK) for limit in (0.5, 1.0))
     found = {method: by_method(tight, method) for method in METHODS}
-    assert {m for m, one in found.items() if one["out_of_memory"]} == set(METHODS) - {"ada-offload"}
+    assert {m for m, one in found.items() if not one["out_of_memory"]} == {"ada-offload"}
     assert math.isnan(found["1f1b"]["makespan"])
     assert (found["1f1b"]["peak"], found["ada-offload"]["peak"]) == (4.0, 2.0)
     fitting = by_method(plain, "1f1b")
@@ -92,7 +100,7 @@ def test_a_journal_goes_on_where_it_was(tmp_path):
 
 
 def test_solves_know_more_together():
-    """More memory is never worse, nor a faster link; a bound for more memory holds for less."""
+    """More memory is never worse, nor a faster link, nor one's own; bounds the other way round."""
     strange = {
         (0.5, NO_LINK): 0.4,
         (1.0, NO_LINK): 0.6,
@@ -105,22 +113,37 @@ def test_solves_know_more_together():
     }
     bounds = {(1.0, NO_LINK): 0.03, (2.0, NO_LINK): 0.1, (0.5, 1.0): 0.2}
     data = made.grid(
-        lambda s: strange[s.limit, s.host_link], lambda s: bounds.get((s.limit, s.host_link), 0.05)
-    )
-    at = data.isel(model=0, microbatches=0).sel(schedule=OPTIMUM).bubble_ratio
+        lambda s: 0.25 if s.sharing == SHARED else strange[s.limit, s.host_link],
+        lambda s: bounds.get((s.limit, s.host_link), 0.05) * (s.sharing == OWN),
+    ).isel(model=0, microbatches=0)
+    idle = (data.idle_time / data.work).sel(schedule=OPTIMUM)
+    at = idle.sel(sharing=OWN)
     np.testing.assert_allclose(at.sel(host_link=NO_LINK), [0.4, 0.4, 0.2])
-    np.testing.assert_allclose(at.sel(host_link=1.0), [0.4, 0.3, 0.2])
-    np.testing.assert_allclose(at.sel(host_link=0.5), [0.3, 0.3, np.nan])  # that was not asked
-    own = 1 - data.work / data.solve_makespan
-    assert float(
-        own.isel(model=0, microbatches=0).sel(limit=1.0, host_link=NO_LINK)
-    ) == pytest.approx(0.6)
-    low = data.isel(model=0, microbatches=0).bound_bubble_ratio
-    np.testing.assert_allclose(low.sel(host_link=NO_LINK), [0.2, 0.1, 0.1])
-    np.testing.assert_allclose(low.sel(host_link=1.0), [0.2, 0.05, 0.05])
+    np.testing.assert_allclose(at.sel(host_link=1.0), [0.25, 0.25, 0.2])  # as on the shared one
+    np.testing.assert_allclose(at.sel(host_link=0.5), [0.25, 0.25, np.nan])  # that was not asked
+    np.testing.assert_allclose(idle.sel(sharing=SHARED, host_link=1.0), [0.25, 0.25, 0.2])
+    own = data.solve_makespan / data.work - 1
+    assert float(own.sel(limit=1.0, host_link=NO_LINK, sharing=OWN)) == pytest.approx(0.6)
+    low = data.bound_idle_time / data.work
+    np.testing.assert_allclose(low.sel(host_link=NO_LINK, sharing=OWN), [0.2, 0.1, 0.1])
+    np.testing.assert_allclose(low.sel(host_link=1.0, sharing=OWN), [0.2, 0.05, 0.05])
+    np.testing.assert_allclose(low.sel(host_link=1.0, sharing=SHARED), [0.2, 0.05, 0.05])
     known = data.makespan.sel(schedule=OPTIMUM, drop=True).notnull()
     assert bool((known == data.solved).all())
     assert not data.out_of_memory.sel(schedule=OPTIMUM).any()
+
+
+def test_quality_is_what_there_is_by_then():
+    data = made.grid()
+    assert data.ops.values.tolist() == [96, 384]  # of P = 4 and 16 with 8 microbatches
+    assert data.problems.values.tolist() == [11, 11]
+    half = data.excess_over_best.sel(share=0.5, ops=96)
+    times = data.solve_time
+    assert np.isinf(half[times < made.LAST - 1]).all()
+    np.testing.assert_allclose(half[(times >= made.LAST - 1) & (times < made.LAST)], 1.0)
+    np.testing.assert_allclose(half[times >= made.LAST], 0.0, atol=1e-12)
+    last = data.excess_over_bound.isel(ops=0, solve_time=-1)
+    np.testing.assert_allclose(last, 1.18 / 1.05 - 1)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 40])
@@ -203,7 +226,10 @@ def test_seconds_must_be_above_0(tmp_path, capsys):
 
 
 def verdicts(data):
-    return {row["number"]: row["verdict"] for row in judge(optpipe_claims.CLAIMS, data)}
+    """Whether each claim holds; one that does not must say why."""
+    found = judge(optpipe_claims.CLAIMS, data)
+    assert all(row["reason"] or row["verdict"] in HOLDS for row in found)
+    return {row["number"]: row["verdict"] in HOLDS for row in found}
 
 
 def everything():
@@ -212,11 +238,19 @@ def everything():
 
 def test_figures_that_hold_are_reproduced():
     found = verdicts(everything())
-    assert {n for n, verdict in found.items() if verdict not in HOLDS} == set()
+    assert {n for n, holds in found.items() if not holds} == set()
 
 
 SPOILED = {
-    "idle": ("grid", ("1", "1, tight", "1, AdaOffload", "2, tight", "2, ample", "4", "4, all")),
+    "idle": (
+        "grid",
+        (
+            *("1", "1, tight", "1, AdaOffload", "1, interleaved", "2, tight", "2, ample"),
+            *("2, tight, interleaved", "2, ample, interleaved", "4", "4, all", "4, interleaved"),
+        ),
+    ),
+    "sharing": ("grid", ("8",)),
+    "late": ("grid", ("9",)),
     "no schedule": ("grid", ("3", "5")),
     "published": ("published", ("7, 1.5B, M=24, ZB-1p", "7, 28.3B, M=256, ZB-2p")),
     "jobs": ("refinement", ("6, wait", "6, stay")),
@@ -228,7 +262,11 @@ def test_every_verdict_can_fail(what):
     store, numbers = SPOILED[what]
     data = everything()
     if what == "idle":
-        data[store] = made.grid(lambda setting: 0.49)
+        data[store] = made.grid(lambda setting: 0.98)
+    elif what == "sharing":
+        data[store] = made.grid(lambda s: 0.1 if s.has_link and s.sharing == OWN else 0.18)
+    elif what == "late":
+        data[store]["excess_over_best"] += 0.06
     elif what == "no schedule":
         data[store].makespan.loc[{"schedule": OPTIMUM, "limit": 0.5}] = np.nan
     elif what == "published":
@@ -236,7 +274,7 @@ def test_every_verdict_can_fail(what):
     else:
         data[store]["time"] = 1 / data[store].time
     found = verdicts(data)
-    assert {found[n] for n in numbers} <= {"differs", "fails"}
+    assert not any(found[n] for n in numbers)
 
 
 def test_every_claim_is_spoiled_once():
@@ -245,13 +283,16 @@ def test_every_claim_is_spoiled_once():
 
 
 def test_the_grid_stays_within_its_time():
+    """Ten minutes if no solve ended early, and a third of them do."""
     asked = list(optpipe_grid.settings())
     assert len(set(asked)) == len(asked)
     few = [s for s in asked if s.host_link not in optpipe_grid.EVERYWHERE]
     assert {(s.limit, s.microbatches) for s in few} == {(0.5, 16), (1.0, 16)}
-    seconds = optpipe.SECONDS * (
-        len(asked) + optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1)
-    )
+    assert {s.sharing for s in few} == {OWN}
+    shared = [s for s in asked if s.sharing == SHARED]
+    assert {s.microbatches for s in shared} == {16}
+    assert {s.limit for s in shared} == set(optpipe_grid.LIMITS)
+    solves = sum(len(optpipe_grid.solved_with(s)) for s in asked)
+    solves += optpipe_refinement.LONGER * (len(optpipe_refinement.SETTINGS) + 1)
     published = optpipe_published.SECONDS * len(list(optpipe_published.rows()))
-    assert (seconds + published) / 60 < 30
-    assert optpipe_cases.METHODS.keys() == set(optpipe_grid.METHODS)
+    assert 2 / 3 * (optpipe.SECONDS * solves + published) < 400

@@ -4,7 +4,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optpipe_data as made
 import pytest
-from matplotlib.text import Text
 
 from figures import (
     __main__ as command,
@@ -12,12 +11,14 @@ from figures import (
     optpipe_gaps,
     optpipe_links,
     optpipe_memory,
+    optpipe_quality,
     optpipe_refinement,
     optpipe_timelines,
 )
+from figures.rules import faults
 from pipejax.plots import style
 from sweeps import optpipe_refinement as refinement_sweep, optpipe_timelines as timelines_sweep
-from sweeps.optpipe_cases import METHODS, OPTIMUM
+from sweeps.optpipe_cases import METHODS, OPTIMA, OPTIMUM
 
 pytestmark = pytest.mark.solver
 
@@ -34,71 +35,66 @@ def grid():
     return made.grid()
 
 
-def curves_of(axes, colour):
-    """Lines of a colour with more than one place, crosses left out."""
-    return [line for line in axes.lines if line.get_color() == colour and line.get_marker() != "x"]
-
-
-def crosses_of(axes, colour):
-    return [
-        x
-        for line in axes.lines
-        if line.get_marker() == "x" and line.get_color() == colour
-        for x in line.get_xdata()
+def curve(axes, method):
+    """The line of a method, in fills of the pipe."""
+    look = optpipe_cases.LOOK[method]
+    (line,) = [
+        one
+        for one in axes.lines
+        if all(getattr(one, f"get_{name}")() == look[name] for name in ("color", "marker"))
+        and one.get_linestyle() == look["linestyle"]
     ]
+    return line.get_ydata()
+
+
+def fills(data, idle):
+    """Idle time in works of a worker, in fills of the pipe of P = 4."""
+    work = float(data.work.isel(model=0, microbatches=0).max())
+    return np.array(idle) * work / (3 * float(data.forward[0]))
 
 
 def test_every_method_has_a_look():
-    assert list(optpipe_cases.LOOK) == [*METHODS, OPTIMUM]
-    colours = [look["color"] for look in (*optpipe_cases.LOOK.values(), optpipe_cases.IN_MEMORY)]
-    assert len(set(colours)) == len(colours)
+    assert list(optpipe_cases.LOOK) == [*METHODS, *OPTIMA]
+    looks = [(o["color"], o["marker"], o["linestyle"]) for o in optpipe_cases.LOOK.values()]
+    assert len(set(looks)) == len(looks)
     assert optpipe_refinement.SEARCHES == refinement_sweep.SEARCHES
     assert {*optpipe_cases.POLICIES, "refine"} == set(refinement_sweep.POLICIES)
 
 
-def test_idle_share_by_memory_limit(grid):
+def test_idle_time_by_memory_limit(grid):
     figure = optpipe_memory.draw(grid)["optpipe_memory"]
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "1.5B, P=4, M=8",
-        "14.6B, P=16, M=8",
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [
+        f"{pipe}\n{link}"
+        for link in ("no host link", "offload in 1 F")
+        for pipe in ("1.5B, P=4", "14.6B, P=16")
     ]
     axes = figure.axes[0]
-    look = optpipe_cases.LOOK
-    (zb_2p,) = curves_of(axes, look["zb-2p"]["color"])
-    np.testing.assert_allclose(zb_2p.get_ydata(), [np.nan, np.nan, 30.0])
-    (best,) = curves_of(axes, look[OPTIMUM]["color"])
-    np.testing.assert_allclose(best.get_ydata(), [15.0, 15.0, 5.0])
-    assert crosses_of(axes, look["zb-2p"]["color"]) == [0.5, 1.0]
-    assert crosses_of(axes, look["1f1b"]["color"]) == [0.5]
-    assert not crosses_of(axes, look["ada-offload"]["color"])
-    bounds = curves_of(axes, style.GREY)
-    assert [line.get_linestyle() for line in bounds] == ["-", ":"]
-    np.testing.assert_allclose(bounds[0].get_ydata(), 5.0)
+    np.testing.assert_allclose(curve(axes, "zb-2p"), fills(grid, [np.nan, np.nan, 0.45]))
+    np.testing.assert_allclose(curve(axes, "1f1b"), fills(grid, [np.nan, 1.0, 1.0]))
+    np.testing.assert_allclose(curve(axes, OPTIMUM), fills(grid, [0.18, 0.18, 0.05]))
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), fills(grid, 0.05))  # the bound
     assert axes.get_ylim()[0] == 0
 
 
-def test_crosses_stand_above_all_curves(grid):
-    figure = optpipe_memory.draw(grid)["optpipe_memory"]
-    for axes in figure.axes:
-        high = max(np.nanmax(line.get_ydata()) for line in axes.lines if line.get_marker() != "x")
-        top = axes.transAxes.inverted().transform(axes.transData.transform((0, high)))[1]
-        lowest = min(y for line in axes.lines if line.get_marker() == "x" for y in line.get_ydata())
-        assert top < lowest
-
-
-def test_idle_share_by_host_link(grid):
+def test_idle_time_by_host_link(grid):
     figure = optpipe_links.draw(grid)["optpipe_links"]
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == [
-        "1.5B, P=4, limit 0.5",
-        "14.6B, P=16, limit 0.5",
-        "1.5B, P=4, limit 1",
-        "14.6B, P=16, limit 1",
+        f"{pipe},\nlimit {limit}" for limit in ("0.5", "1") for pipe in ("1.5B, P=4", "14.6B, P=16")
     ]
     ticks = [text.get_text() for text in figure.axes[-1].get_xticklabels()]
-    assert ticks == ["none", "1", "0.5"]
-    (ours,) = curves_of(figure.axes[0], optpipe_cases.LOOK[OPTIMUM]["color"])
-    np.testing.assert_allclose(ours.get_ydata(), 15.0)
+    assert ticks == ["none", "1", "0.5", "1, shared"]
+    np.testing.assert_allclose(curve(figure.axes[0], OPTIMUM), fills(grid, 0.18))
+
+
+def test_quality_against_solving_time(grid):
+    figure = optpipe_quality.draw(grid)["optpipe_quality"]
+    best, bound = figure.axes
+    assert [axes.get_title(loc="left")[:7] for axes in figure.axes] == ["against"] * 2
+    assert len(best.lines) == 2 * grid.sizes["ops"]
+    assert best.lines[0].get_ydata()[-1] == pytest.approx(0)
+    assert bound.lines[0].get_ydata()[-1] == pytest.approx(100 * (1.18 / 1.05 - 1))
 
 
 def test_gaps_and_times(grid):
@@ -107,10 +103,10 @@ def test_gaps_and_times(grid):
     solved = int(grid.solved.sum())
     closed = int((grid.solve_status == "optimal").sum())
     assert 0 < closed < solved
-    assert left.get_title(loc="left").startswith(f"{closed} of {solved} problems have a gap of 0")
+    assert left.get_title(loc="left") == f"{closed} of {solved} problems have a gap of 0"
     assert sum(len(line.get_xdata()) for line in left.lines) == solved
     gaps = np.concatenate([line.get_ydata() for line in left.lines])
-    np.testing.assert_allclose(np.unique(gaps.round(6)), [0, round(100 * (1 - 0.85 / 0.95), 6)])
+    np.testing.assert_allclose(np.unique(gaps.round(6)), [0, round(100 * (1 - 1.05 / 1.18), 6)])
     found, proven = right.lines[:2]
     assert found.get_ydata().max() == 100
     assert 0 < proven.get_ydata().max() < 100
@@ -160,8 +156,8 @@ def test_timelines(runs):
     assert titles[0].endswith("; out of memory: it holds 4 of 3")
     assert titles[2].startswith("AdaOffload: ")
     assert "out of memory" not in titles[2]
-    assert titles[1] == "activations held, peak 4"
-    assert titles[3] == "activations held, peak 3"
+    assert titles[1] == "activations held, peak 4, dashed: limit 3"
+    assert titles[3] == "activations held, peak 3, dashed: limit 3"
     ops = int((runs.case_of_op == "1f1b").sum())
     assert ops == 4 * 8 * 2
     assert len({axes.get_xlim()[1] for axes in figure.axes}) == 1
@@ -170,7 +166,7 @@ def test_timelines(runs):
 def test_command_names_what_is_missing(grid, tmp_path, capsys):
     grid.to_zarr(tmp_path / "optpipe_grid.zarr", zarr_format=2)
     assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    for name in ("memory", "links", "gaps"):
+    for name in ("memory", "links", "gaps", "quality"):
         assert (tmp_path / "out" / f"optpipe_{name}.png").exists()
     store = tmp_path / "optpipe_refinement.zarr"
     assert (
@@ -179,14 +175,14 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys):
     )
 
 
-def test_no_text_is_smaller_than_six_points(grid):  # but microbatches on the bars of timelines
+def test_all_can_be_printed(grid, runs):
     drawn = [
         optpipe_memory.draw(grid),
         optpipe_links.draw(grid),
         optpipe_gaps.draw(grid),
+        optpipe_quality.draw(grid),
         optpipe_refinement.draw(made.refinement()),
+        optpipe_timelines.draw(runs),
     ]
-    for figure in (figure for each in drawn for figure in each.values()):
-        assert figure.get_figwidth() == style.PAGE
-        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()]
-        assert min(sizes) >= 6
+    for label, figure in (pair for each in drawn for pair in each.items()):
+        assert faults(figure) == [], label
