@@ -45,7 +45,6 @@ LARGE = 1500  # ops from which a period is looked for before the whole is search
 LARGE_PARTS = 3000  # ops up to which parts of a plan with offloads are searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
-FAR = 0.75  # of a plan: a bound below this is worth raising where activations may be offloaded
 COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
 BLOCK_SECONDS = 30.0  # for repeated building blocks
@@ -114,12 +113,11 @@ class AnytimeSearch:
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], Iterator[Solution]]]:
-        """Order the steps; a start with offloads gains more by a search than by a bound."""
+        """Order the steps; with offloads, a stage alone is too hard to bound by search."""
         starts = self._stored, self._first, self._baselines, self._blocks, self._greedy
         parts = self._brief_search, self._neighbourhoods
-        bound = (self._relaxed,)
-        middle = bound + parts if self.problem.offload is None else parts + bound
-        return *starts, *middle, self._period, self._search
+        bound = (self._relaxed,) if self.problem.offload is None else ()
+        return *starts, *bound, *parts, self._period, self._search
 
     def _stored(self) -> Iterator[Solution]:
         """Use the store: solutions of the problem itself, or of similar ones."""
@@ -184,8 +182,7 @@ class AnytimeSearch:
 
     def _relaxed(self) -> Iterator[Solution]:
         """Bound by single stages, beginning with the one of the best simple bound."""
-        is_far = self.plan is not None and self.bound < FAR * self.value
-        if not is_pipe(self.problem) or (self.problem.offload is not None and not is_far):
+        if not is_pipe(self.problem):
             return
         simple = stage_bounds(self.problem)
         until = time.monotonic() + self.left * _SHARES["relaxed"]
