@@ -40,7 +40,7 @@ NAMES: Mapping[str, str] = {
     "naive": "naive pipeline",
 }
 LOOKS: Mapping[str, Sequence[tuple[str, str]]] = {  # of each family, by its settings in their order
-    "pipedream": ((style.BLACK, "o"),),
+    "pipedream": ((style.BLACK, "o"), (style.BLUE, "D")),
     "pipedream-2bw": ((style.BLUE, "s"),),
     "naive": ((style.GREY, "x"),),
     "local-sgd": ((style.SKY, "^"), (style.GREEN, "D"), (style.PURPLE, "v")),
@@ -67,7 +67,7 @@ def label_of(scheme: str) -> str:
       >>> label_of("local-sgd H=5"), label_of("pipedream-2bw"), label_of("rpd delta=60")
       ('LocalSGD H=5', 'PipeDream-2BW', 'RPD δ=60')
     """
-    family = scheme.split(" ")[0]
+    family = _family(scheme)
     return scheme.replace(family, NAMES.get(family, family), 1).replace("delta=", "δ=")
 
 
@@ -82,12 +82,16 @@ def looks(schemes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     families: dict[str, list[str]] = {}
     for scheme in schemes:
-        families.setdefault(scheme.split(" ")[0], []).append(scheme)
+        families.setdefault(_family(scheme), []).append(scheme)
     return {
         scheme: dict(zip(("color", "marker"), LOOKS[family][k % len(LOOKS[family])], strict=True))
         for family, members in families.items()
         for k, scheme in enumerate(members)
     }
+
+
+def _family(scheme: str) -> str:
+    return scheme.split(",")[0].split(" ")[0]
 
 
 def said(name: str, end: End) -> str:

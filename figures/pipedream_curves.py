@@ -20,7 +20,8 @@ from figures.pipedream_cases import (
 )
 from figures.rules import describe
 from pipejax.plots import style
-from sweeps.pipedream_curves import PUBLISHED, QUANTITY, RULE, ends, fraction, tuned
+from sweeps.pipedream_curves import PUBLISHED, QUANTITY, ends, fraction, rule_of, tuned
+from sweeps.pipedream_settings import AS_RUN
 
 BY: Mapping[str, tuple[str, ...]] = {"pipedream_quadratic": ("updates",)}  # RPD has no clock
 BOTH = ("time", "updates")  # the first has the store's name
@@ -39,39 +40,38 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 
 def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
-    settings = data.setting.values if "setting" in data.dims else [None]
-    width = style.PAGE if len(settings) > 1 else style.COLUMN
-    figure, drawn = panels(len(settings), width, 3.3)
-    quantity, rule = QUANTITY.get(name, "gap"), RULE.get(name, "final")
+    """Draw one panel for each setting; where there are two, step sizes are in the caption only."""
+    settings = list(map(str, data.setting.values)) if "setting" in data.dims else [AS_RUN]
+    is_one = len(settings) == 1
+    figure, drawn = panels(len(settings), style.COLUMN if is_one else style.PAGE, 3.3)
+    quantity = QUANTITY.get(name, "gap")
     words = []
     for axes, setting in zip(drawn, settings, strict=True):
-        one = data if setting is None else data.sel(setting=setting)
-        _curves(axes, tuned(one, quantity, rule), x)
+        rule = rule_of(name, setting)
+        one = data if is_one else data.sel(setting=setting)
+        _curves(axes, tuned(one, quantity, rule), x, with_sizes=is_one)
         axes.set_xlabel(X_LABELS[x])
-        if setting is not None:
+        if not is_one:
             axes.set_title(f"setting: {setting}", loc="left")
         found = ends(one, quantity, x, rule)
-        where = "" if setting is None else f" ({setting})"
         words.append(
-            f"At equal {EQUAL[x]}{where}, where the first of them ends: "
-            + "; ".join(said(scheme, end) for scheme, end in found.items())
-            + "."
+            f"{setting.capitalize()}, at {SIZES[rule]} and equal {EQUAL[x]}, where the first of "
+            f"them ends: {'; '.join(said(scheme, end) for scheme, end in found.items())}."
         )
     drawn[0].set_ylabel(QUANTITIES[quantity])
     if quantity != "loss":
         log_axis(drawn[0])
     handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
-    columns = 4 if len(settings) > 1 else 2
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 if is_one else 4)
     task = OBJECTIVES[name.removeprefix("pipedream_")]
     return describe(
         figure,
         f"{task[0].upper()}{task[1:]}: median (lines) and range (bands) of {data.sizes['seed']} "
-        f"seeds at {SIZES[rule]}; in brackets the range and the step size. " + " ".join(words),
+        "seeds; in brackets the range and the step size. " + " ".join(words),
     )
 
 
-def _curves(axes: Axes, best: xr.Dataset, x: str) -> None:
+def _curves(axes: Axes, best: xr.Dataset, x: str, *, with_sizes: bool) -> None:
     """Draw every scheme; of one that always diverged, the legend says so."""
     for name, look in looks([str(each) for each in best.scheme.values]).items():
         at = best.sel(scheme=name)
@@ -79,5 +79,5 @@ def _curves(axes: Axes, best: xr.Dataset, x: str) -> None:
             axes.plot([], [], label=f"{label_of(name)}: diverges", **look)
             continue
         edge = ", edge" if at.edge else ""
-        label = f"{label_of(name)} ({fraction(float(at.step_size))}{edge})"
-        plot_seeds(axes, at[x], at.shown, label, look)
+        size = f" ({fraction(float(at.step_size))}{edge})" if with_sizes else ""
+        plot_seeds(axes, at[x], at.shown, label_of(name) + size, look)

@@ -14,7 +14,6 @@ from pipejax.training.training_run import RULES
 from sweeps.claims import Claim, Verdict, command
 from sweeps.pipedream_curves import (
     QUANTITY,
-    RULE,
     End,
     apart,
     as_run,
@@ -23,6 +22,7 @@ from sweeps.pipedream_curves import (
     depths,
     ends,
     in_order,
+    rule_of,
     tuned,
     winner,
 )
@@ -63,7 +63,7 @@ def compared(store: str, *names: str, x: str = "time", reason: str = "") -> Chec
 
     def check(data: Data) -> Verdict:
         found, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
-        rule = RULE.get(store, "final")
+        rule = rule_of(store)
         holds = in_order(at_equal(tuned(found, quantity, rule), x), names)
         seeds = "" if holds is not None else "seeds do not agree on the order; "
         words = said(ends(found, quantity, x, rule), *names)
@@ -139,7 +139,7 @@ def published_end(scheme: str, published: float) -> Check:
 
     def check(data: Data) -> Verdict:
         store = "pipedream_quadratic"
-        end = ends(as_run(data[store]), "gap", "updates", RULE[store])[scheme]
+        end = ends(as_run(data[store]), "gap", "updates", rule_of(store))[scheme]
         return Verdict(str(end), within(end.median, published, published, FACTOR_1))
 
     return check
@@ -147,10 +147,16 @@ def published_end(scheme: str, published: float) -> Check:
 
 def matching(data: Data) -> Verdict:
     """Medians of both curves within a factor of 10 over the whole run at S = 8."""
-    chosen = tuned(data["pipedream_match"], "gap", RULE["pipedream_match"])
+    chosen = tuned(data["pipedream_match"], "gap", rule_of("pipedream_match"))
     worst = {int(s): apart(chosen.sel(stages=s)) for s in chosen.stages}
     words = ", ".join(f"{ratio:.2g} at S={s}" for s, ratio in worst.items())
-    return Verdict(f"largest ratio {words}", worst[8] <= CLOSE)
+    drawn = apart(chosen.sel(stages=8), "pipedream, drawn")
+    reason = (
+        "RPD draws every batch by itself, PipeDream takes them in turn and ends lower; where it "
+        f"draws them too, the two are at most {drawn:.2g} apart"
+    )
+    holds = worst[8] <= CLOSE
+    return Verdict(f"largest ratio {words}", holds, "" if holds else reason)
 
 
 def nesterov_ends(data: Data) -> Verdict:
@@ -201,9 +207,9 @@ def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]
 
 
 def captioned(data: Data) -> Verdict:
-    """Experiment 1 as its caption has it, at the published step sizes; nothing is judged."""
+    """Experiment 1 as its caption has it, at the step sizes that end lowest; nothing is judged."""
     store = "pipedream_quadratic"
-    found = ends(data[store].sel(setting=CAPTION), "gap", "updates", RULE[store])
+    found = ends(data[store].sel(setting=CAPTION), "gap", "updates")
     return Verdict(said(found), True, "beside experiment 1; no curves of it are published")
 
 

@@ -24,10 +24,7 @@ QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by
 NONE = -1  # in place of a step size
 
 PUBLISHED = "published"  # in place of a rule: the step size that was published
-RULE: Mapping[str, str] = {  # of each store, what its step sizes are chosen by; else "final"
-    "pipedream_quadratic": PUBLISHED,
-    "pipedream_match": PUBLISHED,
-}
+EXPERIMENT_1 = ("pipedream_quadratic", "pipedream_match")  # read at published step sizes
 
 
 class End(NamedTuple):
@@ -57,6 +54,19 @@ class End(NamedTuple):
 def as_run(data: xr.Dataset) -> xr.Dataset:
     """Take the setting that was run, where there are two."""
     return data.sel(setting=AS_RUN) if "setting" in data.dims else data
+
+
+def rule_of(store: str, setting: str = AS_RUN) -> str:
+    """Say what the step sizes of a store are chosen by.
+
+    Args:
+      store: its name.
+      setting: `AS_RUN` or `CAPTION`.
+
+    Returns:
+      `PUBLISHED` for experiment 1 as it was run, else the least final value.
+    """
+    return PUBLISHED if store in EXPERIMENT_1 and setting == AS_RUN else "final"
 
 
 def shown(data: xr.Dataset, quantity: str) -> xr.DataArray:
@@ -252,17 +262,18 @@ def fraction(step_size: float) -> str:
     return f"1/{1 / step_size:g}" if step_size < 1 else f"{step_size:g}"
 
 
-def apart(chosen: xr.Dataset) -> float:
+def apart(chosen: xr.Dataset, scheme: str = "pipedream") -> float:
     """Tell how far PipeDream and RPD are apart.
 
     Args:
       chosen: as from `tuned`, of one number of stages.
+      scheme: which PipeDream.
 
     Returns:
       The largest ratio of their medians at equal updates; NaN if one diverged.
     """
     median = np.log(chosen.shown.median("seed", skipna=False))
-    one, other = chosen.sel(scheme="pipedream"), chosen.sel(scheme="rpd")
+    one, other = chosen.sel(scheme=scheme), chosen.sel(scheme="rpd")
     at = one.updates.values[one.updates.values <= float(other.updates.max())]
     logs = [
         np.interp(at, each.updates, median.sel(scheme=str(each.scheme.item())))

@@ -50,7 +50,7 @@ def train(setting: Setting, scheme: Scheme) -> xr.Dataset:
         options: dict[str, Any] = {
             "step_sizes": scheme.step_sizes,
             "seeds": setting.seeds,
-            "batches": "cyclic",
+            "batches": scheme.batches,
             "noise": setting.problem.noise,
         }
         table = table_of(scheme.method, setting.stages, setting.until, **dict(scheme.options))

@@ -46,6 +46,7 @@ class Scheme(NamedTuple):
       options: of the schedule.
       delta: largest delay of RPD [block updates].
       steps: powers of two around the published step size.
+      batches: in which order PipeDream and LocalSGD take them; RPD draws each by itself.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Scheme(NamedTuple):
     options: tuple[tuple[str, int], ...] = ()
     delta: int = 0
     steps: tuple[int, ...] = STEPS
+    batches: str = "cyclic"
 
     @property
     def step_sizes(self) -> tuple[float, ...]:
@@ -126,9 +128,18 @@ SCHEMES_1 = (
     ),
 )
 SYSTEMS = tuple(f"{n}_nw_{c}_cp" for n in ("slow", "mid", "fast") for c in ("slow", "mid", "fast"))
+# with batches of 10 the published step sizes diverge: these are 1/128 to 1/32, or 1/256 to 1/64
+SMALLER = {1 / 8: (-4, -3, -2), 1 / 16: (-3, -2, -1), 1 / 32: (-3, -2, -1)}
 LOCAL_STEP_SIZES = {2: 1 / 16, 4: 1 / 16, 8: 1 / 8, 16: 1 / 4, 32: 1 / 4, 64: 1 / 4, 128: 1 / 2}
 RUN_5 = Problem("logistic regression", 512, num_batches=50, batch_size=1, noise=0.5)
 CAPTION_5 = Problem("logistic regression", 512, num_batches=60, batch_size=10)
+
+
+def _match(stages: int, steps: tuple[int, ...]) -> tuple[Scheme, ...]:
+    """PipeDream with batches in turn, and drawn one by one as RPD draws them."""
+    one = pipedream(1 / (2 * stages))._replace(steps=steps)
+    drawn = one._replace(label="pipedream, drawn", steps=(0,), batches="drawn")
+    return one, drawn, matched(stages, one.step_size)._replace(steps=steps)
 
 
 def _scaling(stages: int, problem: Problem, until: float, column: str) -> Setting:
@@ -156,12 +167,16 @@ EXPERIMENTS: Mapping[str, tuple[Setting, ...]] = {
     "quadratic": (
         Setting(8, RUN_1, filled(8, 400), SCHEMES_1),
         Setting(
-            8, RUN_1._replace(num_batches=60, batch_size=10), filled(8, 300), SCHEMES_1, CAPTION
+            8,
+            RUN_1._replace(num_batches=60, batch_size=10),
+            filled(8, 300),
+            tuple(scheme._replace(steps=SMALLER[scheme.step_size]) for scheme in SCHEMES_1),
+            CAPTION,
         ),
     ),
     "match": tuple(
-        Setting(stages, RUN_1, filled(stages, 400), (pipedream(size), matched(stages, size)))
-        for stages, size in ((4, 1 / 8), (8, 1 / 16), (16, 1 / 32))
+        Setting(stages, RUN_1, filled(stages, 400), _match(stages, steps))
+        for stages, steps in ((4, (0,)), (8, STEPS), (16, (0,)))  # 8 is that of "quadratic"
     ),
     "nesterov": (
         Setting(
