@@ -74,11 +74,11 @@ def runs_of(name: str, folder: Path, context: str) -> list[Run]:
     if name in ALONE:
         return [Run(name, folder / f"{name}_{checksum(context)[:16]}.zarr", ALONE[name])]
     runs = []
-    for setting in EXPERIMENTS[name]:
+    for setting, place in zip(EXPERIMENTS[name], along(EXPERIMENTS[name]), strict=True):
         for scheme in setting.schemes:
             same = (setting._replace(schemes=(), column=""), scheme._replace(label=""))
             path = folder / f"{checksum(f'{same} {context}')[:16]}.zarr"
-            label = f"{name}, {setting.column}, S={setting.stages}, {scheme.label}"
+            label = ", ".join([name, *map(str, place.values()), scheme.label])
             runs.append(Run(label, path, train, (setting, scheme)))
     return runs
 

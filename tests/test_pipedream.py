@@ -330,7 +330,7 @@ def test_runs_are_spread_over_processes(tmp_path):
 def test_experiments_share_runs(tmp_path):
     quadratic = {run.path for run in runs_of("quadratic", tmp_path, "")}
     shared = [run.label for run in runs_of("match", tmp_path, "") if run.path in quadratic]
-    assert shared == ["match, as run, S=8, pipedream", "match, as run, S=8, rpd"]
+    assert shared == ["match, 8, pipedream", "match, 8, rpd"]
     assert runs_of("match", tmp_path, "other code")[0].path not in quadratic
 
 
