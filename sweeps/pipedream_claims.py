@@ -42,7 +42,10 @@ STORES = (
     "pipedream_scaling",
     "pipedream_machines",
 )
-FACTOR_1, FACTOR_5 = 3.0, 2.0  # between our ends and the published ones
+FACTOR, FACTOR_LOCAL = (
+    3.0,
+    2.0,
+)  # between our ends and the published ones; of LocalSGD in experiment 5
 CLOSE = 10.0  # largest factor between curves that are called close
 LOCAL = tuple(f"local-sgd H={h}" for h in (2, 5, 30))
 LOCAL_ENDS = {2: (1.3e-2, 1.3e-2), 32: (1.3e-3, 1.55e-3), 64: (1.3e-3, 1.55e-3)}
@@ -140,7 +143,7 @@ def published_end(scheme: str, published: float) -> Check:
     def check(data: Data) -> Verdict:
         store = "pipedream_quadratic"
         end = ends(as_run(data[store]), "gap", "updates", rule_of(store))[scheme]
-        return Verdict(str(end), within(end.median, published, published, FACTOR_1))
+        return Verdict(str(end), within(end.median, published, published, FACTOR))
 
     return check
 
@@ -163,15 +166,15 @@ def nesterov_ends(data: Data) -> Verdict:
     """All four ends within a factor of 3."""
     published = dict(zip(("pipedream", *LOCAL), (2.73, 20.0, 23.0, 270.0), strict=True))
     found = ends(data["pipedream_nesterov"], "gap")
-    holds = all(within(found[s].median, p, p, FACTOR_1) for s, p in published.items())
+    holds = all(within(found[s].median, p, p, FACTOR) for s, p in published.items())
     return Verdict(said(found, *published), holds)
 
 
 def scaling_flat(data: Data) -> Verdict:
-    """PipeDream and RPD within a factor of 2 of 1e-2 at every S."""
+    """PipeDream and RPD within a factor of 3 of 1e-2 at every S."""
     each = by_depth(data)
     ours = {name: [found[name].median for found in each.values()] for name in ("pipedream", "rpd")}
-    holds = all(within(gap, 1e-2, 1e-2, FACTOR_5) for gaps in ours.values() for gap in gaps)
+    holds = all(within(gap, 1e-2, 1e-2, FACTOR) for gaps in ours.values() for gap in gaps)
     words = [f"{name} {min(gaps):.2g} to {max(gaps):.2g}" for name, gaps in ours.items()]
     return Verdict(", ".join(words), holds)
 
@@ -180,12 +183,12 @@ def scaling_local(data: Data) -> Verdict:
     """Ends at S = 2, 32 and 64 within a factor of 2, and falling throughout up to S = 64."""
     gap = {s: found["local-sgd H=5"].median for s, found in by_depth(data).items()}
     falls = bool(np.all(np.diff([gap[s] for s in gap if s <= 64]) < 0))
-    near = all(within(gap[s], *range_, FACTOR_5) for s, range_ in LOCAL_ENDS.items())
+    near = all(within(gap[s], *range_, FACTOR_LOCAL) for s, range_ in LOCAL_ENDS.items())
     return Verdict(", ".join(f"{g:.2g} at {s}" for s, g in gap.items()), falls and near)
 
 
 def scaling_winner(data: Data) -> Verdict:
-    """LocalSGD is below PipeDream with every seed from S = 4 on, and not at S = 2."""
+    """LocalSGD is below PipeDream with every seed from S = 4 on."""
     store = as_run(data["pipedream_scaling"])
     wins = {
         int(s): below(
@@ -195,8 +198,13 @@ def scaling_winner(data: Data) -> Verdict:
     }
     later = [won for s, won in wins.items() if s >= 4]
     holds = False if False in later else None if None in later else True
-    at = [str(s) for s, won in wins.items() if won]
-    return Verdict(f"LocalSGD wins with every seed at S = {', '.join(at) or 'none'}", holds)
+    at = {
+        answer: ", ".join(str(s) for s, won in wins.items() if won is answer) or "none"
+        for answer in (True, False, None)
+    }
+    reason = f"seeds do not agree at S = {at[None]}; PipeDream wins at S = {at[False]}"
+    words = f"LocalSGD wins with every seed at S = {at[True]}"
+    return Verdict(words, holds, "" if holds else reason)
 
 
 def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]:

@@ -15,6 +15,7 @@ from pipejax.training import pipedream_delay
 AS_RUN, CAPTION = "as run", "caption"
 SEEDS = tuple(range(5))
 STEPS = (-2, -1, 0, 1, 2)  # powers of two around the published step size
+UPWARD = (0, 1, 2)  # where smaller ones end higher, up to the largest that was published
 SAMPLES = 50  # of each curve, after the start
 
 
@@ -146,7 +147,7 @@ def _scaling(stages: int, problem: Problem, until: float, column: str) -> Settin
     """RPD takes as many updates as PipeDream, one by one: it is most of the work."""
     schemes = (
         pipedream(1 / 64),
-        matched(stages, 1 / 64)._replace(steps=(-1, 0, 1)),
+        matched(stages, 1 / 64)._replace(steps=(-2, -1, 0, 1)),
         local_sgd(5, LOCAL_STEP_SIZES[stages]),
     )
     return Setting(stages, problem, until, schemes, column, SEEDS[:3])
@@ -205,8 +206,8 @@ EXPERIMENTS: Mapping[str, tuple[Setting, ...]] = {
             Problem("language model", 16, num_batches=20, batch_size=5),
             2000.0,
             (
-                pipedream(1 / 8)._replace(steps=(-1, 0, 1)),
-                *(local_sgd(steps, 1 / 8)._replace(steps=(0, 1, 2)) for steps in (1, 4, 8)),
+                pipedream(1 / 8)._replace(steps=UPWARD),
+                *(local_sgd(steps, 1 / 8)._replace(steps=UPWARD) for steps in (1, 4, 8)),
             ),
             seeds=SEEDS[:4],
             samples=25,  # two epochs of PipeDream each, that their loss is the mean of
