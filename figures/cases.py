@@ -89,7 +89,8 @@ def setting_words(data: xr.Dataset) -> str:
     """Say in a caption which setting that is."""
     setting, link, drawn = (data.attrs[f"main {name}"] for name in ("setting", "link", "drawn"))
     return (
-        f"{setting.capitalize()} setting, {link} links, {drawn} orders, minibatch {data.minibatch}."
+        f"{setting.capitalize()} setting, {link} links, {drawn} orders "
+        f"({data.attrs['drawn published']}), minibatch {data.minibatch}."
     )
 
 

@@ -51,6 +51,7 @@ def data():
             **{f"main {name}": value for name, value in AT_MAIN.items()},
             "minibatch": 1024,
             "fitted to": "a published point",
+            "drawn published": "F = B",
         },
     )
     for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
