@@ -31,10 +31,13 @@ $(READY): requirements.lock pyproject.toml
 
 paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table of claims
 	mkdir -p $(RESULTS)
+	$(BIN)/python -m sweeps.tabular_fit
 	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
+	$(BIN)/python -m sweeps.tabular_search --out $(RESULTS)/tabular_search.zarr
 	$(BIN)/python -m sweeps.schedule_tables --out $(RESULTS)/schedule_tables.zarr
 	$(MAKE) figures
-	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)/tabular_schedules.zarr
+	$(BIN)/python -m sweeps.tabular_table --data $(RESULTS)/tabular_schedules.zarr
+	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)
 
 pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experiments, figures, claims
 	mkdir -p $(RESULTS)

@@ -75,7 +75,8 @@ def _batch(work: StageWork, systems: System, times: Float[Array, " exchanges"]) 
     """Price the work on all systems, with every number of exchanges: (exchanges * systems)."""
     one = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
     many = jax.tree.map(lambda leaf: jnp.tile(leaf, (len(times), *[1] * (leaf.ndim - 1))), one)
-    factor = jnp.repeat(times, len(one.all_reduce))[:, None]
+    exchange = jnp.asarray(one.all_reduce)  # (systems, stages)
+    factor = jnp.repeat(times, len(exchange))[:, None]
     return dataclasses.replace(many, all_reduce=many.all_reduce * factor)
 
 
