@@ -1,16 +1,17 @@
 """How methods under a memory limit are drawn, and in which unit idle time is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from pipejax.plots import style
 
-OPEN = {"markerfacecolor": "white"}  # stays visible around marks that equal it
+OPEN = {"markerfacecolor": "none"}  # stays visible around marks that equal it
 LOOK: Mapping[str, Mapping[str, Any]] = {
     "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
     "1f1b, interleaved": {
@@ -83,24 +84,38 @@ def in_fills(idle: xr.DataArray, data: xr.Dataset) -> xr.DataArray:
     return idle / ((data.workers - 1) * data.forward)
 
 
-def draw_methods(axes: Axes, x: xr.DataArray, data: xr.Dataset) -> None:
+def draw_methods(
+    axes: Axes, x: xr.DataArray, data: xr.Dataset, methods: Iterable[str] = LOOK
+) -> None:
     """Draw the idle time of every method where it fits, and the bound.
 
     Args:
       axes: to draw on.
       x: place of each value.
       data: of one pipe and number of microbatches, along one axis.
+      methods: which of `LOOK`.
     """
     axes.plot(x, in_fills(data.bound_idle_time, data), zorder=1, **BOUND)
-    for name, look in LOOK.items():
-        idle = in_fills(data.idle_time.sel(schedule=name), data)
+    for name in methods:
+        look, idle = LOOK[name], in_fills(data.idle_time.sel(schedule=name), data)
         if bool(idle.notnull().any()):
             axes.plot(x, idle, **look)
 
 
-def entries() -> list[Line2D]:
+def log_axis(axes: Axes) -> None:
+    """Count idle time in doublings: it is never 0.
+
+    Args:
+      axes: all that share the axis follow.
+    """
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def entries(methods: Iterable[str] = LOOK) -> list[Line2D]:
     """List what the lines of `draw_methods` mean."""
-    lines = [Line2D([], [], **look) for look in LOOK.values()]
+    lines = [Line2D([], [], **LOOK[name]) for name in methods]
     return [*lines, Line2D([], [], label=BOUND_LABEL, **BOUND)]
 
 

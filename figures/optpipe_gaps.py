@@ -51,8 +51,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     caption = (
         f"How far solves are from a proof. {int(closed.sum())} of {each.sizes['case']} problems "
         f"are closed; half have a gap of at most {100 * float(each.solve_gap.median()):.2g} %. "
-        "Marks of one limit stand side by side by pipe and kind. Open gaps are those of tight "
-        "limits where activations may be offloaded."
+        "Marks of one limit stand side by side, pipes in the order of the legend. Open "
+        "gaps are those of tight limits where activations may be offloaded."
     )
     return {"optpipe_gaps": describe(figure, caption)}
 

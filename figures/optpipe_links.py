@@ -5,9 +5,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.optpipe_cases import UNIT, UNIT_SAID, draw_methods, entries
+from figures.optpipe_cases import LOOK, UNIT, UNIT_SAID, draw_methods, entries, log_axis
 from figures.rules import describe
 from pipejax.plots import style
+
+SHOWN = tuple(name for name in LOOK if name != "optimum, interleaved")  # solved at two speeds
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -30,15 +32,15 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for row, limit in enumerate(limits):
         for column in range(data.sizes["model"]):
             axes, one = panels[row, column], at.sel(limit=limit).isel(model=column)
-            draw_methods(axes, one.place, one)
+            draw_methods(axes, one.place, one, SHOWN)
             axes.axvline(at.sizes["place"] - 1.5, color=style.BLACK, linewidth=0.6, linestyle=":")
             axes.set_title(f"{one.model.item()},\nlimit {limit:g}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
-    panels[0, 0].set_ylim(0)
+    log_axis(panels[0, 0])
     for axes in panels[-1]:
         axes.set_xlabel("time of an offload [F]")
         axes.set_xticks(at.place.values, list(map(str, at.tick.values)), rotation=90)
-    figure.legend(handles=entries(), loc="outside lower center", ncols=3)
+    figure.legend(handles=entries(SHOWN), loc="outside lower center", ncols=3)
     caption = (
         f"Idle time by the speed of the host link, {int(counts[-1])} microbatches. {UNIT_SAID}. "
         "To the right the link is faster, a load takes as long as an offload; behind the dotted "

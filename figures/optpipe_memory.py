@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.figure import Figure
 
-from figures.optpipe_cases import UNIT, UNIT_SAID, draw_methods, entries, link_words
+from figures.optpipe_cases import UNIT, UNIT_SAID, draw_methods, entries, link_words, log_axis
 from figures.rules import describe
 from pipejax.plots import style
 
@@ -32,7 +32,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             draw_methods(axes, one.limit, one)
             axes.set_title(f"{one.model.item()}\n{link_words(link)}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
-    panels[0, 0].set_ylim(0)
+    log_axis(panels[0, 0])
     for axes in panels[-1]:
         axes.set_xlabel("limit [peaks of 1F1B]")
         axes.set_xticks(

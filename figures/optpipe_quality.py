@@ -25,9 +25,10 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
                 excess = 100 * data[name].sel(ops=size, share=share)
                 look = {"color": colour, "linestyle": dashes, "marker": marker, "markevery": EVERY}
                 axes.plot(data.solve_time, excess, **look)
-        axes.set(xscale="log", xlabel="time of the search [s]", ylim=(0, 100))
+        axes.set(xscale="log", xlabel="time of the search [s]")
         axes.set_title(f"against {words}", loc="left")
     panels[0].set_ylabel("longer by [%]")
+    panels[0].set_ylim(0)
     handles = [
         Line2D([], [], color=c, marker=m, label=f"{size} ops ({int(data.problems.sel(ops=size))})")
         for size, c, m in zip(sizes, COLOURS, MARKERS, strict=False)
