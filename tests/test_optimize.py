@@ -256,10 +256,29 @@ def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
     assert area_bound(kept) == area_bound(slow) == -(-(16 * 8 + 15 + 2) // 2) + 1
     assert lower_bound(slow) == (74, "memory area")
     assert lower_bound(ample).by == "worker"
-    # x offloads leave (147 - 2 x) / 2 units, and take 4 x of the link between the first F and the
+    # x offloads leave (145 - 2 x) / 2 + 1 units, and take 4 x of the link between the first F and the
     # last I: 14 of them end at 60, with 15 the link alone takes 63
     fast = pose(table, equal(table, offload=20.0), 2, offload=True)
     assert area_bound(fast) == 60
+
+
+def test_workers_of_one_link_share_its_time():
+    table = pipe(4, 16)
+    links = "delay", pj.Links(host_links=((0, 1),))
+    own, shared = (
+        pose(table, equal(table, offload=10.0), 2, offload=True, link=link) for link in links
+    )
+    # In 49 units worker 0 must offload (16 x 8 + 15 + 2 - 2 x 48) / 4, which are 13, and worker 1
+    # (16 x 6 + 14 + 2 - 2 x 46) / 2 = 10: 23 x 2 units of the link, between its first F and last I.
+    assert area_bound(shared) == 1 + 23 * 2 + 2
+    assert area_bound(own) == 45
+
+
+def test_behind_the_last_input_gradient_there_is_its_way():
+    table = pipe(8, 4)
+    problem = pose(table, equal(table), memory_limit=8)
+    # to the last stage 7, there 4 F and 4 I, and 7 I and a W on the way back; 7 + 4 x 3 by work alone
+    assert lower_bound(problem) == (7 + 8 + 8, "worker")
 
 
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():

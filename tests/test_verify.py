@@ -147,6 +147,19 @@ def test_bounds_are_those_of_the_search(data):
     assert faster or best == pytest.approx(theirs.value * problem.unit, abs=near)
 
 
+def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    equal = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
+    # the loads are no whole multiples of anything; nothing is gained by such slow offloads
+    costs = pj.Costs.uniform(table, **equal, offload=20.0, load=3**0.5)
+    problem = pose(table, costs, 3.0, offload=True)
+    run = pj.evaluate(table, costs)
+    claimed = pj.certificate(run, limits=[3.0] * 4, offload=True)
+    derived = derived_bounds(read_certificate(claimed))["memory area"]
+    assert derived == pytest.approx((16 * 8 + 15 + 6) / 3 + 1, rel=1e-8)  # x 1000 no whole units
+    assert derived - problem.unit <= area_bound(problem) * problem.unit <= derived
+
+
 @pytest.fixture(scope="module")
 def claimed():
     """The certificate of a run with all that one can claim."""

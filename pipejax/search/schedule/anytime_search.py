@@ -300,6 +300,7 @@ class AnytimeSearch:
         value = objective_of(self.problem, plan)
         if self.plan is None or value < self.value:
             self.plan, self.value = plan, value
+            self._raise_bound(self.bound)
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.makespan:
             yield from self._tell(table, makespan, source)
@@ -313,10 +314,11 @@ class AnytimeSearch:
 
     def _raise_bound(self, bound: int) -> None:
         """Take a bound if it is better; one above an existing plan is an internal error."""
-        if self.plan is not None and bound > self.value:
-            raise AssertionError(f"bound {bound} is above a plan of {self.value}: please report it")
         if bound > self.bound:
             self.bound, self.bound_by = bound, "solver"
+        if self.plan is not None and self.bound > self.value:
+            above = f"bound {self.bound} by {self.bound_by} is above a plan of {self.value}"
+            raise AssertionError(f"{above}: please report it")
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Solution:
         rounding = self._rounding(makespan)
