@@ -53,10 +53,10 @@ BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
 _SHARES = {
     "greedy": 0.2,
-    "few greedy": 0.1,  # where parts of any plan are searched next
+    "few greedy": 0.05,  # where parts of any plan are searched next
     "blocks": 0.2,
     "brief": 0.05,
-    "most brief": 0.25,
+    "most brief": 0.15,
     "neighbourhoods": 0.8,
     "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
     "relaxed": 0.2,

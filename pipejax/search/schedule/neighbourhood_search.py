@@ -46,7 +46,7 @@ PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids th
 STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
 PATIENCE = 6.0  # seconds without a gain after which the search ends, or
 PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
-GAINS = (0.0, 0.002, 0.01)  # by which share a plan is to be better, at least: drawn for each step
+GAINS = (0.0, 0.01, 0.04)  # by which share a plan is to be better, at least: drawn for each step
 GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
 
 
