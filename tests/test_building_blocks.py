@@ -15,6 +15,7 @@ from pipejax.schedules.heuristics.building_block import (
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.row_order import Order, RowOrder
 from pipejax.schedules.heuristics.timeline import Timeline, Work
+from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.block_plans import block_starts, num_legs
 from pipejax.search.schedule.plan import keeps_limits, objective_of
 from pipejax.search.schedule.problem import pose
@@ -120,3 +121,13 @@ def test_of_many_microbatches_a_few_are_run_first():
     assert last.plan.forward.shape == (6, 40)
     assert keeps_limits(problem, last.plan)
     assert objective_of(problem, last.plan) * problem.unit <= 500
+
+
+def test_no_model_is_made_of_a_huge_problem(monkeypatch):
+    monkeypatch.setattr(anytime_search, "HUGE", 60)
+    monkeypatch.setattr(anytime_search.AnytimeSearch, "_search_for", None)  # what would build it
+    monkeypatch.setattr(anytime_search, "LARGE", 60)
+    table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=6)
+    costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0)
+    *_, best = pj.optimize(table, costs, memory_limit=5.0, time_limit=0.5, num_threads=1)
+    assert best.status == "feasible"

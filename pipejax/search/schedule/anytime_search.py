@@ -42,12 +42,12 @@ from pipejax.search.schedule.solution import Solution
 from pipejax.search.schedule.store import SolvedProblems
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
+HUGE = 20_000  # ops from which a solver only fills memory: its model is not made
 LARGE_PARTS = 3000  # ops up to which parts of a plan with offloads are searched
 MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
 FINE = 30  # units in the longest forward and backward, at least, on that grid
 COUNTS = (1, 2)  # microbatches of a period that are tried
 GREEDY_SECONDS = 20.0  # for greedy plans, however long the search may be
-BLOCK_SECONDS = 30.0  # for repeated building blocks
 BRIEF_SECONDS = 3.0  # for the whole before its parts, at least, where that is no large share
 BETWEEN = 0.5  # seconds between news of the bound alone, at least
 # of the time that is left then
@@ -55,6 +55,7 @@ _SHARES = {
     "greedy": 0.2,
     "few greedy": 0.05,  # where parts of any plan are searched next
     "blocks": 0.2,
+    "many blocks": 0.6,  # where the whole is not searched
     "brief": 0.05,
     "most brief": 0.15,
     "neighbourhoods": 0.8,
@@ -176,8 +177,8 @@ class AnytimeSearch:
     def _blocks(self) -> Iterator[Solution]:
         if self._offloads_parts and is_pipe(self.problem):  # blocks know no offloads
             return
-        seconds = min(BLOCK_SECONDS, self.left * _SHARES["blocks"])
-        for start in block_starts(self.problem, seconds, self.bound):
+        share = _SHARES["many blocks" if self._is_huge else "blocks"]
+        for start in block_starts(self.problem, self.left * share, self.bound):
             yield from self._offer(*start)
 
     def _relaxed(self) -> Iterator[Solution]:
@@ -253,8 +254,13 @@ class AnytimeSearch:
             least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
             yield from self._search_for(max(least, self.left * _SHARES["brief"]))
 
+    @property
+    def _is_huge(self) -> bool:
+        return 3 * self.problem.worker.size >= HUGE
+
     def _search(self) -> Iterator[Solution]:
-        yield from self._search_for(self.left)
+        if not self._is_huge:
+            yield from self._search_for(self.left)
 
     def _search_for(self, seconds: float) -> Iterator[Solution]:
         parts = self._parts
