@@ -7,13 +7,12 @@ import pytest
 import xarray as xr
 
 import pipejax as pj
-from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
-from pipejax.plots import style
+from pipejax.schedules.table.slot_simulation import slot_times
 from sweeps import tabular_claims, tabular_search, tabular_table
 from sweeps.cases import CASES
 from sweeps.claims import counted, judge
 from sweeps.tabular_claims import Evidence
-from sweeps.tabular_fit import fit
+from sweeps.tabular_fit import HANAYO, fit
 from sweeps.tabular_schedules import LINKS, sweep
 from sweeps.tabular_settings import (
     CALIBRATED,
@@ -28,6 +27,7 @@ from sweeps.tabular_settings import (
 )
 
 pytestmark = pytest.mark.compiles
+MANY = tuple(case for case in CASES if case.split(",")[0] not in ("hanayo", "interleaved-1f1b"))
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,15 @@ def found():
 
 @pytest.fixture(scope="module")
 def few(found):
-    return sweep(workers=(4, 8), microbatches=(8, 16), found=found)
+    return sweep(workers=(4, 8), microbatches=(8, 16), cases=(*MANY, HANAYO), found=found)
 
 
 @pytest.fixture(scope="module")
 def whole(few, found):
     """With many microbatches only the schedules that the claims look at there."""
-    cases = tuple(
-        case for case in CASES if case.split(",")[0] not in ("hanayo", "interleaved-1f1b")
-    )
-    many = sweep(workers=(4, 8), microbatches=(64, 128), cases=cases, found=found)
-    return xr.concat(
-        [few, many.reindex(schedule=few.schedule)], "microbatches", data_vars="minimal"
-    )
+    many = sweep(workers=(4, 8), microbatches=(64, 128), cases=MANY, found=found)
+    many = many.reindex(schedule=few.schedule)
+    return xr.concat([few, many], "microbatches", data_vars="minimal")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def data(whole):
 
 
 def test_the_grid_is_full(few):
-    shape = len(CASES), 2, 2, 2, len(LINKS), len(DRAWN), len(SYSTEMS)
+    shape = len(MANY) + 1, 2, 2, 2, len(LINKS), len(DRAWN), len(SYSTEMS)
     assert few.makespan.shape == shape
     assert not few.makespan.isnull().any()
     assert {"pipejax", "commit", "dtype", "model", "minibatch", "fit residual"} <= set(few.attrs)
@@ -67,7 +63,7 @@ def test_the_grid_is_full(few):
 
 
 def test_published_orders_are_those_of_their_regime(few):
-    at = few.sel(schedule="hanayo, 2 waves").makespan
+    at = few.sel(schedule=HANAYO).makespan
     published, equal, double = (at.sel(drawn=drawn) for drawn in DRAWN)
     square = (at.workers == at.microbatches).broadcast_like(published)
     assert (published == equal.where(square, double)).all()
@@ -116,7 +112,7 @@ def test_exchanges_of_a_worker_follow_each_other_on_the_network():
 def test_one_number_is_fitted_and_the_others_follow(found, data):
     assert abs(found.residual) < 1e-10
     at = data.makespan.sel(workers=8, microbatches=8)
-    gain = 1 - at.sel(schedule="hanayo, 2 waves") / at.sel(schedule="chimera")
+    gain = 1 - at.sel(schedule=HANAYO) / at.sel(schedule="chimera")
     assert float(gain.sel(system="slow_nw_mid_cp")) == pytest.approx(0.0233, abs=1e-6)
     assert float(gain.sel(system="slow_nw_fast_cp")) == pytest.approx(-0.1232, abs=0.005)
     faster = gain.sel(system=[name for name in SYSTEMS if not name.startswith("slow_nw")])
@@ -130,16 +126,18 @@ def test_the_published_points_in_slots(whole):
     published = slots.sel(drawn="F=1, B=1", schedule="chimera", workers=8)
     assert float(published.sel(microbatches=8)) == pytest.approx(1 - 24 / 36)
     assert float(published.sel(microbatches=16)) == pytest.approx(0.26, abs=0.005)
-    waves = slots.sel(workers=8, microbatches=8)
     for drawn, name, total in (
         ("published", "hanayo, 1 wave", 38),
-        ("published", "hanayo, 2 waves", 31),
-        ("F=1, B=2", "hanayo, 2 waves", 31.5),
+        ("published", HANAYO, 31),
+        ("F=1, B=2", HANAYO, 31.5),
         ("published", "hanayo, 4 waves", 27.5),
         ("F=1, B=2", "hanayo, 4 waves", 27.75),
     ):
-        ratio = float(waves.sel(schedule=name, drawn=drawn))
-        assert ratio == pytest.approx(1 - 24 / total), (name, drawn)
+        table = draw(name, 8, 8, drawn)
+        end = slot_times(table, {"F": 1, "B": 2})[1].max() * 8 / table.num_stages
+        assert end == total, (name, drawn)
+    waves = slots.sel(workers=8, microbatches=8, schedule=HANAYO, drawn="published")
+    assert float(waves) == pytest.approx(1 - 24 / 31)
 
 
 def test_table_one_holds_both_outliers_and_the_memory(whole):
@@ -236,16 +234,3 @@ def test_a_claim_can_fail(data, search):
         for row in judge(tabular_claims.CLAIMS, Evidence(spoiled, search))
     }
     assert {verdicts[number] for number in ("1a", "1b", "2b", "4", "5a", "5c")} == {"differs"}
-
-
-def test_figures_draw(whole):
-    style.use()
-    drawn = {}
-    wider = whole.reindex(microbatches=[8, 16, 32, 64, 128, 256], method="nearest")
-    for script in (asymmetric, bubble_ratio, hanayo, memory, ranking, run_time):
-        drawn |= script.draw(wider)
-    cited = {claim.figure.removesuffix(".pdf") for claim in tabular_claims.CLAIMS}
-    assert cited <= set(drawn)
-    for figure in drawn.values():
-        assert figure.axes
-        assert all(np.isfinite(axes.get_ylim()).all() for axes in figure.axes)

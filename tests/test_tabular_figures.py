@@ -11,6 +11,7 @@ from figures.cases import LOOK, MAIN
 from figures.rules import caption_of, faults
 from pipejax.plots import style
 from sweeps.cases import CASES
+from sweeps.tabular_claims import CLAIMS
 from sweeps.tabular_settings import SYSTEMS
 
 MICROBATCHES = [8, 16, 32, 256]
@@ -71,6 +72,10 @@ def drawn(data):
 
 def test_every_figure_can_be_printed(drawn):
     assert {name: faults(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+
+
+def test_claims_name_figures_that_are_drawn(drawn):
+    assert {claim.figure.removesuffix(".pdf") for claim in CLAIMS} <= set(drawn)
 
 
 def test_no_figure_has_bars(drawn):
