@@ -16,7 +16,7 @@ from pipejax.plots.memory import LIMIT, Curves, draw_memory
 from pipejax.plots.timeline import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase
 
-HEIGHTS = (1.5, 1.15)  # of a timeline and of its memory [inch]
+HEIGHTS = (1.9, 1.0)  # of a timeline and of its memory [inch]
 COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
 
 

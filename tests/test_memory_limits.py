@@ -342,6 +342,16 @@ def test_selective_offload_saves_more_than_its_share():
     assert held == [8.0, 32.0]
 
 
+def test_ada_offload_copes_with_little_memory_and_with_stages_that_differ():
+    """530 is the best known schedule of the first problem; the second one has room for one."""
+    tight = LimitedPipe.of(4, 16, forward=10, input_grad=10, weight_grad=10, limits=2)
+    assert ada_offload_starts(tight, offload=10, load=10).end.max() == 530
+    times = {"forward": 2, "input_grad": 2, "weight_grad": 2}
+    uneven = LimitedPipe.of(4, 10, **times, limits=[1, 2, 2, 2])
+    alone, away = (ada_offload_starts(uneven, offload=t).end.max() for t in (None, 1.0))
+    assert (alone, away) == (180.0, 86.0)
+
+
 def test_offloads_take_turns_on_a_shared_link():
     links = [[0, 1], [2, 3]]
     table, _, alone = pipe_offload(4, 1, 8, offload_share=1.0, offload=2.5)
