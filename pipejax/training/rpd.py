@@ -22,7 +22,6 @@ from pipejax.base.checks import one_of, whole_number
 from pipejax.training.draws import (
     LARGEST_COUNT,
     Delays,
-    Draw,
     checked_delays,
     checked_delta,
     checked_noise,
@@ -237,17 +236,33 @@ class _State(NamedTuple):
 
     Attributes:
       made: (depth, width) block n at place n mod depth.
-      models: (window, stages) numbers of the blocks of model k at place k mod window.
       blocks: (stages, width) the newest model.
       largest: largest squared norm of a block gradient.
       total: sum of squared norms of full gradients.
     """
 
     made: Float[Array, "depth width"]
-    models: Int[Array, "window stages"]
     blocks: Float[Array, "stages width"]
     largest: Float[Array, ""]
     total: Float[Array, ""]
+
+
+class _Choice(NamedTuple):
+    """What an update reads and adds.
+
+    Attributes:
+      k: its number.
+      stage: whose block is updated.
+      batch: index of the batch.
+      read: (stages) numbers of the blocks that are read.
+      noise: (width) added to the gradient, or () without noise.
+    """
+
+    k: Int[Array, "*updates"]
+    stage: Int[Array, "*updates"]
+    batch: Int[Array, "*updates"]
+    read: Int[Array, "*updates stages"]
+    noise: Float[Array, "*updates width"]
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -277,46 +292,63 @@ def _train(
     """One run."""
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
-    stages, held = jnp.arange(num_stages), jnp.broadcast_to(objective.held(), start.shape)
+    stages = jnp.arange(num_stages, dtype=jnp.int32)
     choose = functools.partial(
-        draw, num_stages=num_stages, num_batches=objective.num_batches, delays=law
+        draw, seed, num_stages=num_stages, num_batches=objective.num_batches, delays=law
     )
 
-    def update(state: _State, choice: tuple[Array, Draw]) -> tuple[_State, Float[Array, ""]]:
-        k, (stage, batch, read) = choice
-        batch = k % objective.num_batches if how.cyclic else batch
-        mixed = state.made[state.models[read % how.window, stages] % how.depth]
-        loss, every = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
-        gradient = every[stage]
+    def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
+        """Of the updates until the next sample; `models` are the window up to number `first`."""
+        k = first + jnp.arange(how.every, dtype=jnp.int32)
+        drawn = jax.vmap(choose)(k)
+        own = jnp.where(drawn.stage[:, None] == stages[None], num_stages + k[:, None], 0)
+        known = jnp.concatenate([models, jnp.maximum(jax.lax.cummax(own), models[-1:])])
+        read = known[drawn.read - first + how.window - 1, stages[None]]
+        batch = k % objective.num_batches if how.cyclic else drawn.batch
+        added = jnp.zeros(how.every, start.dtype)
         if how.noisy:
-            drawn = gradient_noise(seed, k, (width,), gradient.dtype)
-            gradient += noise.astype(gradient.dtype) * held[stage] * drawn
+            added = _noise(objective, seed, k, drawn.stage, start) * noise.astype(start.dtype)
+        return known[-how.window :], _Choice(k, drawn.stage, batch, read, added)
+
+    def update(state: _State, chosen: _Choice) -> tuple[_State, Float[Array, ""]]:
+        k, stage, batch, read, added = chosen
+        mixed = state.made[read % how.depth]
+        loss, every = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
+        gradient = every[stage] + added
         total = state.total
         if how.norms:
             total += jnp.sum(jax.grad(objective.value)(state.blocks) ** 2)
         moved = state.blocks[stage] - size * gradient
-        newest = state.models[k % how.window].at[stage].set(num_stages + k)
         return _State(
             state.made.at[(num_stages + k) % how.depth].set(moved),
-            state.models.at[(k + 1) % how.window].set(newest),
             state.blocks.at[stage].set(moved),
             jnp.maximum(state.largest, gradient @ gradient),
             total,
         ), loss
 
-    def to_sample(state: _State, first: Array) -> tuple[_State, tuple[Array, Array]]:
-        k = first + jnp.arange(how.every, dtype=jnp.int32)
-        choices = k, jax.vmap(functools.partial(choose, seed))(k)
-        state, losses = jax.lax.scan(update, state, choices)
-        return state, (objective.gap(state.blocks), jnp.mean(losses))
+    def to_sample(
+        carry: tuple[_State, Array], first: Array
+    ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
+        models, chosen = choices(carry[1], first)
+        state, losses = jax.lax.scan(update, carry[0], chosen)
+        return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)
     made = jnp.zeros((how.depth, width), start.dtype).at[:num_stages].set(start)
-    models = jnp.broadcast_to(stages.astype(jnp.int32), (how.window, num_stages))
+    models = jnp.broadcast_to(stages, (how.window, num_stages))
     firsts = how.every * jnp.arange(how.samples, dtype=jnp.int32)
-    state, (gaps, losses) = jax.lax.scan(to_sample, _State(made, models, start, zero, zero), firsts)
+    begin = _State(made, start, zero, zero), models
+    (state, _), (gaps, losses) = jax.lax.scan(to_sample, begin, firsts)
     gap = jnp.append(objective.gap(start), gaps)
     diverged = jnp.any(~jnp.isfinite(gap) | (gap > DIVERGED * gap[0]))
     mean = state.total / (how.samples * how.every) if how.norms else None
-    loss = jnp.append(jnp.nan, losses)
-    return gap, diverged, state.blocks, state.largest, mean, loss
+    return gap, diverged, state.blocks, state.largest, mean, jnp.append(jnp.nan, losses)
+
+
+def _noise(
+    objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
+) -> Float[Array, "updates width"]:
+    """Noise of many updates, of deviation 1, and 0 where blocks are padded."""
+    held = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
+    width = (start.shape[1],)
+    return held[stage] * jax.vmap(lambda k: gradient_noise(seed, k, width, start.dtype))(k)
