@@ -17,7 +17,7 @@ from sweeps import optpipe_grid, optpipe_published, optpipe_refinement, optpipe_
 from sweeps.command import check, save
 from sweeps.journal import Journal
 
-SECONDS = 2.0  # of a solve: all parts together take less than ten minutes on two cores
+SECONDS = 1.5  # of a solve: all parts together take less than ten minutes on two cores
 PARTS: Mapping[str, Callable[[Journal, float, bool], xr.Dataset]] = {
     "grid": optpipe_grid.sweep,
     "published": optpipe_published.sweep,

@@ -72,23 +72,32 @@ def _idle_saved(
     grid = data["grid"].sel(limit=limits)
     theirs = _best(grid.idle_time, methods).where(grid.solved)
     saved = 1 - grid.idle_time.sel(schedule=ours, drop=True) / theirs
-    said = f"{_percent(saved)}, most at {_where(saved)}; {_reached(saved, 0.5)}"
-    reason = ""
-    if ours == OPTIMUM:
-        possible = 1 - grid.bound_idle_time / theirs
-        said += f"; the bound allows {_percent(possible)}"
-        reason = _no_half(possible)
-    return Verdict(said, bool(saved.max() >= 0.5), reason or "the bound of two stages is not known")
-
-
-def _no_half(possible: xr.DataArray) -> str:
-    """Why no half is saved: because none can be, or because the search stops short of it."""
-    allowed, count = int((possible >= 0.5).sum()), int(possible.notnull().sum())
-    if not allowed:
-        return "proven: the bound of every problem allows less, filling the pipe is idle time too"
-    return (
-        f"the bound excludes it at {count - allowed} of {count} problems; at {allowed} it is open"
+    possible = (1 - (_bound(grid, ours) - grid.work) / theirs).where(saved.notnull())
+    holds = bool(saved.max() >= 0.5)
+    return Verdict(
+        f"{_percent(saved)}, most at {_where(saved)}; {_reached(saved, 0.5)}; the bound allows "
+        f"{_percent(possible)}",
+        holds,
+        "" if holds else _excluded(possible, 0.5),
     )
+
+
+def _bound(grid: xr.Dataset, ours: str) -> xr.DataArray:
+    """What no schedule with so many stages per worker goes below [s]."""
+    if ours == OPTIMUM:
+        return grid.lower_bound
+    return grid.proven.sel(schedule=ours, drop=True)
+
+
+def _excluded(possible: xr.DataArray, figure: float) -> str:
+    """Why a figure is not reached: because it cannot be, or because the search stops short."""
+    allowed, count = int((possible >= figure).sum()), int(possible.notnull().sum())
+    if not allowed:
+        return (
+            "proven: the bound of every problem allows less, for filling the pipe is idle time of "
+            "any schedule, and the opponents have little besides"
+        )
+    return f"the bound excludes it at {count - allowed} of {count} problems; {allowed} are open"
 
 
 def _throughput(data: Data, limits: slice, published: float, opponent: str, ours: str) -> Verdict:
@@ -100,14 +109,14 @@ def _throughput(data: Data, limits: slice, published: float, opponent: str, ours
     grid = grid.isel(host_link=np.flatnonzero(grid.host_link.values <= HIDDEN))
     theirs = grid.makespan.sel(schedule=opponent, drop=True).where(grid.solved)
     gain = theirs / grid.makespan.sel(schedule=ours, drop=True) - 1
-    said = f"{_percent(gain)}, most at {_where(gain)}; {_reached(gain, published)}"
-    reason = "one stage per worker against two: what two bring is in the row below"
-    if ours == OPTIMUM:
-        possible = theirs / grid.lower_bound - 1
-        said += f"; the bound allows {_percent(possible)}"
-        if not bool((possible > published).any()):
-            reason = "proven: the bound of every problem allows less"
-    return Verdict(said, bool((gain > published).any()), reason)
+    possible = (theirs / _bound(grid, ours) - 1).where(gain.notnull())
+    holds = bool((gain > published).any())
+    return Verdict(
+        f"{_percent(gain)}, most at {_where(gain)}; {_reached(gain, published)}; the bound allows "
+        f"{_percent(possible)}",
+        holds,
+        "" if holds else _excluded(possible, published),
+    )
 
 
 def _trains(data: Data) -> Verdict:

@@ -119,6 +119,7 @@ def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
     coordinates["host_link"] = sorted(coordinates["host_link"], reverse=True)
     shape = [len(labels) for labels in coordinates.values()]
     columns = {name: np.full(shape, np.nan) for name in ("makespan", "peak", "offloaded")}
+    proven = np.full(shape, np.nan)  # of optima alone
     no_memory = np.zeros(shape, bool)
     solve = {name: np.full(shape[:-1], np.nan) for name in ("makespan", "lower_bound", "seconds")}
     solve["best_seconds"] = np.full(shape[:-1], np.nan)
@@ -132,6 +133,7 @@ def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
         for method, record in records.items():
             k = coordinates["schedule"].index(method)
             no_memory[*at, k] = record["out_of_memory"]
+            proven[*at, k] = record.get("lower_bound", np.nan)
             for name, values in columns.items():
                 values[*at, k] = record[name]
         best = records[OPTIMUM]
@@ -143,6 +145,7 @@ def dataset(found: Mapping[Setting, Mapping[str, Record]]) -> xr.Dataset:
         {
             **{name: (each, values, _unit(name)) for name, values in columns.items()},
             "out_of_memory": (each, no_memory),
+            "proven": (each, proven, {"units": "s", "long_name": "bound of each solve"}),
             **{f"solve_{name}": (DIMENSIONS, v, _unit(name)) for name, v in solve.items()},
             **{f"solve_{name}": (DIMENSIONS, v.astype(str)) for name, v in words.items()},
             "work": (DIMENSIONS, work, {"units": "s", "long_name": "compute of every worker"}),
