@@ -58,6 +58,7 @@ _SHARES = {
     "many blocks": 0.6,  # where the whole is not searched
     "brief": 0.05,
     "most brief": 0.15,
+    "first": 0.5,
     "neighbourhoods": 0.8,
     "few neighbourhoods": 0.4,  # where nothing is offloaded: the whole moves too
     "relaxed": 0.2,
@@ -250,9 +251,11 @@ class AnytimeSearch:
 
     def _brief_search(self) -> Iterator[Solution]:
         """Search the whole, before its parts: what is small enough is closed at once."""
-        if self._has_parts:
+        if self._offloads_parts:
             least = min(BRIEF_SECONDS, self.left * _SHARES["most brief"])
             yield from self._search_for(max(least, self.left * _SHARES["brief"]))
+        elif self._has_parts:  # proofs come sooner, and are lost where a search breaks off
+            yield from self._search_for(self.left * _SHARES["first"])
 
     @property
     def _is_huge(self) -> bool:
