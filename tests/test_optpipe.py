@@ -250,6 +250,7 @@ SPOILED = {
         "grid",
         (
             *("1", "1, tight", "1, AdaOffload", "1, interleaved", "2, tight", "2, ample"),
+            *("1, whole", "2, whole"),
             *("2, tight, interleaved", "2, ample, interleaved", "4", "4, all", "4, interleaved"),
         ),
     ),
