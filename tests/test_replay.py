@@ -263,6 +263,34 @@ def test_values_are_gaps_above_the_minimum():
     np.testing.assert_allclose(run.value[-1], trained.value(run.blocks))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "step_size", "printed"),
+    [
+        ("pipedream", {"admission": "first-stage"}, 1 / 256, 2.731247),
+        ("local-sgd", {"local_steps": 2}, 1 / 32, 19.51762),
+        ("local-sgd", {"local_steps": 5}, 1 / 32, 22.50372),
+        ("local-sgd", {"local_steps": 30}, 1 / 256, 268.6527),
+    ],
+)
+def test_nesterovs_quadratic_ends_where_the_published_log_says(name, options, step_size, printed):
+    # notebooks/minibatch_sgd.ipynb of github.com/vectozavr/randomized-pipedream (arXiv:2606.03498)
+    trained = nesterov_quadratic(
+        16,
+        dimension=512,
+        condition_number=401.0,
+        strong_convexity=0.01,
+        minimiser="normal",
+        num_batches=120,
+        batch_size=5,
+        seed=0,
+    )
+    table, times = build(name, 16, 600, **options), np.array([0.0, 1229.0])
+    run = replay(trained, table, step_size=step_size, seed=0, times=times, batches="cyclic")
+    assert run.gap[0] == pytest.approx(471.1622, rel=1e-6)
+    assert run.gap[-1] == pytest.approx(printed, rel=1e-6)
+
+
 def test_every_epoch_takes_every_batch_once():
     order = batch_order(7, 25, 10)
     assert [sorted(order[k : k + 10].tolist()) for k in (0, 10)] == [list(range(10))] * 2
