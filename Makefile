@@ -29,7 +29,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-paper: $(READY)  ## repeat the tabular-schedule paper: dataset, figures, table of claims
+paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes, anew each time)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.tabular_fit
 	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
