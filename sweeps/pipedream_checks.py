@@ -195,11 +195,12 @@ def scaling_winner(data: Data) -> Verdict:
     later = [won for s, won in wins.items() if s >= 4]
     holds = False if False in later else None if None in later else True
     at = {
-        answer: ", ".join(str(s) for s, won in wins.items() if won is answer) or "none"
+        answer: ", ".join(str(s) for s, won in wins.items() if won is answer and s >= 4)
         for answer in (True, False, None)
     }
-    reason = f"seeds do not agree at S = {at[None]}; PipeDream wins at S = {at[False]}"
-    words = f"LocalSGD wins with every seed at S = {at[True]}"
+    reason = f"from S = 4 on seeds do not agree at S = {at[None] or 'none'}, PipeDream wins at S = "
+    reason += at[False] or "none"
+    words = f"LocalSGD wins with every seed at S = {at[True] or 'none'}"
     return Verdict(words, holds, "" if holds else reason)
 
 
