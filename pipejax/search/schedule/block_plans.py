@@ -44,6 +44,7 @@ USUALLY = (True, True, True, False)  # the last weight gradients wait; workers r
 ELITE = 4  # best draws of which others are made
 MADE_OF_ELITE = 0.7  # share of the draws
 ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
+RESTART = 80  # draws that bring nothing after which the best ones are put aside
 STALE = 200  # draws that bring nothing after which it ends, if that is most of all draws
 FEW = 3  # microbatches per worker that tell what many take
 
@@ -123,8 +124,9 @@ class BlockSearch:
         self.problem, self.left_out, self.random = problem, left_out, random.Random(0)
         work = work_of(problem, problem.limits)
         self.legs, self.busiest = num_legs(work), least_interval(work)
-        self.best: float = FOREVER
+        self.best = self.best_of_all = FOREVER  # since the last restart, and ever
         self.elite: list[BlockDraw] = []
+        self.moved = 0  # draws up to the last that was better since the restart
         self.drawn = self.fruitful = 0  # draws, and those up to the last that was better
 
     @property
@@ -134,6 +136,8 @@ class BlockSearch:
 
     def draw(self) -> BlockDraw:
         """Draw all numbers, or some of a draw that was good."""
+        if self.drawn > self.moved + RESTART:  # one bad start must not decide
+            self.best, self.elite, self.moved = FOREVER, [], self.drawn
         choose = self.random.choice
         longest = choose(LONGEST)
         new = BlockDraw(
@@ -167,7 +171,9 @@ class BlockSearch:
             return None
         self.elite = [*self.elite[1 - ELITE :], drawn]
         if value < self.best:
-            self.best, self.fruitful = value, self.drawn
+            self.best, self.moved = value, self.drawn
+        if value < self.best_of_all:
+            self.best_of_all, self.fruitful = value, self.drawn
         return plan
 
 
