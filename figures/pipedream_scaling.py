@@ -39,6 +39,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for name, look in looks([str(name) for name in one.scheme.values]).items():
             _scheme(axes, best.sel(scheme=name), look)
         count_axis(axes, data.stages.values)
+        axes.set_xlim(float(data.stages.min()) / 1.2, float(data.stages.max()) * 1.2)
         until = float(one.time.max())
         axes.set_title(f"setting: {setting}, {until:g} slots", loc="left")
         axes.set_xlabel("stages S")
