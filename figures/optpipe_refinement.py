@@ -13,7 +13,7 @@ from pipejax.plots import style
 
 HEURISTIC, SEARCHED = style.GREEN, style.VERMILION
 LEAST = 1e-3  # percent: what is shown of more time
-SEARCHES = ("search", "period")  # sources that are no heuristics begin so
+SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
