@@ -69,4 +69,5 @@ def why_anew(out: Path, origin: Mapping[str, str]) -> str:
 def save(dataset: xr.Dataset, out: Path) -> None:
     """Write a Zarr store; one that is there is replaced as a whole."""
     with drafted(out) as draft:
-        dataset.to_zarr(draft, zarr_format=2)
+        # a part that was read back brings its dtype on disk: NaN would be cast to its integers
+        dataset.drop_encoding().to_zarr(draft, zarr_format=2)

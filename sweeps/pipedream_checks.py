@@ -38,7 +38,7 @@ ORDER: Mapping[bool | None, str] = {  # why an order does not hold
 }
 CLOSE = 10.0  # largest factor between curves that are called close
 LOCAL = tuple(f"local-sgd H={h}" for h in (2, 5, 30))
-LOCAL_ENDS = {2: (1.3e-2, 1.3e-2), 32: (1.3e-3, 1.55e-3), 64: (1.3e-3, 1.55e-3)}
+LOCAL_ENDS = {2: (1.3e-2, 1.3e-2)} | dict.fromkeys((32, 64, 128), (1.3e-3, 1.55e-3))
 
 
 def within(ours: float, low: float, high: float, factor: float) -> bool:
@@ -175,7 +175,7 @@ def scaling_flat(data: Data) -> Verdict:
 
 
 def scaling_local(data: Data) -> Verdict:
-    """Ends at S = 2, 32 and 64 within a factor of 2, and falling throughout up to S = 64."""
+    """Ends at S = 2, 32, 64, 128 within a factor of 2, falling up to S = 64: then it is flat."""
     gap = {s: found["local-sgd H=5"].median for s, found in by_depth(data).items()}
     falls = bool(np.all(np.diff([gap[s] for s in gap if s <= 64]) < 0))
     near = all(within(gap[s], *range_, FACTOR_LOCAL) for s, range_ in LOCAL_ENDS.items())

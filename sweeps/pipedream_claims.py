@@ -170,7 +170,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "5, LocalSGD",
-        "LocalSGD falls with S, to 1.3e-3 .. 1.55e-3 at S >= 32",
+        "LocalSGD falls with S up to 64, and ends at 1.3e-3 .. 1.55e-3 from S = 32 on",
         "1.3e-2 at 2, 1.3e-3 at 64",
         "pipedream_scaling.pdf",
         scaling_local,

@@ -111,7 +111,7 @@ def _labelled(run: TrainingRun, setting: Setting, scheme: Scheme) -> xr.Dataset:
     return xr.Dataset(data, coords=coords)
 
 
-def table_of(method: str, workers: int, until: float, **options: int) -> pj.ScheduleTable:
+def table_of(method: str, workers: int, until: float, **options: Any) -> pj.ScheduleTable:
     """Build a table that is busy until a time.
 
     Args:

@@ -53,7 +53,7 @@ class Scheme(NamedTuple):
     label: str
     method: str
     step_size: float
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, int | str], ...] = ()
     delta: int = 0
     steps: tuple[int, ...] = STEPS
     batches: str = "cyclic"
@@ -94,8 +94,8 @@ def filled(stages: int, microbatches: int) -> float:
 
 
 def pipedream(step_size: float) -> Scheme:
-    """PipeDream."""
-    return Scheme("pipedream", "pipedream", step_size)
+    """PipeDream that admits microbatches as the timelines of the notebooks do."""
+    return Scheme("pipedream", "pipedream", step_size, (("admission", "first-stage"),))
 
 
 def local_sgd(local_steps: int, step_size: float) -> Scheme:

@@ -11,7 +11,7 @@ from figures import __main__ as figures_command
 from pipejax.analysis.staleness import op_times
 from sweeps import pipedream, pipedream_claims, pipedream_runs, pipedream_settings
 from sweeps.claims import judge
-from sweeps.command import why_anew
+from sweeps.command import save, why_anew
 from sweeps.pipedream_curves import at_equal, below, ends, in_order, tuned, winner
 from sweeps.pipedream_runs import along, runs_of, together
 from sweeps.pipedream_schemes import table_of, train
@@ -363,3 +363,14 @@ def test_rules_of_the_step_size():
     assert tuned(data, "gap", "stable").step_size == 1 / 16
     data["gap"].loc[{"step": 1, "sample": 4}] = START  # rises again
     assert tuned(data, "gap", "stable").step_size == 1 / 32
+
+
+def test_what_is_missing_in_parts_that_were_read_back_stays_missing(tmp_path):
+    parts = []
+    for name, count in (("a", 3), ("b", 2)):  # "b" lacks what "a" has
+        save(xr.Dataset({"updates": ("sample", np.arange(count))}), tmp_path / f"{name}.zarr")
+        with xr.open_zarr(tmp_path / f"{name}.zarr") as read:
+            parts.append(read.load().assign_coords(sample=np.arange(count)))
+    save(xr.concat(parts, "scheme", join="outer"), tmp_path / "both.zarr")
+    with xr.open_zarr(tmp_path / "both.zarr") as both:
+        np.testing.assert_array_equal(both.updates.values[1], [0, 1, np.nan])
