@@ -113,7 +113,7 @@ def measure(case, variant, seconds):
     value = objective_of(plain, plan)
     horizon = value if variant.start else 2 * value
     began = time.perf_counter()
-    model = ScheduleModel(problem, variant.parts * horizon, variant.redundant)
+    model = ScheduleModel(problem, variant.parts * horizon, variant.redundant, in_order=True)
     if variant.start:
         model.hint(plan.finer(variant.parts))
     values, bound, proof = [], 0, None

@@ -4,8 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from ortools.sat.python import cp_model
 
 import pipejax as pj
+from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.initial_plans import one_by_one
 from pipejax.search.schedule.neighbourhood_search import (
     Merit,
@@ -13,7 +15,12 @@ from pipejax.search.schedule.neighbourhood_search import (
     grids_of,
     search_neighbourhoods,
 )
-from pipejax.search.schedule.neighbourhoods import KINDS, draw, kept_order
+from pipejax.search.schedule.neighbourhoods import (
+    KINDS,
+    draw,
+    kept_order,
+    order_of_microbatches,
+)
 from pipejax.search.schedule.plan import NEVER, keeps_limits, objective_of, to_plan, to_table
 from pipejax.search.schedule.problem import pose
 
@@ -60,6 +67,23 @@ def test_what_is_not_free_keeps_its_order(kind, steps):
     out = (plan.offload != NEVER).sum(axis=1)
     assert len(link) == 2 * out.sum() - (out[:2].any() + out[2:].any())
     assert len(chains) - len(link) == 3 * 3 * 4 - 3
+
+
+def test_gradients_overtake_an_activation_that_is_away():
+    # F0 O0, F1 I1 W1, L0 I0 W0: in the memory of one activation
+    problem, known = problem_of(workers=2, microbatches=2), []
+    for in_order in (False, True):
+        base = ScheduleModel(problem, 30, in_order=in_order)
+        base.model.add(base.start["I"][0, 1] < base.start["I"][0, 0])
+        solver = cp_model.CpSolver()
+        known.append(solver.solve(base.model) == cp_model.OPTIMAL)
+        if known[-1]:
+            plan = base.plan(solver)
+    assert known == [True, False]
+    assert keeps_limits(problem, to_plan(problem, to_table(problem, plan, "overtaken")))
+    pairs = list(order_of_microbatches(problem, plan))
+    assert (("I", (0, 1)), ("I", (0, 0))) in pairs
+    assert len(pairs) == 3 * 2  # kinds, stages
 
 
 def test_no_step_makes_a_plan_worse(steps):

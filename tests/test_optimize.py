@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
+from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import relaxed_bound, search
 from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
 from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
@@ -78,11 +79,9 @@ def check(best, costs, limits, share=THIRD, sizes=None, **run):
     ("workers", "microbatches", "limit", "offload", "makespan"),
     [
         (4, 8, 2, None, 410.0),
-        pytest.param(4, 8, 2, 10.0, 290.0, marks=pytest.mark.slow),
         (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
         (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
         (3, 4, 1, 10.0, 220.0),
-        pytest.param(4, 8, 1, 10.0, 440.0, marks=pytest.mark.slow),
     ],
 )
 def test_known_optima(workers, microbatches, limit, offload, makespan):
@@ -91,6 +90,17 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     best = solve(table, costs, memory_limit=limit, offload=offload is not None)
     assert (best.makespan, best.lower_bound, best.status) == (makespan, makespan, "optimal")
     check(best, costs, limit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "makespan"), [(2, 290.0), (1, 440.0)])
+def test_known_optima_of_one_order_of_microbatches(limit, makespan):
+    table, costs = pipe(4, 8), equal(pipe(4, 8), 10.0)
+    problem = pose(table, costs, limit, offload=True)
+    *_, last = search(ScheduleModel(problem, 60, in_order=True), 300.0, 2)
+    assert (last.bound * problem.unit, last.closed) == (makespan, True)
+    best = solve(table, costs, memory_limit=limit, offload=True, time_limit=10.0)
+    assert best.lower_bound <= best.makespan <= makespan  # another order may be shorter
 
 
 @pytest.mark.slow  # (3, 4, 1, 10.0) above shows it in a smaller pipe

@@ -1,9 +1,10 @@
 """The constraint model: starts of all ops, order on every worker and link, offloads.
 
-Microbatches of a pipe are alike, so on every stage each kind of op runs in their order. Memory is
-a cumulative resource of each worker: an activation takes its size from the start of F to the end
-of I, and what W needs until the end of W; one that is offloaded does so from F to O and again
-from L on.
+Microbatches of a pipe are alike, so where nothing is offloaded each kind of op runs in their order
+on every stage. Where activations may be away, gradients of others can go first, and only the first
+forwards are in order, which is a matter of names. Memory is a cumulative resource of each worker:
+an activation takes its size from the start of F to the end of I, and what W needs until the end of
+W; one that is offloaded does so from F to O and again from L on.
 """
 
 import itertools
@@ -40,12 +41,18 @@ class ScheduleModel:
     """
 
     def __init__(
-        self, problem: Problem, horizon: int, redundant: Collection[str] = REDUNDANT
+        self,
+        problem: Problem,
+        horizon: int,
+        redundant: Collection[str] = REDUNDANT,
+        *,
+        in_order: bool = False,
     ) -> None:
-        """Build the model."""
+        """Build the model; `in_order` keeps microbatches in order where others may be better."""
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
         self.redundant = frozenset(redundant)
+        self.in_order = in_order or problem.offload is None
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
         self.whole: dict[Key, cp_model.BoolVarT] = {}
         self.out: dict[Key, cp_model.BoolVarT] = {}
@@ -186,16 +193,14 @@ class ScheduleModel:
             self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
 
     def _add_order(self) -> None:
-        """Order each kind of op by microbatch, since microbatches of a pipe are alike."""
+        """Order each kind of op by microbatch, or the first forwards alone."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             passing = np.flatnonzero(problem.pipe_of == pipe).tolist()
-            lasts = int(problem.forward[stage])
-            for one, other in itertools.pairwise(passing):
-                later = {letter: self.start[letter][stage, other] for letter in "FIW"}
-                self.model.add(later["F"] >= self.start["F"][stage, one] + lasts)
-                self.model.add(later["I"] >= self._input_end[stage, one])
-                self.model.add(later["W"] >= self._gradient_end[stage, one])
+            letters = "FIW" if self.in_order else "F" if stage == 0 else ""
+            for letter, (one, other) in itertools.product(letters, itertools.pairwise(passing)):
+                before, later = (stage, one), self.start[letter][stage, other]
+                self.model.add(later >= self.end(letter, before))
             # The cumulative resource knows this too, but propagates it only once starts are fixed;
             # as an order of ops it moves bounds at once. Offloads free memory without a gradient.
             if "memory-order" in self.redundant and problem.offload is None:
@@ -209,12 +214,15 @@ class ScheduleModel:
     def _add_objective(self) -> None:
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
-        passing = (np.flatnonzero(problem.pipe_of == pipe) for pipe in np.unique(problem.pipe_of))
-        ends = np.array([(own[0], own[-1]) for own in passing])  # first and last of each pipe
+        passing = [np.flatnonzero(problem.pipe_of == pipe) for pipe in np.unique(problem.pipe_of)]
+        # of each pipe: those that may be the first and the last of all
+        first, last = ([own[k] for own in passing] for k in (0, -1))
+        if not self.in_order:
+            first = last = [*range(problem.num_microbatches)]
         for worker in range(problem.num_workers):
             here = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
-            firsts = [self.start["F"][s, m] for s, m in here if m in ends[:, 0]]
-            lasts = [(s, self._gradient_end[s, m]) for s, m in here if m in ends[:, 1]]
+            firsts = [self.start["F"][s, m] for s, m in here if m in first]
+            lasts = [(s, self._gradient_end[s, m]) for s, m in here if m in last]
             busy = int(sum(work[s] for s, _ in here))
             if problem.objective == "span":
                 begin = self._time("")

@@ -76,7 +76,7 @@ class FoldedModel(ScheduleModel):
 
     def __init__(self, small: Problem, folded: Fold, horizon: int) -> None:
         """Tie the middle and weigh the period."""
-        super().__init__(small, horizon)
+        super().__init__(small, horizon, in_order=True)
         self.folded = folded
         # As many are tied as are on a worker at once, and one group more: at the cut, all that a
         # worker has in hand repeats already.

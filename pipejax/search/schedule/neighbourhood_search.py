@@ -20,7 +20,13 @@ from pipejax.base.background import news_of
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import new_solver
-from pipejax.search.schedule.neighbourhoods import KINDS, Free, draw, kept_order
+from pipejax.search.schedule.neighbourhoods import (
+    KINDS,
+    Free,
+    draw,
+    kept_order,
+    order_of_microbatches,
+)
 from pipejax.search.schedule.plan import (
     NEVER,
     Plan,
@@ -73,14 +79,15 @@ class Arm:
     Attributes:
       kind: of neighbourhood.
       goal: one of `GOALS`.
+      in_order: whether microbatches keep the order in which they pass each stage.
       share: size of the next neighbourhood.
       spent: deterministic time of the solver.
       gains: steps that found something.
     """
 
-    def __init__(self, kind: str, goal: str, share: float) -> None:
+    def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
         """Begin with nothing known."""
-        self.kind, self.goal, self.share = kind, goal, share
+        self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
         self.spent, self.gains = 0.0, 0
 
     @property
@@ -116,7 +123,9 @@ class NeighbourhoodSearch:
         self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
-        self._arms = [Arm(kind, goal, share) for kind in sorted(kinds) for goal in GOALS]
+        orders = (True,) if self._base.in_order else (True, False)
+        ways = itertools.product(sorted(kinds), GOALS, orders)
+        self._arms = [Arm(*way, share) for way in ways]
         self._solver: cp_model.CpSolver | None = None
         self.idle = 0.0
 
@@ -125,7 +134,7 @@ class NeighbourhoodSearch:
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
-        model = self._model(free, arm.goal)
+        model = self._model(free, arm)
         solver = self._solver = new_solver(seconds, 1)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
@@ -153,10 +162,13 @@ class NeighbourhoodSearch:
         if self._solver is not None:
             self._solver.stop_search()
 
-    def _model(self, free: Free, goal: str) -> cp_model.CpModel:
+    def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
         """Copy the model, keep what is not free, and ask for a better plan."""
         base, model = self._base, self._base.model.clone()
-        for (letter, place), (other, next_place) in kept_order(self.problem, self.plan, free):
+        order = kept_order(self.problem, self.plan, free)
+        if arm.in_order and not base.in_order:
+            order = itertools.chain(order, order_of_microbatches(self.problem, self.plan))
+        for (letter, place), (other, next_place) in order:
             model.add(base.start[other][next_place] >= base.end(letter, place))
         for place, out in base.out.items():
             if not free["O"][place]:
@@ -166,7 +178,7 @@ class NeighbourhoodSearch:
                 model.add(whole == bool(self.plan.whole[place]))
         share = float(self._rng.choice(GAINS))
         least = Merit(*(max(1, int(share * value)) for value in self.merit))
-        if goal == "end":
+        if arm.goal == "end":
             model.add(base.objective <= self.merit.objective - least.objective)
         else:
             model.add(base.objective <= self.merit.objective)

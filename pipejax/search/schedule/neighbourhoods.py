@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.schedules.cells.ops import Phase
-from pipejax.search.schedule.plan import NEVER, Plan, gradient_end, input_grad_end
+from pipejax.search.schedule.plan import NEVER, PerOp, Plan, gradient_end, input_grad_end
 from pipejax.search.schedule.problem import Problem
 
 Ops = Bool[NumpyArray, "stages microbatches"]
@@ -87,11 +87,7 @@ def draw(kind: str, problem: Problem, plan: Plan, share: float, rng: np.random.G
 
 def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
     """Yield ops that are not free, in pairs: the first one ends before the other starts."""
-    ends = {
-        "I": input_grad_end(problem, plan),
-        "W": gradient_end(problem, plan),
-        **{p: plan.starts[p] + problem.times[Phase[p]][:, None] for p in "FOL"},
-    }
+    ends = _ends(problem, plan)
     worker_of, group = problem.worker, np.arange(problem.num_workers)
     for shared in problem.host_links:
         group[list(shared)] = min(shared)
@@ -106,3 +102,23 @@ def kept_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, O
             rows.setdefault(row, []).append(op)
     for ops in rows.values():
         yield from ((one[2], other[2]) for one, other in itertools.pairwise(sorted(ops)))
+
+
+def order_of_microbatches(problem: Problem, plan: Plan) -> Iterator[tuple[Op, Op]]:
+    """Yield ops of one kind on a stage in pairs: the first one ends before the other starts."""
+    ends = _ends(problem, plan)
+    for letter, stage in itertools.product("FIW", range(problem.num_stages)):
+        for pipe in np.unique(problem.pipe_of):
+            passing = np.flatnonzero(problem.pipe_of == pipe)
+            order = np.lexsort((ends[letter][stage, passing], plan.starts[letter][stage, passing]))
+            ops = ((letter, (stage, microbatch)) for microbatch in passing[order].tolist())
+            yield from itertools.pairwise(ops)
+
+
+def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
+    """Return ends of all ops by phase letter."""
+    return {
+        "I": input_grad_end(problem, plan),
+        "W": gradient_end(problem, plan),
+        **{p: plan.starts[p] + problem.times[Phase[p]][:, None] for p in "FOL"},
+    }
