@@ -46,7 +46,7 @@ MADE_OF_ELITE = 0.7  # share of the draws
 ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
 RESTART = 80  # draws that bring nothing after which the best ones are put aside
 STALE = 200  # draws that bring nothing after which it ends, if that is most of all draws
-FEW = 3  # microbatches per worker that tell what many take
+FEW = 2  # microbatches per worker that tell what many take
 
 
 class BlockDraw(NamedTuple):
