@@ -46,7 +46,7 @@ MADE_OF_ELITE = 0.7  # share of the draws
 ANEW = (0.1, 0.3)  # share of the numbers that are drawn anew in them
 RESTART = 80  # draws that bring nothing after which the best ones are put aside
 STALE = 200  # draws that bring nothing after which it ends, if that is most of all draws
-FEW = 2  # microbatches per worker that tell what many take
+FEW = (3, 2)  # microbatches per worker that tell what many take: with less, more is drawn
 
 
 class BlockDraw(NamedTuple):
@@ -71,9 +71,22 @@ class BlockDraw(NamedTuple):
 
 def block_starts(problem: Problem, seconds: float, enough: int) -> Iterator[Start]:
     """Yield successively better plans, until one is short enough."""
+    until, best = time.monotonic() + seconds, FOREVER
+    counts = sorted({_few(problem, each) for each in FEW}, reverse=True)
+    for number, count in enumerate(counts):
+        share = (until - time.monotonic()) / (len(counts) - number)
+        for start in _starts_by_few(problem, count, share, enough, best):
+            best = objective_of(problem, start.plan)
+            yield start
+
+
+def _starts_by_few(
+    problem: Problem, few: int, seconds: float, enough: int, best: float
+) -> Iterator[Start]:
+    """Yield plans that are better than the best; few microbatches say which draws are run whole."""
     until, spent = time.monotonic() + seconds, 0.0
-    small = _few(problem)
-    search, best = BlockSearch(small, problem.num_microbatches - small.num_microbatches), FOREVER
+    small = problem if few == problem.num_microbatches else problem.with_microbatches(few)
+    search = BlockSearch(small, problem.num_microbatches - few)
     while best > enough and not search.is_stale and (now := time.monotonic()) < until:
         drawn = search.draw()
         plan = search.run(drawn)
@@ -90,10 +103,10 @@ def block_starts(problem: Problem, seconds: float, enough: int) -> Iterator[Star
             yield Start("building block", plan)
 
 
-def _few(problem: Problem) -> Problem:
-    """Return the problem with a few microbatches, where it has many."""
-    few = FEW * problem.num_workers
-    return problem.with_microbatches(few) if problem.num_microbatches > few + few // 2 else problem
+def _few(problem: Problem, each: int) -> int:
+    """Return how many microbatches stand for all, which they do where there are many."""
+    few = each * problem.num_workers
+    return few if problem.num_microbatches > few + few // 2 else problem.num_microbatches
 
 
 def run_draw(problem: Problem, drawn: BlockDraw, shorter_than: float) -> Plan | None:
