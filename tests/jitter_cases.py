@@ -29,4 +29,6 @@ def costs_of(table):
         transmit=rng.random(links) / 3,
         all_reduce=rng.random(stages),
         update=rng.random(stages),
+        offload=rng.random(stages) / 2,
+        load=rng.random(stages) / 2,
     )

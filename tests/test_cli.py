@@ -272,7 +272,12 @@ def test_export_round_trips(answer, name, tmp_path):
     for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
         out = tmp_path / f"table.{suffix}"
         arguments = ["--schedule", name, "--workers", "4", "--microbatches", "4"]
-        times = [*TIMES, "--comm", "0.3"]  # some schedules are planned for them
+        times = [
+            "--stage-times",
+            "F=1,B=2,O=0.5",
+            "--comm",
+            "0.3",
+        ]  # some schedules are planned for them
         answer("export", *arguments, *times, "--format", fmt, "--out", out)
         built = answer("evaluate", *arguments, *times)
         read = answer("evaluate", "--table", out, *times)

@@ -26,7 +26,14 @@ GROWING = [
 
 UPDATING = [("pipedream", 4, 16, 1), ("pipedream-2bw", 4, 16, 4), ("local-sgd", 4, 16, 4)]
 # tables of 4 workers and 32 microbatches that do not repeat themselves; all others of the registry do
-IRREGULAR = ("looped-bfs", "chimera-asymmetric", "hanayo", "zero-bubble", "zb-2p")
+IRREGULAR = (
+    "looped-bfs",
+    "chimera-asymmetric",
+    "hanayo",
+    "zero-bubble",
+    "zb-2p",
+    "pipe-offload",
+)
 LINKS = {model: pj.Links(model) for model in ("delay", "queued", "blocking")} | {
     f"rendezvous-{q}": pj.Links("rendezvous", queues=q) for q in ("worker", "pair", "direction")
 }

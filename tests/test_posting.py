@@ -197,7 +197,7 @@ def test_a_deadlock_names_all_reduces():
 @pytest.mark.parametrize("name", pj.schedules.names())
 def test_posting_by_program_is_that_of_the_cells_put_in(name):
     built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-    costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.3)
+    costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.3, offload=0.5)
     for queues in ("worker", "pair", "direction"):
         links = pj.Links("rendezvous", queues, posting="program")
         run = pj.evaluate(built, costs, link=links)

@@ -18,7 +18,9 @@ from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 
-EQUAL = pj.Costs(forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5)
+EQUAL = pj.Costs(
+    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, transmit=0.5, offload=1.0
+)
 
 
 @pytest.mark.compiles

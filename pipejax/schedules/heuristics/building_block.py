@@ -117,7 +117,9 @@ def _first_free(
 ) -> float:
     """Return the first time from the start on at which no repetition of another op is met."""
     now, same = start, ROUNDING * period
-    while now < start + period:
+    for _ in range(2 * len(taken) + 2):  # each is met twice at most, whatever is rounded
+        if now >= start + period:
+            break
         for place, length in taken:
             since = (now - place) % period  # the last repetition of the other began
             if since < length - same:

@@ -83,6 +83,8 @@ class RowOrder:
             return weight
         wait = self.timeline.arrival.get(after, FOREVER) - now
         if wait <= self.same:
+            if after not in ready:  # ops of no length: it arrives in this moment, but later
+                return None
             return after if self._fits(after, worker) else weight
         fills = weight is not None and self._lasts(weight) <= wait + self.same
         if fills and self.order.prefers_weights:
