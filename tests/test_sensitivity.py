@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.analysis import sensitivity
 from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings
 from pipejax.cli.app import run
-from pipejax.costs.roofline import NEAR, stage_work, work_costs, work_on_systems
+from pipejax.costs.stage_costs import NEAR, stage_work, work_costs, work_on_systems
 from pipejax.costs.system import FIELDS
 from pipejax.costs.workload import assign_layers
 

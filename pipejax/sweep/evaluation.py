@@ -14,7 +14,7 @@ from pipejax.analysis.sensitivity import resource_shares, system_costs
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.costs.roofline import NEAR, StageWork, work_on_systems
+from pipejax.costs.stage_costs import NEAR, StageWork, work_on_systems
 from pipejax.costs.system import FIELDS, Efficiency, System
 from pipejax.costs.workload import Workload, memory_bytes
 from pipejax.engine.batched.makespans import makespans
