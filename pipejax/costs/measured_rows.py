@@ -1,0 +1,153 @@
+"""Measured runs, a column each: what was trained, how it was spread, and what it took.
+
+Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads them
+from CSV.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import one_of
+from pipejax.costs.model import Model
+
+# columns that say the sizes of a model, or change those of a named one: the field that each sets
+MODEL_FIELDS: Mapping[str, str] = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "ffn": "ffn_hidden",
+    "sequence": "sequence",
+    "vocabulary": "vocabulary",
+    "experts": "experts",
+    "top_k": "top_k",
+}
+COUNTS = (  # whole numbers
+    "tensor",
+    "context",
+    "expert",
+    "data",
+    "pipeline",
+    "stages_per_worker",
+    "microbatch_size",
+    "global_batch",
+    "zero",
+    "embedding_units",
+    "loss_units",
+    "accelerators_per_node",
+    "sequence_parallel",
+)
+NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
+MEASURED = ("seconds", "memory_bytes")
+# of a file, in the order in which they are written
+COLUMNS = ("model", *MODEL_FIELDS, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
+OF_SYSTEM = 0  # accelerators of a node: as many as the system has
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredRows:
+    """Measured runs, a column each.
+
+    Attributes:
+      models: the models that are trained, each once.
+      model: (rows) which of them.
+      tensor: (rows) tensor-parallel degree t.
+      context: (rows) context-parallel degree c.
+      expert: (rows) expert-parallel degree e, of the t c d accelerators of a stage.
+      data: (rows) replicas of the pipeline d.
+      pipeline: (rows) workers P.
+      stages_per_worker: (rows) stages of each worker V.
+      microbatch_size: (rows) b [sequences].
+      global_batch: (rows) of the whole job, d M b [sequences].
+      zero: (rows) ZeRO stage, 0 to 3.
+      embedding_units: (rows) layers that the embedding stands for where layers are spread.
+      loss_units: (rows) layers that the head stands for there.
+      accelerators_per_node: (rows) 0 where the system says it.
+      sequence_parallel: (rows) 0 or 1.
+      schedule: (rows) names.
+      recompute: (rows) none, selective or full.
+      precision: (rows) names.
+      system: (rows) name or file of the machine, empty where the row does not say it.
+      seconds: (rows) a step, NaN where it was not measured [s].
+      memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
+      group: (rows) free text.
+      source: (rows) free text.
+      row: (rows) number in its file, from 1.
+      file: (rows) the file.
+    """
+
+    models: tuple[Model, ...]
+    model: Int[NumpyArray, " rows"]
+    tensor: Int[NumpyArray, " rows"]
+    context: Int[NumpyArray, " rows"]
+    expert: Int[NumpyArray, " rows"]
+    data: Int[NumpyArray, " rows"]
+    pipeline: Int[NumpyArray, " rows"]
+    stages_per_worker: Int[NumpyArray, " rows"]
+    microbatch_size: Int[NumpyArray, " rows"]
+    global_batch: Int[NumpyArray, " rows"]
+    zero: Int[NumpyArray, " rows"]
+    embedding_units: Int[NumpyArray, " rows"]
+    loss_units: Int[NumpyArray, " rows"]
+    accelerators_per_node: Int[NumpyArray, " rows"]
+    sequence_parallel: Int[NumpyArray, " rows"]
+    schedule: NumpyArray
+    recompute: NumpyArray
+    precision: NumpyArray
+    system: NumpyArray
+    seconds: Float[NumpyArray, " rows"]
+    memory_bytes: Float[NumpyArray, " rows"]
+    group: NumpyArray
+    source: NumpyArray
+    row: Int[NumpyArray, " rows"]
+    file: NumpyArray
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.model)
+
+    @property
+    def microbatches(self) -> Int[NumpyArray, " rows"]:
+        """Microbatches M of one pipeline and step."""
+        return self.global_batch // (self.data * self.microbatch_size)
+
+    @property
+    def accelerators(self) -> Int[NumpyArray, " rows"]:
+        """Accelerators of the job, t c d P."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+    def column(self, name: str) -> NumpyArray:
+        """Return any column by its name in the file, also those that a named model brings."""
+        if name in MODEL_FIELDS:
+            values = [getattr(model, MODEL_FIELDS[name]) for model in self.models]
+            return np.asarray(values)[self.model]
+        if name == "model":
+            return np.array([model.name for model in self.models])[self.model]
+        found: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))
+        return found
+
+    def take(self, which: NumpyArray) -> "MeasuredRows":
+        """Select rows by a mask or by their indices."""
+        return MeasuredRows(self.models, **{k: v[which] for k, v in _columns(self).items()})
+
+
+def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
+    """All columns of rows, by the name of the attribute."""
+    names = [field.name for field in dataclasses.fields(rows)]
+    return {name: getattr(rows, name) for name in names if name != "models"}
+
+
+def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
+    """Put the rows of several files one below the other."""
+    offsets = np.cumsum([0, *(len(part.models) for part in parts[:-1])])
+    columns = {
+        name: np.concatenate([_columns(part)[name] for part in parts])
+        for name in _columns(parts[0])
+    }
+    columns["model"] = np.concatenate(
+        [part.model + offset for part, offset in zip(parts, offsets, strict=True)]
+    )
+    return MeasuredRows(models=tuple(m for part in parts for m in part.models), **columns)

@@ -1,0 +1,320 @@
+"""Measured runs from a CSV file, a row each.
+
+Rows are read one by one, so that a mistake is named with its row, column and value.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import (
+    MAX_COUNT,
+    check_types,
+    known_as,
+    legal_divisors,
+    one_of,
+    unknown,
+    whole_number,
+)
+from pipejax.base.files import read_file
+from pipejax.base.notices import Notice
+from pipejax.costs.measured_rows import COLUMNS, MEASURED, MODEL_FIELDS, OF_SYSTEM, MeasuredRows
+from pipejax.costs.model import RECOMPUTE, Model, check_heads, load_model
+from pipejax.schedules import REGISTRY
+
+PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
+GPT_VOCABULARY = 51200  # as Megatron pads it
+NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model is named
+
+
+class WholeColumn(NamedTuple):
+    """What a column of whole numbers may hold.
+
+    Attributes:
+      default: where a cell is empty or the column missing; None where it must be given.
+      least: smallest number.
+      most: largest number.
+    """
+
+    default: int | None = 1
+    least: int = 1
+    most: int = MAX_COUNT
+
+
+WHOLE: Mapping[str, WholeColumn] = {
+    "tensor": WholeColumn(),
+    "context": WholeColumn(),
+    "expert": WholeColumn(),
+    "data": WholeColumn(),
+    "pipeline": WholeColumn(),
+    "stages_per_worker": WholeColumn(),
+    "microbatch_size": WholeColumn(),
+    "global_batch": WholeColumn(None),
+    "zero": WholeColumn(0, 0, 3),
+    "embedding_units": WholeColumn(0, 0),
+    "loss_units": WholeColumn(0, 0),
+    "accelerators_per_node": WholeColumn(OF_SYSTEM),
+}
+
+
+def read_rows(path: str | Path) -> MeasuredRows:
+    r"""Read measured runs from a CSV file.
+
+    A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
+    those of the model. What is not given takes a default, which a warning says: degrees and sizes
+    1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
+    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed.
+
+    Args:
+      path: the file; its columns are `COLUMNS`, in any order.
+
+    Returns:
+      The rows.
+
+    Raises:
+      ValueError: if the file has a column that is unknown, or a cell or a row that cannot be; the
+        message names the row, the column, the value and what is allowed.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile, warnings
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
+      >>> import pathlib, tempfile, warnings
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
+      >>> _ = path.write_text("model,tensor,pipeline,global_batch,seconds\ngpt-22b,8,2,4,0.6")
+      >>> with warnings.catch_warnings(action="ignore"):  # of what is not given
+      ...     rows = read_rows(path)
+      >>> rows.microbatches, rows.accelerators, rows.seconds
+      (array([4]), array([16]), array([0.6]))
+    """
+    check_types(path=(path, str, Path))
+    reader = RowReader(Path(path))
+    cells = [reader.read(row, number) for number, row in enumerate(_cells(Path(path)), 1)]
+    reader.say_defaults()
+    columns: dict[str, NumpyArray] = {
+        name: np.array([row[name] for row in cells]) for name in cells[0]
+    }
+    return MeasuredRows(models=tuple(reader.models.values()), **columns)
+
+
+def _cells(path: Path) -> list[dict[str, str]]:
+    """Read the cells of a CSV file that are not empty, by row and column."""
+    try:
+        text = read_file(path).decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not CSV: {error}") from None
+    lines = [[cell.strip() for cell in line] for line in lines if line]
+    if len(lines) < 2:
+        raise ValueError(f"{path} has no rows: give a header and a row for each run")
+    header, *rows = lines
+    for name in header:
+        if name not in COLUMNS:
+            raise ValueError(f"{path}: {unknown('column', name, COLUMNS)}")
+        if header.count(name) > 1:
+            raise ValueError(f"{path}: column {name} stands twice")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}, row {number}: it has {len(row)} cells, the header {len(header)}"
+            )
+    return [{k: v for k, v in zip(header, row, strict=True) if v} for row in rows]
+
+
+class RowReader:
+    """Reads one row after the other, and remembers models and defaults that rows share."""
+
+    def __init__(self, path: Path) -> None:
+        """Start with the first row of a file."""
+        self.path = path
+        self.models: dict[tuple[str, ...], Model] = {}
+        self.defaults: dict[str, object] = {}
+
+    def say_defaults(self) -> None:
+        """Say in one line which cells were not given, and what they are taken for."""
+        if self.defaults:
+            said = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
+            warnings.warn(f"{self.path}: not given in all rows, taken as {said}", Notice, 5)
+
+    def read(self, cells: dict[str, str], number: int) -> dict[str, Any]:
+        """Read one row into the columns of `MeasuredRows`."""
+        found: dict[str, Any] = {}
+        try:
+            for name, column in WHOLE.items():
+                found[name] = self._count(cells, name, column)
+            found["model"], model = self._model(cells)
+            found |= self._names(cells, found)
+            _check_spread(found, model, cells)
+            measured = {name: _measured(cells, name) for name in MEASURED}
+            if all(map(math.isnan, measured.values())):
+                raise ValueError("seconds is missing, and so is memory_bytes: give one")
+        except ValueError as error:
+            raise ValueError(f"{self.path}, row {number}: {error}") from None
+        texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
+        return found | measured | texts | {"row": number, "file": str(self.path)}
+
+    def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
+        if name in cells:
+            return _whole(cells[name], name, column.least, column.most)
+        if name == "data" and "accelerators" in cells:
+            return self._replicas(cells)
+        if column.default is None:
+            raise ValueError(f"{name} is missing")
+        shown = "of the system" if name == "accelerators_per_node" else column.default
+        self.defaults[name] = shown
+        return column.default
+
+    def _replicas(self, cells: dict[str, str]) -> int:
+        """Replicas that the accelerators make up, where only these are given."""
+        total = _whole(cells["accelerators"], "accelerators", 1, MAX_COUNT)
+        degrees = ("tensor", "context", "pipeline")
+        of_one = math.prod(_whole(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
+        if total % of_one:
+            raise ValueError(
+                f"accelerators must be a multiple of tensor x context x pipeline, {of_one}, "
+                f"got {total}"
+            )
+        return total // of_one
+
+    def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
+        """Schedule, recomputation, precision and sequence parallelism."""
+        is_interleaved = counts["stages_per_worker"] > 1
+        schedule = self._given(
+            cells,
+            "schedule",
+            "interleaved-1f1b" if is_interleaved else "1f1b",
+            "1f1b (interleaved-1f1b where stages_per_worker > 1)",
+        )
+        recompute = one_of(self._given(cells, "recompute", "none"), RECOMPUTE, "recompute")
+        splits = counts["tensor"] > 1 and recompute != "full"
+        parallel = self._given(
+            cells,
+            "sequence_parallel",
+            str(int(splits)),
+            "1 where tensor > 1 and recompute is not full, else 0",
+        )
+        return {
+            "schedule": known_as(schedule, REGISTRY, "schedule"),
+            "recompute": recompute,
+            "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
+            "sequence_parallel": _whole(parallel, "sequence_parallel", 0, 1),
+        }
+
+    def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
+        if name not in cells:
+            self.defaults[name] = said or default
+        return cells.get(name, default)
+
+    def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
+        """Find the model of a row, and its index among those of the file."""
+        key = tuple(cells.get(name, "") for name in ("model", *MODEL_FIELDS))
+        if key not in self.models:
+            self.models[key] = self._new_model(cells)
+        self._say_gpt(cells)
+        return list(self.models).index(key), self.models[key]
+
+    def _say_gpt(self, cells: dict[str, str]) -> None:
+        if "model" in cells:
+            return
+        said = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
+        self.defaults |= {name: value for name, value in said.items() if name not in cells}
+
+    def _new_model(self, cells: dict[str, str]) -> Model:
+        sizes = {name: _size(cells[name], name) for name in MODEL_FIELDS if name in cells}
+        changes: dict[str, Any] = {MODEL_FIELDS[name]: size for name, size in sizes.items()}
+        if "model" in cells:
+            model = load_model(_beside(self.path, cells["model"]))
+        else:
+            model = load_model(GPT)
+            for name in NEEDED:
+                if name not in sizes:
+                    raise ValueError(f"{name} is missing: give it, or a model")
+            changes = {
+                "name": "GPT",
+                "source": str(self.path),
+                "kv_heads": sizes["heads"],
+                "ffn_hidden": 4 * sizes["hidden"],
+                "vocabulary": GPT_VOCABULARY,
+            } | changes
+        if not changes:
+            return model
+        if "heads" in changes and "kv_heads" not in changes and model.kv_heads == model.heads:
+            changes["kv_heads"] = changes["heads"]
+        found = dataclasses.replace(model, **changes)
+        check_heads(found, "model")
+        return found
+
+
+def _beside(path: Path, name: str) -> str:
+    """A model's file that is not there is looked for beside the rows."""
+    is_elsewhere = name.endswith(".json") and not Path(name).exists()
+    return str(path.parent / name) if is_elsewhere else name
+
+
+def _whole(text: str, name: str, least: int, most: int) -> int:
+    """Read a whole number."""
+    value = int(text) if text.isascii() and text.isdigit() else text
+    return whole_number(value, name, least=least, most=most)
+
+
+def _size(text: str, name: str) -> int:
+    """Read a size of a model."""
+    return _whole(text, name, int(name not in ("vocabulary", "experts", "top_k")), MAX_COUNT)
+
+
+def _measured(cells: dict[str, str], name: str) -> float:
+    """Read what was measured, NaN where it was not."""
+    if name not in cells:
+        return math.nan
+    try:
+        value = float(cells[name])
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {cells[name]!r}")
+    return value
+
+
+def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
+    """Check that the accelerators are as many as the degrees say, and that all can be divided."""
+    of_stage = found["tensor"] * found["context"] * found["data"]
+    if "accelerators" in cells:
+        total = of_stage * found["pipeline"]
+        if _whole(cells["accelerators"], "accelerators", 1, MAX_COUNT) != total:
+            raise ValueError(
+                f"accelerators must be tensor x context x data x pipeline, {total}, "
+                f"got {cells['accelerators']}"
+            )
+    at_once = found["data"] * found["microbatch_size"]
+    if found["global_batch"] % at_once:
+        raise ValueError(
+            f"global_batch must be a multiple of data x microbatch_size, {at_once}, "
+            f"got {found['global_batch']}"
+        )
+    stages = found["pipeline"] * found["stages_per_worker"]
+    units = model.layers + found["embedding_units"] + found["loss_units"]
+    if units < stages:
+        raise ValueError(
+            f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
+        )
+    divided: list[tuple[str, Any, str]] = [
+        ("tensor", model.heads, "heads"),
+        ("context", model.sequence, "sequence"),
+        ("expert", of_stage, "tensor x context x data"),
+        ("expert", getattr(model, "experts", 0), "experts"),
+    ]
+    for name, total, what in divided:
+        if total % found[name]:
+            legal = legal_divisors(total, found[name])
+            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
+    if found["expert"] > 1 and not getattr(model, "experts", 0):
+        raise ValueError(f"expert must be 1 for a model without experts, got {found['expert']}")

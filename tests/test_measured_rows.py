@@ -1,0 +1,153 @@
+"""Measured rows: what a CSV file says is kept, defaults are said, mistakes are named."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pipejax.base.notices import Notice
+from pipejax.costs.measured_rows import joined
+from pipejax.costs.rows_file import read_rows
+
+GIVEN = {
+    "model": "gpt3-175b",
+    "tensor": "8",
+    "context": "1",
+    "expert": "1",
+    "data": "2",
+    "pipeline": "8",
+    "stages_per_worker": "3",
+    "microbatch_size": "2",
+    "global_batch": "128",
+    "schedule": "interleaved-1f1b",
+    "recompute": "full",
+    "precision": "bf16",
+    "zero": "1",
+    "embedding_units": "0",
+    "loss_units": "0",
+    "accelerators_per_node": "8",
+    "sequence_parallel": "0",
+    "seconds": "18.13",
+}
+
+
+def write(tmp_path, *rows):
+    """A file with the columns of its first row."""
+    path = tmp_path / "rows.csv"
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_row_keeps_what_it_says(tmp_path):
+    rows = read_rows(write(tmp_path, GIVEN, {**GIVEN, "tensor": "4"}))
+    assert (len(rows), len(rows.models)) == (2, 1)
+    assert list(rows.tensor) == [8, 4]
+    assert list(rows.microbatches) == [128 // (2 * 2)] * 2
+    assert list(rows.accelerators) == [8 * 2 * 8, 4 * 2 * 8]
+    assert (rows.seconds[0], rows.schedule[0], rows.recompute[0]) == (
+        18.13,
+        "interleaved-1f1b",
+        "full",
+    )
+    assert np.isnan(rows.memory_bytes).all()
+    assert list(rows.row) == [1, 2]
+    assert list(rows.column("layers")) == [96, 96]
+    assert list(rows.take(rows.tensor == 4).row) == [2]
+
+
+def test_sizes_change_those_of_a_named_model(tmp_path):
+    rows = read_rows(
+        write(tmp_path, {**GIVEN, "model": "llama3-70b", "layers": "24", "sequence": "32768"})
+    )
+    model = rows.models[0]
+    assert (model.layers, model.sequence, model.kv_heads, model.gated_mlp) == (24, 32768, 8, True)
+
+
+def test_rows_without_a_model_are_gpts(tmp_path):
+    sizes = {"layers": "24", "hidden": "1024", "heads": "16", "sequence": "512"}
+    row = sizes | {name: text for name, text in GIVEN.items() if name != "model"}
+    with pytest.warns(Notice, match="kv_heads = heads, ffn = 4 hidden, vocabulary = 51200"):
+        rows = read_rows(write(tmp_path, row))
+    model = rows.models[0]
+    assert (model.kv_heads, model.ffn_hidden, model.vocabulary) == (16, 4096, 51200)
+    assert (model.gated_mlp, model.tied_embeddings) == (False, True)
+
+
+def test_defaults_are_said(tmp_path):
+    row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
+    with pytest.warns(Notice) as said:
+        rows = read_rows(write(tmp_path, row))
+    assert "data = 1" in str(said[0].message)
+    assert "sequence_parallel = 1 where tensor > 1" in str(said[0].message)
+    assert "tensor =" not in str(said[0].message).replace("tensor > 1", "")
+    assert (rows.schedule[0], rows.sequence_parallel[0], rows.zero[0]) == ("1f1b", 1, 0)
+
+
+def test_replicas_follow_from_the_accelerators(tmp_path):
+    row = {name: text for name, text in GIVEN.items() if name != "data"}
+    assert read_rows(write(tmp_path, row | {"accelerators": "128"})).data[0] == 2
+
+
+def test_files_are_put_together(tmp_path):
+    first = read_rows(write(tmp_path, GIVEN))
+    second = read_rows(write(tmp_path, {**GIVEN, "model": "gpt-22b", "pipeline": "2"}))
+    both = joined([first, second])
+    assert list(both.column("model")) == ["gpt3-175b", "gpt-22b"]
+    assert list(both.pipeline) == [8, 2]
+
+
+WRONG = [
+    ({"tensor": "0"}, "row 2: tensor must be a whole number of at least 1, got 0"),
+    ({"tensor": "eight"}, "row 2: tensor must be a whole number of at least 1, got 'eight'"),
+    ({"zero": "4"}, "row 2: zero must be at most 3, got 4"),
+    ({"model": "gpt3"}, "row 2: unknown model 'gpt3': known are"),
+    ({"schedule": "1f2b"}, "row 2: unknown schedule '1f2b': known are"),
+    ({"recompute": "some"}, "row 2: recompute must be one of none, selective, full, got 'some'"),
+    ({"precision": "int4"}, "row 2: precision must be one of bf16, fp8, mxfp8, nvfp4, got 'int4'"),
+    ({"sequence_parallel": "2"}, "row 2: sequence_parallel must be at most 1, got 2"),
+    ({"seconds": "0"}, "row 2: seconds must be a number above 0, got '0'"),
+    ({"seconds": "nan"}, "row 2: seconds must be a number above 0, got 'nan'"),
+    ({"seconds": ""}, "row 2: seconds is missing, and so is memory_bytes"),
+    ({"global_batch": ""}, "row 2: global_batch is missing"),
+    (
+        {"global_batch": "127"},
+        "global_batch must be a multiple of data x microbatch_size, 4, got 127",
+    ),
+    ({"tensor": "7"}, "row 2: tensor must divide heads, 96: legal are"),
+    ({"expert": "3"}, "row 2: expert must divide tensor x context x data, 16"),
+    ({"expert": "2"}, "row 2: expert must be 1 for a model without experts, got 2"),
+    ({"pipeline": "64"}, "pipeline x stages_per_worker must be at most the 96 layers, got 192"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_a_mistake_is_named_with_its_row(tmp_path, change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_rows(write(tmp_path, GIVEN, {**GIVEN, **change}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("tensor,seconds\n", "has no rows"),
+        ("tensor,second\n1,2\n", "unknown column 'second': known are .* did you mean seconds?"),
+        ("tensor,tensor\n1,2\n", "column tensor stands twice"),
+        ("tensor,seconds\n1\n", "row 1: it has 1 cells, the header 2"),
+        ('tensor,seconds\n"1,2\n', "is not CSV"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, text, message):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_rows(path)
+
+
+def test_accelerators_are_as_many_as_the_degrees_say(tmp_path):
+    with pytest.raises(ValueError, match=r"accelerators must be .* 128, got 64"):
+        read_rows(write(tmp_path, {**GIVEN, "accelerators": "64"}))
+    row = {name: text for name, text in GIVEN.items() if name != "data"}
+    with pytest.raises(ValueError, match="multiple of tensor x context x pipeline, 64, got 96"):
+        read_rows(write(tmp_path, row | {"accelerators": "96"}))
