@@ -1,0 +1,135 @@
+"""The solver of calibrations, on data whose truth is known; SciPy's is the independent twin."""
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+
+from pipejax.search.calibration.robust_fit import (
+    BEND,
+    FACTOR,
+    NOISE,
+    NOISE_ROWS,
+    loss,
+    robust_fit,
+    uncertainty,
+)
+
+ROWS, SPREAD = 60, 0.5
+TRUTH = np.array([0.8, -0.6, 0.3])
+X = np.geomspace(1.0, 300.0, ROWS)
+
+
+def seconds(points):
+    """Latency, rate and overhead, as of a message: (batch, rows) and its parts."""
+    scale = np.exp(SPREAD * np.atleast_2d(points))
+    return np.stack(
+        [np.tile(5.0 * scale[:, :1], ROWS), scale[:, 1:2] * X, 20.0 * scale[:, 2:3] * X**-0.5]
+    )
+
+
+def model_of(measured, unseen=0):
+    """Residuals of log seconds, with as many parameters more that no row sees."""
+
+    def model(points):
+        parts = seconds(points[:, :3])
+        total = parts.sum(axis=0)
+        jacobian = np.moveaxis(SPREAD * parts / total, 0, -1)
+        blank = np.zeros((*total.shape, unseen))
+        return np.log(total / measured), np.concatenate([jacobian, blank], axis=-1)
+
+    return model
+
+
+def data(noise=0.02, outliers=(), seed=0):
+    errors = noise * np.random.default_rng(seed).standard_normal(ROWS)
+    errors[list(outliers)] += 1.0
+    return seconds(TRUTH).sum(axis=0)[0] * np.exp(errors)
+
+
+def by_scipy(model, weights, noise):
+    """The same minimum at a given noise; the prior's residuals are not bounded."""
+
+    def rho(squares):
+        rows = squares[:ROWS]
+        root = np.sqrt(1 + rows)
+        bent = [2 * (root - 1), 1 / root, -0.5 / root**3]
+        return np.hstack([bent, [squares[ROWS:], np.ones(3), np.zeros(3)]])
+
+    def residuals(point):
+        rows = np.sqrt(weights) * model(point[None])[0][0] / (BEND * noise)
+        return np.concatenate([rows, point / (BEND * np.sqrt(FACTOR))])
+
+    return least_squares(residuals, np.zeros(3), loss=rho, xtol=1e-12, ftol=1e-12, gtol=1e-12).x
+
+
+def test_parameters_are_found_and_scipy_agrees():
+    measured = data(outliers=(3, 40))
+    model, weights = model_of(measured), np.ones((2, ROWS))
+    weights[1, ::3] = 0.0
+    found = robust_fit(model, np.zeros((2, 3)), weights)
+    assert found.converged.all()
+    assert found.steps.max() < 40
+    for one in range(2):
+        twin = by_scipy(model, weights[one], found.noise[one])
+        np.testing.assert_allclose(found.point[one], twin, atol=2e-5)
+    assert (np.abs(found.point - TRUTH) < 3 * uncertainty(found).error).all()
+    assert 0.015 < found.noise[0] < 0.04
+
+
+def test_outliers_are_bounded():
+    clean = robust_fit(model_of(data()), np.zeros((1, 3)), np.ones((1, ROWS)))
+    dirty = robust_fit(model_of(data(outliers=(0, 30, 59))), np.zeros((1, 3)), np.ones((1, ROWS)))
+    assert np.abs(dirty.point - clean.point).max() < 0.06
+    assert set(np.argsort(-np.abs(dirty.residual[0]))[:3]) == {0, 30, 59}
+
+
+def test_a_fold_ignores_what_it_leaves_out():
+    weights = np.ones((1, ROWS))
+    weights[0, 20:] = 0.0
+    wrong = data()
+    wrong[20:] *= 7.0
+    one, other = (
+        robust_fit(model_of(measured), np.zeros((1, 3)), weights) for measured in (data(), wrong)
+    )
+    np.testing.assert_allclose(one.point, other.point, atol=1e-9)
+    assert np.abs(other.residual[0, 20:]).min() > 1.0
+
+
+def test_starts_agree():
+    starts = np.random.default_rng(1).standard_normal((6, 3))
+    found = robust_fit(model_of(data()), starts, np.ones((6, ROWS)))
+    assert np.ptp(found.point, axis=0).max() < 1e-5
+    assert np.ptp(found.noise) < 1e-6
+
+
+def test_what_no_row_sees_stays_at_its_prior_and_is_flagged():
+    found = robust_fit(model_of(data(), unseen=1), np.full((1, 4), 0.7), np.ones((1, ROWS)))
+    known = uncertainty(found)
+    assert known.identified.tolist() == [[True, True, True, False]]
+    assert found.point[0, 3] == pytest.approx(0.0, abs=1e-9)
+    assert known.error[0, 3] == pytest.approx(1.0)
+    assert np.isinf(known.error_of_rows[0, 3])
+    assert (known.error < known.error_of_rows).all()
+
+
+def test_standard_errors_are_those_of_repeated_measurements():
+    fits = [
+        robust_fit(model_of(data(seed=seed)), np.zeros((1, 3)), np.ones((1, ROWS)))
+        for seed in range(100)
+    ]
+    spread = np.std([fit.point[0] for fit in fits], axis=0)
+    said = np.mean([uncertainty(fit).error[0] for fit in fits], axis=0)
+    np.testing.assert_allclose(said / spread, 1.0, atol=0.25)
+
+
+def test_few_rows_do_not_make_the_noise_vanish():
+    weights = np.zeros((1, ROWS))
+    weights[0, [0, 30, 59]] = 1.0
+    found = robust_fit(model_of(data()), np.zeros((1, 3)), weights)
+    assert found.noise[0] > NOISE * np.sqrt(NOISE_ROWS / (NOISE_ROWS + 3))
+    assert np.abs(found.residual[0]).max() < 0.15
+
+
+def test_the_loss_is_quadratic_then_linear():
+    assert loss(np.array(1e-3)) == pytest.approx(0.5e-6, rel=1e-5)
+    assert loss(np.array(1e4)) - loss(np.array(9e3)) == pytest.approx(BEND * 1e3, rel=1e-3)
