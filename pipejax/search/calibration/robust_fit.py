@@ -53,7 +53,7 @@ class RobustFit(NamedTuple):
     converged: NumpyArray
 
 
-class _State(NamedTuple):
+class _FitState(NamedTuple):
     """Where the fits stand: every field has the batch axis first."""
 
     point: Points
@@ -103,14 +103,16 @@ def robust_fit(
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(each, float) for each in model(point))
-    state = _State(point, residual, jacobian, np.full(size, NOISE), np.full(size, DAMPING))
+    state = _FitState(point, residual, jacobian, np.full(size, NOISE), np.full(size, DAMPING))
     state = state._replace(noise=_noise(state, weights))
     steps, converged = np.ones(size, int), np.zeros(size, bool)
     for _ in range(most_steps):
         active = np.flatnonzero(~converged)
         if not len(active):
             break
-        moved, small = _advanced(model, _State(*(each[active] for each in state)), weights[active])
+        moved, small = _advanced(
+            model, _FitState(*(each[active] for each in state)), weights[active]
+        )
         for whole, part in zip(state, moved, strict=True):
             whole[active] = part
         steps[active] += 1
@@ -127,8 +129,8 @@ def robust_fit(
 
 
 def _advanced(
-    model: ResidualModel, state: _State, weights: NumpyArray
-) -> tuple[_State, NumpyArray]:
+    model: ResidualModel, state: _FitState, weights: NumpyArray
+) -> tuple[_FitState, NumpyArray]:
     """Try one step of each fit; (batch) whether it had converged."""
     point, residual, jacobian, noise, damping = state
     z = residual / noise[:, None]
@@ -147,7 +149,7 @@ def _advanced(
     def chosen(new: NumpyArray, old: NumpyArray) -> NumpyArray:
         return np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    moved = _State(
+    moved = _FitState(
         chosen(trial, point),
         chosen(new_residual, residual),
         chosen(new_jacobian, jacobian),
@@ -169,14 +171,14 @@ def _objective(
     return np.where(np.isfinite(value), value, np.inf)
 
 
-def _information(state: _State, weights: NumpyArray) -> Float[NumpyArray, "batch params params"]:
+def _information(state: _FitState, weights: NumpyArray) -> Float[NumpyArray, "batch params params"]:
     """What the rows say of the parameters: J^T rho'' J / noise^2, of each fit."""
     noise = state.noise[:, None]
     curved = FACTOR * weights * _bend(state.residual / noise) / noise**2
     return np.einsum("brp,br,brq->bpq", state.jacobian, curved, state.jacobian, optimize=True)
 
 
-def _noise(state: _State, weights: NumpyArray) -> Float[NumpyArray, " batch"]:
+def _noise(state: _FitState, weights: NumpyArray) -> Float[NumpyArray, " batch"]:
     """Estimate the noise again from bounded residuals, for as many rows as are free.
 
     The parameters use up the rows that decide them: the trace of what the rows say, relative to
