@@ -116,43 +116,7 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
 def test_a_batch_has_the_shares_of_its_members():
     table, workload, system = case("1f1b on h100")
     others = [put(system, FIELDS[name], 0.1) for name in ("compute.peak", "network.bandwidth")]
-    stacked = type(system)(
-        **{
-            field.name: jnp.array([getattr(one, field.name) for one in others])
-            for field in dataclasses.fields(system)
-            if field.name
-            not in (
-                "node",
-                "network",
-                "compute_efficiency",
-                "memory_efficiency",
-                "gpus_per_node",
-                "name",
-                "source",
-            )
-        },
-        **{
-            link: type(system.node)(
-                *(
-                    jnp.array([getattr(getattr(one, link), part) for one in others])
-                    for part in ("bandwidth", "latency", "efficiency")
-                )
-            )
-            for link in ("node", "network")
-        },
-        **{
-            curve: type(system.compute_efficiency)(
-                *(
-                    tuple(jnp.full(len(others), v) for v in values)
-                    for values in (getattr(system, curve).sizes, getattr(system, curve).shares)
-                )
-            )
-            for curve in ("compute_efficiency", "memory_efficiency")
-        },
-        gpus_per_node=8,
-        name="",
-        source="",
-    )
+    stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *others)
     work = work_on_systems(workload, table, np.full(len(others), 8))
     times, shares = map(np.asarray, resource_shares(pj.lower(table), work, stacked))
     for one, row in zip(others, shares, strict=True):

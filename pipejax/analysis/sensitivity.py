@@ -21,7 +21,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
 from pipejax.costs.stage_costs import OF_SYSTEMS, StageWork, stage_work, work_costs
-from pipejax.costs.system import FIELDS, Number, System
+from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import Found, makespans
 from pipejax.engine.lowering.lower import lower
@@ -30,10 +30,12 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 # the power in which the time that a resource takes depends on its parameter
+POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
 POWER: Mapping[str, int] = {
-    name: 1 if name.endswith("latency") else -1
-    for name in FIELDS
-    if not name.endswith(("efficiency", "capacity"))
+    f"{section}.{name}": POWERS[dimension]
+    for section, quantities in SECTIONS.items()
+    for name, dimension in quantities.items()
+    if dimension in POWERS
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))

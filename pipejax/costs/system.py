@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.checks import check_types, efficiency, known_as, whole_number
+from pipejax.base.checks import (
+    check_types,
+    efficiency,
+    known_as,
+    number,
+    one_of,
+    whole_number,
+)
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
 from pipejax.costs.precision import as_float, floats_in
@@ -70,6 +77,40 @@ class Link:
         return self.bandwidth * self.efficiency
 
 
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """How a system's library runs collectives.
+
+    The first four are 1 where an algorithm may be used, else 0; the fastest of them is.
+
+    Attributes:
+      halving: recursive halving over the slowest kind of link.
+      ring: rings through all accelerators.
+      tree: two binary trees of nodes, for all-reduces.
+      hierarchical: rings inside nodes, then between them.
+      latency: of each collective, besides the links' [s].
+      simple_latency: more of it where the whole bandwidth is used [s].
+      low_latency_share: share of the bandwidth that is reached without waiting for that.
+      copies: passes of the tensor through memory that the links wait for.
+    """
+
+    halving: Number = 1.0
+    ring: Number = 0.0
+    tree: Number = 0.0
+    hierarchical: Number = 0.0
+    latency: Number = 0.0
+    simple_latency: Number = 0.0
+    low_latency_share: Number = 1.0
+    copies: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
+
+
 @short_repr
 @dataclasses.dataclass(frozen=True, repr=False)
 class System:
@@ -88,6 +129,8 @@ class System:
       gpus_per_node: accelerators in a node.
       name: name of the system.
       source: where the numbers come from.
+      gpus_per_nic: accelerators that share a NIC.
+      collectives: how collectives are run.
 
     Example:
       >>> import pipejax as pj
@@ -108,13 +151,15 @@ class System:
     gpus_per_node: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(metadata={"static": True})
     source: str = dataclasses.field(metadata={"static": True})
+    gpus_per_nic: Number = 1.0
+    collectives: Collectives = Collectives()
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
         floats_in(self)
 
 
-for _kind in (Efficiency, Link, System):
+for _kind in (Efficiency, Link, Collectives, System):
     jax.tree_util.register_dataclass(_kind)
 
 
@@ -155,9 +200,16 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "compute": {"peak": "FLOP/s", "latency": "s", "efficiency": ""},
     "memory": {"capacity": "B", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
-    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
+    "collectives": {
+        "algorithms": "",
+        "latency": "s",
+        "simple_latency": "s",
+        "low_latency_share": "",
+        "copies": "",
+    },
 }
-# where each quantity stands in a `System`; the number of accelerators in a node is no cost
+# where each quantity stands in a `System`; accelerators in a node and algorithms are no costs
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "compute.peak": ("peak_flops",),
     "compute.latency": ("compute_latency",),
@@ -172,6 +224,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "network.bandwidth": ("network", "bandwidth"),
     "network.latency": ("network", "latency"),
     "network.efficiency": ("network", "efficiency"),
+    "network.gpus_per_nic": ("gpus_per_nic",),
+    "collectives.latency": ("collectives", "latency"),
+    "collectives.simple_latency": ("collectives", "simple_latency"),
+    "collectives.low_latency_share": ("collectives", "low_latency_share"),
+    "collectives.copies": ("collectives", "copies"),
 }
 
 
@@ -203,7 +260,7 @@ def load_system(name: str | Path) -> System:
     sections = {key: data.get(key, {}) for key in SECTIONS}
     for key, section in sections.items():
         check_keys(section, SECTIONS[key], f"{where}: {key}")
-    compute, memory, node, network = sections.values()
+    compute, memory, node, network, collectives = sections.values()
     system = System(
         peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),
         compute_latency=quantity(compute, "latency", "s", f"{where}: compute", 0.0),
@@ -217,6 +274,10 @@ def load_system(name: str | Path) -> System:
         gpus_per_node=whole_number(node.get("gpus"), f"{where}: node: gpus"),
         name=data["name"],
         source=data["source"],
+        gpus_per_nic=number(
+            network.get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
+        ),
+        collectives=_collectives(collectives, f"{where}: collectives"),
     )
     for what in ("peak_flops", "memory_bandwidth"):
         if not getattr(system, what) > 0:
@@ -230,6 +291,22 @@ def _link(section: dict[str, Any], where: str) -> Link:
         raise ValueError(f"{where}: bandwidth must be above 0")
     share = efficiency(section.get("efficiency", 1.0), f"{where}: efficiency")
     return Link(bandwidth, quantity(section, "latency", "s", where), share)
+
+
+def _collectives(section: dict[str, Any], where: str) -> Collectives:
+    """Read how collectives are run; a file that does not say so has recursive halving."""
+    given = section.get("algorithms", ["halving"])
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
+    names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in given]
+    share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
+    return Collectives(
+        **{name: float(name in names) for name in ALGORITHMS},
+        latency=quantity(section, "latency", "s", where, 0.0),
+        simple_latency=quantity(section, "simple_latency", "s", where, 0.0),
+        low_latency_share=share,
+        copies=number(section.get("copies", 0.0), f"{where}: copies"),
+    )
 
 
 def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:

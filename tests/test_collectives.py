@@ -1,0 +1,166 @@
+"""Collectives: their steps counted one by one, old systems' seconds, and slopes."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.collectives import PASSES, ROUTES, collective_time
+from pipejax.costs.layout import Group
+from pipejax.costs.system import ALGORITHMS, Collectives, data_file
+
+SYSTEM = pj.load_system("h100")
+LIBRARY = Collectives(
+    latency=3e-5, simple_latency=9e-5, low_latency_share=0.92, copies=3.4, halving=0.0
+)
+KINDS = (*PASSES, "all_to_all", "ring")
+
+
+def using(*algorithms, system=SYSTEM, **others):
+    """A system whose library has these algorithms alone."""
+    flags = {name: float(name in algorithms) for name in ALGORITHMS}
+    library = dataclasses.replace(LIBRARY, **flags, **others)
+    return dataclasses.replace(system, collectives=library)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("inside", [1, 4])
+def test_old_systems_have_the_seconds_of_recursive_halving(inside):
+    system = pj.load_system("mid_nw_mid_cp")
+    link = system.node if inside == 4 else system.network
+    volume, r = 1e9, 4.0
+    with jax.enable_x64(True):
+        found = collective_time(system, "all_reduce", volume, Group(r, inside))
+        expected = 2 * jnp.log2(r) * link.latency + 2 * (r - 1) / r * volume / link.rate
+        assert float(found) == float(expected)
+        half = collective_time(system, "all_gather", volume, Group(r, inside))
+    assert float(half) == pytest.approx(float(expected) / 2)
+
+
+def counted_ring(inside, nodes):
+    """One pass of `inside` rings, each for its part of a tensor of 1 byte: what it takes.
+
+    Ring k enters and leaves a node at accelerators k and k - 1. Returns the hops of the part that
+    crosses most often, and what the busiest accelerator sends inside and between nodes.
+    """
+    size = inside * nodes
+    sent = np.zeros((2, size))
+    worst = 0
+    for k in range(inside):
+        order = [m * inside + (k + i) % inside for m in range(nodes) for i in range(inside)]
+        far = [order[i] // inside != order[(i + 1) % size] // inside for i in range(size)]
+        for start in range(size):  # the part that starts here passes all hops but the last
+            hops = [(start + i) % size for i in range(size - 1)]
+            worst = max(worst, sum(far[hop] for hop in hops))
+            for hop in hops:
+                sent[int(far[hop]), order[hop]] += 1 / size / inside
+    return size - 1 - worst, worst, *sent.max(axis=1)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("inside", "nodes"), [(1, 5), (2, 3), (4, 1), (4, 2), (8, 4)])
+def test_rings_are_what_their_steps_add_up_to(inside, nodes):
+    route = ROUTES["ring"](1, 1.0, Group(float(inside * nodes), float(inside)))
+    assert [float(each) for each in route[:4]] == pytest.approx(counted_ring(inside, nodes))
+
+
+@pytest.mark.compiles
+def test_hierarchies_are_a_ring_inside_and_one_between():
+    inner, outer = (ROUTES["ring"](1, 1.0, Group(n, q)) for n, q in ((4.0, 4.0), (3.0, 1.0)))
+    route = ROUTES["hierarchical"](1, 1.0, Group(12.0, 4.0))
+    assert float(route.near_hops) == inner.near_hops
+    assert float(route.far_hops) == outer.far_hops
+    assert float(route.near_bytes) == pytest.approx(float(inner.near_bytes))
+    assert float(route.far_bytes) == pytest.approx(float(outer.far_bytes) / 4)
+
+
+@pytest.mark.compiles
+def test_the_fastest_algorithm_is_taken():
+    best = using("ring", "tree", "hierarchical")
+    winners = []
+    for volume, group in ((1e3, Group(512.0, 8.0)), (1e10, Group(16.0, 8.0))):
+        alone = {
+            name: float(collective_time(using(name), "all_reduce", volume, group))
+            for name in ("ring", "tree", "hierarchical")
+        }
+        winners.append(min(alone, key=alone.get))
+        assert float(collective_time(best, "all_reduce", volume, group)) == min(alone.values())
+    assert winners == ["tree", "ring"]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_exchanges_nothing(kind):
+    slope = jax.grad(lambda n: collective_time(using("ring", "tree"), kind, 1e9, Group(n, n)))
+    assert float(collective_time(using("ring"), kind, 1e9, Group(1, 1))) == 0
+    assert np.isfinite(slope(1.0))
+
+
+@pytest.mark.compiles
+def test_one_accelerator_of_a_ring_has_the_nic_to_itself():
+    """With 2 accelerators per NIC, and shares given per accelerator, it is twice as fast alone."""
+    free = using("ring", latency=0.0, simple_latency=0.0, copies=0.0, low_latency_share=1.0)
+    free = dataclasses.replace(free, gpus_per_nic=2.0)
+    silent = dataclasses.replace(free, network=dataclasses.replace(free.network, latency=0.0))
+    share = SYSTEM.network.rate
+    alone = collective_time(silent, "ring", 1e9, Group(16, 8))
+    beside = collective_time(silent, "ring", 1e9, Group(16, 2))
+    assert float(alone) == pytest.approx(15 / 16 * 1e9 / (2 * share))
+    assert float(beside) == pytest.approx(15 / 16 * 1e9 / share)
+
+
+@pytest.mark.compiles
+def test_all_arguments_are_batched_and_have_slopes():
+    system = using("ring", "tree", "hierarchical")
+
+    def total(numbers):
+        volume, size, inside, bandwidth, latency, copies = numbers
+        network = dataclasses.replace(system.network, latency=latency)
+        node = dataclasses.replace(system.node, bandwidth=bandwidth)
+        library = dataclasses.replace(system.collectives, copies=copies)
+        made = dataclasses.replace(system, node=node, network=network, collectives=library)
+        group = Group(size, inside)
+        return sum(collective_time(made, kind, volume, group, 2.0) for kind in KINDS)
+
+    with jax.enable_x64(True):
+        at = np.array([3e7, 32.0, 4.0, 4.5e11, 2e-5, 3.4])
+        steps = 1e-5 * np.diag(at)
+        points = jnp.array([at, *(at + steps), *(at - steps)])
+        values, slopes = jax.jit(jax.vmap(jax.value_and_grad(total)))(points)
+        assert float(values[0]) == pytest.approx(float(total(tuple(at))), rel=1e-12)
+    rises = (values[1:7] - values[7:]) / (2e-5 * at)
+    np.testing.assert_allclose(slopes[0], rises, rtol=1e-6)
+
+
+WRONG = {
+    "unknown algorithm": ({"algorithms": ["rng"]}, "algorithms must be one of halving"),
+    "no algorithm": ({"algorithms": []}, "algorithms must be a list of halving"),
+    "share": ({"low_latency_share": 2}, "low_latency_share must be a number above 0"),
+    "no unit": ({"latency": 1}, "key 'latency' has no unit"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_files_are_refused(tmp_path, name):
+    section, message = WRONG[name]
+    described = json.loads(data_file("hardware", "h100", "system").read_text())
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(described | {"collectives": section}))
+    with pytest.raises(ValueError, match=message):
+        pj.load_system(path)
+
+
+def test_files_say_how_collectives_run(tmp_path):
+    described = json.loads(data_file("hardware", "h100", "system").read_text())
+    described["network"]["gpus_per_nic"] = 2
+    described["collectives"] = {"algorithms": ["ring", "tree"], "latency_us": 30, "copies": 3}
+    path = tmp_path / "system.json"
+    path.write_text(json.dumps(described))
+    system = pj.load_system(path)
+    assert system.gpus_per_nic == 2
+    assert system.collectives == Collectives(halving=0, ring=1, tree=1, latency=3e-5, copies=3)
+    assert pj.load_system("fast_nw_fast_cp").collectives == Collectives()
