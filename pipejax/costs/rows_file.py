@@ -8,7 +8,7 @@ import dataclasses
 import io
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def read_rows(path: str | Path) -> MeasuredRows:
     """
     check_types(path=(path, str, Path))
     reader = RowReader(Path(path))
-    cells = [reader.read(row, number) for number, row in enumerate(_cells(Path(path)), 1)]
+    cells = [reader.read(row, number) for number, row in enumerate(_cells(Path(path), COLUMNS), 1)]
     reader.say_defaults()
     columns: dict[str, NumpyArray] = {
         name: np.array([row[name] for row in cells]) for name in cells[0]
@@ -106,7 +106,32 @@ def read_rows(path: str | Path) -> MeasuredRows:
     return MeasuredRows(models=tuple(reader.models.values()), **columns)
 
 
-def _cells(path: Path) -> list[dict[str, str]]:
+def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
+    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`.
+
+    Args:
+      path: the file; rows count from 1, and some may be left out.
+      count: rows of the table.
+
+    Returns:
+      (rows) `seconds` [s] and `memory_bytes` [B], NaN where there is no prediction.
+    """
+    found = {name: np.full(count, np.nan) for name in MEASURED}
+    seen: set[int] = set()
+    for number, cells in enumerate(_cells(Path(path), ("row", *MEASURED)), 1):
+        try:
+            row = _whole(cells.get("row", ""), "row", 1, count)
+            if row in seen:
+                raise ValueError(f"row {row} is predicted twice")
+            seen.add(row)
+            for name in MEASURED:
+                found[name][row - 1] = _measured(cells, name)
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from None
+    return found
+
+
+def _cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
     """Read the cells of a CSV file that are not empty, by row and column."""
     try:
         text = read_file(path).decode("utf-8-sig")
@@ -118,8 +143,8 @@ def _cells(path: Path) -> list[dict[str, str]]:
         raise ValueError(f"{path} has no rows: give a header and a row for each run")
     header, *rows = lines
     for name in header:
-        if name not in COLUMNS:
-            raise ValueError(f"{path}: {unknown('column', name, COLUMNS)}")
+        if name not in known:
+            raise ValueError(f"{path}: {unknown('column', name, known)}")
         if header.count(name) > 1:
             raise ValueError(f"{path}: column {name} stands twice")
     for number, row in enumerate(rows, 1):
