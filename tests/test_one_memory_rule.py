@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import LayerSplit, layer_activation_bytes, layer_weight_grad_bytes
+from pipejax.costs.activations import layer_activation_bytes, layer_weight_grad_bytes
+from pipejax.costs.layout import Layout
 from pipejax.costs.system import data_file
 from pipejax.costs.workload import stage_bytes
 from pipejax.sweep import run_sweep
@@ -108,8 +109,8 @@ def test_the_share_follows_from_the_layer(name, recompute):
     model = pj.load_model(name)
     needed, kept = SHARES[name, recompute]
     unit = model.sequence * model.hidden
-    assert layer_weight_grad_bytes(model, 1) == pytest.approx(needed * unit)
-    assert layer_activation_bytes(model, 1, recompute=recompute) == pytest.approx(kept * unit)
+    assert layer_weight_grad_bytes(model) == pytest.approx(needed * unit)
+    assert layer_activation_bytes(model, recompute=recompute) == pytest.approx(kept * unit)
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=4)
     share = stage_bytes(pj.Workload(model, 4, recompute=recompute), table).weight_share
     assert share[1] == pytest.approx(needed / kept)
@@ -118,11 +119,11 @@ def test_the_share_follows_from_the_layer(name, recompute):
 @pytest.mark.parametrize("shared", [False, True])
 def test_parallelism_splits_what_w_needs(shared):
     model, t = pj.load_model("gpt-22b"), 8
-    split = LayerSplit(t, sequence_parallel=shared)
+    layout = Layout(tensor=t, sequence_parallel=float(shared))
     unit = model.sequence * model.hidden
     # inputs of queries and MLP, gradients of projection and MLP are whole; the others split
     needed = 8 / (t if shared else 1) + 24 / t
-    assert layer_weight_grad_bytes(model, 1, split) == pytest.approx(needed * unit)
+    assert layer_weight_grad_bytes(model, layout) == pytest.approx(needed * unit)
 
 
 def test_of_a_recomputed_layer_w_needs_the_input():

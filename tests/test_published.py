@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import (
-    LayerSplit,
+from pipejax.costs.activations import (
     edge_activation_bytes,
     layer_activation_bytes,
-    layer_flop,
     layer_weight_grad_bytes,
-    step_flop,
 )
+from pipejax.costs.flop import layer_flop, step_flop
+from pipejax.costs.layout import Layout
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from pipejax.schedules.table.held_activations import peak_in_flight
@@ -79,13 +78,14 @@ def test_zero_bubble_layer_flop():  # Table 1: F sbh(24h+4s), B sbh(24h+8s), W s
     assert flop == (s * b * h * (24 * h + 4 * s), s * b * h * (24 * h + 8 * s), s * b * h * 24 * h)
 
 
+ONE, SPLIT, SHARED = Layout(), Layout(tensor=8), Layout(tensor=8, sequence_parallel=1)
 MODES = {
-    "no parallelism": (LayerSplit(), "none"),
-    "tensor parallel": (LayerSplit(8), "none"),
-    "TP+SP": (LayerSplit(8, sequence_parallel=True), "none"),
-    "TP+selective": (LayerSplit(8), "selective"),
-    "TP+SP+selective": (LayerSplit(8, sequence_parallel=True), "selective"),
-    "full recompute": (LayerSplit(), "full"),
+    "no parallelism": (ONE, "none"),
+    "tensor parallel": (SPLIT, "none"),
+    "TP+SP": (SHARED, "none"),
+    "TP+selective": (SPLIT, "selective"),
+    "TP+SP+selective": (SHARED, "selective"),
+    "full recompute": (ONE, "full"),
 }
 
 
@@ -103,7 +103,9 @@ def test_korthikanti_activations_per_layer(mode, name):  # Table 2, exactly
         "full recompute": 2 * s * b * h,
     }
     assert set(printed) == set(RECORDS["ko.t2"]["value"])
-    ours = layer_activation_bytes(model, b, *MODES[mode])
+    layout, recompute = MODES[mode]
+    layout = dataclasses.replace(layout, microbatch_size=b)
+    ours = layer_activation_bytes(model, layout, recompute)
     assert ours == pytest.approx(printed[mode], rel=1e-12)
 
 
@@ -119,7 +121,9 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
         if interleave > 1
         else pj.schedules.build("1f1b", num_workers=p, num_microbatches=2 * p)
     )
-    per_layer = layer_activation_bytes(gpt(setting), setting["b"], *MODES[mode])
+    layout, recompute = MODES[mode]
+    layout = dataclasses.replace(layout, microbatch_size=setting["b"])
+    per_layer = layer_activation_bytes(gpt(setting), layout, recompute)
     held = peak_in_flight(table)[0] * per_layer * setting["layers"] / table.num_stages
     assert held / GIB == pytest.approx(record["value"], rel=1e-9)
 
@@ -127,9 +131,11 @@ def test_korthikanti_first_stage(record):  # Figure 1: layers of the first stage
 def test_korthikanti_embedding_and_head():  # section 4.2.3
     model, b, t = pj.load_model("gpt-22b"), 4, 8
     s, h, v = model.sequence, model.hidden, model.vocabulary
-    whole, _ = edge_activation_bytes(model, b, LayerSplit(t))
+    whole, _ = edge_activation_bytes(model, Layout(tensor=t, microbatch_size=b))
     assert whole == s * b * h  # only sequence parallelism splits the mask
-    mask, head = edge_activation_bytes(model, b, LayerSplit(t, sequence_parallel=True))
+    mask, head = edge_activation_bytes(
+        model, Layout(tensor=t, sequence_parallel=1, microbatch_size=b)
+    )
     assert mask == s * b * h / t
     assert head == pytest.approx(4 * s * b * h / t * (1 + v / h), rel=1e-12)
 
@@ -138,7 +144,7 @@ def test_korthikanti_embedding_and_head():  # section 4.2.3
 def test_korthikanti_figure_7(record):  # bar labels, 0.1 points for the embedding
     model = gpt(record["setting"])
     base, *ours = (
-        layer_activation_bytes(model, 1, *MODES[mode])
+        layer_activation_bytes(model, *MODES[mode])
         for mode in ("tensor parallel", "TP+SP", "TP+selective", "TP+SP+selective")
     )
     np.testing.assert_allclose(100 * np.array(ours) / base, record["value"][:3], atol=0.15)
@@ -238,8 +244,9 @@ def test_what_a_weight_gradient_needs():  # Table 1: M_W = 32 sbh of M_B = sb(34
     for name in ("gpt-22b", "gpt3-175b"):
         model, b = pj.load_model(name), 4
         s, h = model.sequence, model.hidden
-        assert layer_weight_grad_bytes(model, b) == 32 * s * b * h
-        share = layer_weight_grad_bytes(model, b) / layer_activation_bytes(model, b)
+        layout = Layout(microbatch_size=b)
+        assert layer_weight_grad_bytes(model, layout) == 32 * s * b * h
+        share = layer_weight_grad_bytes(model, layout) / layer_activation_bytes(model, layout)
         assert share == pytest.approx(32 * h / (34 * h + 5 * model.heads * s), rel=1e-12)
 
 

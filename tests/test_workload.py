@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import (
-    RECOMPUTE,
-    WHOLE,
-    LayerSplit,
+from pipejax.costs.activations import (
     boundary_bytes,
     edge_activation_bytes,
-    head_flop,
     layer_activation_bytes,
-    layer_flop,
     layer_weight_grad_bytes,
-    model_names,
-    step_flop,
 )
+from pipejax.costs.flop import head_flop, layer_flop, step_flop
+from pipejax.costs.layout import Layout
+from pipejax.costs.model import RECOMPUTE, model_names
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
 from pipejax.costs.workload import stage_bytes, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
@@ -138,7 +134,7 @@ def test_bad_models_are_refused(changes, removed, message, tmp_path):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown system 'h1000': known are a100"):
         pj.load_system("h1000")
-    with pytest.raises(ValueError, match="unknown model 'gpt9': known are gpt-1t"):
+    with pytest.raises(ValueError, match=r"unknown model 'gpt9': known are .*gpt-1t, gpt-22b"):
         pj.load_model("gpt9")
 
 
@@ -167,14 +163,16 @@ def test_all_reduce():
 
 def everything_of(model, size, layers):
     """All that is counted from a model."""
+    layout = Layout(microbatch_size=size)
     properties = ("kv_hidden", "matrix_parameters", "layer_parameters", "embedding_parameters")
     parts = {name: getattr(model, name) for name in (*properties, "head_parameters", "parameters")}
     for recompute in RECOMPUTE:
         parts[f"flop {recompute}"] = layer_flop(model, size, recompute)
         parts[f"step {recompute}"] = step_flop(model, size * 4096, recompute)
-        parts[f"kept {recompute}"] = layer_activation_bytes(model, size, WHOLE, recompute)
-    functions = (head_flop, layer_weight_grad_bytes, edge_activation_bytes, boundary_bytes)
-    parts |= {function.__name__: function(model, size) for function in functions}
+        parts[f"kept {recompute}"] = layer_activation_bytes(model, layout, recompute)
+    functions = (layer_weight_grad_bytes, edge_activation_bytes, boundary_bytes)
+    parts |= {function.__name__: function(model, layout) for function in functions}
+    parts["head flop"] = head_flop(model, size)
     return parts | {"stages": stage_parameters(model, layers)}
 
 
@@ -312,7 +310,7 @@ def test_memory():
     total = model.parameters + model.head_parameters
     assert static.sum() == pytest.approx(16 * total / 8)
     need = pj.memory_bytes(workload, table)
-    layer = layer_activation_bytes(model, 1, LayerSplit(8))
+    layer = layer_activation_bytes(model, Layout(tensor=8))
     mask, head = activations[0] - 12 * layer, activations[-1] - 12 * layer
     held = peak_in_flight(table)[1]
     assert need[1] == pytest.approx(static[1] + static[2] + held * 12 * layer)
@@ -357,7 +355,7 @@ def test_recompute_cells_say_when_activations_come_back():
     table = pj.ScheduleTable.from_rows([["0F0", "0F1", "0R1", "0B1", "0R0", "0B0"]])
     workload = pj.Workload(model, minibatch=2, recompute="full")
     memory = stage_bytes(workload, table)
-    layer, kept = (48 * layer_activation_bytes(model, 1, recompute=r) for r in ("none", "full"))
+    layer, kept = (48 * layer_activation_bytes(model, recompute=r) for r in ("none", "full"))
     assert memory.activations[0] - memory.checkpoint[0] == pytest.approx(layer - kept)
     need = pj.memory_bytes(workload, table)[0] - memory.static[0]
     assert need == pytest.approx(memory.checkpoint[0] + memory.activations[0])

@@ -90,7 +90,7 @@ class Layout:
     @property
     def shared_by(self) -> Number:
         """Accelerators of a worker that split what tensor parallelism alone leaves whole."""
-        return jnp.where(self.sequence_parallel > 0, self.tensor, 1.0)
+        return 1 + (self.tensor - 1) * self.sequence_parallel
 
     @property
     def replicas(self) -> Number:

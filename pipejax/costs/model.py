@@ -1,25 +1,27 @@
-"""Models: FLOP, bytes, parameters and activations of a transformer, from published formulas.
+"""Models: the shape of a transformer, its parameters, and the files that hold it.
 
-b is the microbatch size in sequences, s the sequence length, h the hidden size, a the number of
-attention heads, t the tensor-parallel degree. FLOP of F, I and W per layer are those of the
-zero-bubble paper (arXiv:2401.10241, Table 1), activations those of Korthikanti et al.
-(arXiv:2205.05198, Table 2), parameters those of Megatron (arXiv:2104.04473, eq. 2), all written
-so that grouped-query attention and gated MLPs fit in.
+h is the hidden size, a the number of attention heads. Parameters are those of Megatron
+(arXiv:2104.04473, eq. 2), written so that grouped-query and latent attention, gated MLPs and
+mixtures of experts fit in. FLOP follow in `flop.py`, what a layer's kernels do in `layer_ops.py`,
+what a microbatch leaves in memory in `activations.py`.
 """
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, get_args
 
 import jax
 
-from pipejax.base.checks import MAX_COUNT, known_as, whole_number
+from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json
-from pipejax.costs.precision import as_float, floats_in
+from pipejax.costs.precision import floats_in
+from pipejax.costs.sublayers import LatentAttention, MixtureOfExperts
 from pipejax.costs.system import Number, _names, data_file
 
 RECOMPUTE = ("none", "selective", "full")
+KINDS = ("dense", "moe")  # of a layer
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
@@ -48,6 +50,14 @@ class Model:
       optimizer_bytes: bytes of optimizer state per parameter.
       whole_heads: whether a head has a whole number of the hidden units; false where only products
         of heads and hidden size are meant, as in a published model whose heads do not divide.
+      head_width: width of a head, hidden / heads if None; of latent attention the part of queries
+        and keys without positions.
+      mla: latent attention, None for heads that project keys and values at once.
+      moe: experts, None for plain MLPs in all layers.
+      mtp_layers: layers that predict further tokens, each with a projection of two inputs, behind
+        the others; they share embedding and head.
+      causal: whether a token attends to those before it only.
+      gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
 
     Example:
       >>> import pipejax as pj
@@ -74,29 +84,125 @@ class Model:
     element_bytes: Number = 2
     optimizer_bytes: Number = 12
     whole_heads: bool = dataclasses.field(default=True, metadata=_STATIC)
+    head_width: Number | None = None
+    mla: LatentAttention | None = None
+    moe: MixtureOfExperts | None = None
+    mtp_layers: Number = 0
+    causal: bool = dataclasses.field(default=True, metadata=_STATIC)
+    gradient_bytes: Number | None = None
 
     def __post_init__(self) -> None:
         """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
         floats_in(self, but=int)
 
     @property
+    def accumulated_bytes(self) -> Number:
+        """Bytes of an accumulated gradient."""
+        return self.element_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def query_hidden(self) -> Number:
+        """Width of all heads of queries."""
+        if self.mla is not None:
+            return self.heads * (self._head_width + self.mla.rope_width)
+        return self.hidden if self.head_width is None else self.heads * self.head_width
+
+    @property
     def kv_hidden(self) -> Number:
-        """Width of keys and of values."""
-        return self.hidden * self.kv_heads / self.heads
+        """Width of all heads of keys, as attention meets them."""
+        return self.query_hidden * self.kv_heads / self.heads
+
+    @property
+    def value_hidden(self) -> Number:
+        """Width of all heads of values, as attention meets them."""
+        return self.kv_hidden if self.mla is None else self.kv_heads * self.mla.value_width
+
+    @property
+    def output_hidden(self) -> Number:
+        """Width of what attention puts out, before its projection."""
+        return self.query_hidden if self.mla is None else self.heads * self.mla.value_width
+
+    @property
+    def _head_width(self) -> Number:
+        return self.hidden / self.heads if self.head_width is None else self.head_width
+
+    @property
+    def attention_matrices(self) -> Number:
+        """Parameters of the products of attention: 4 h^2 in a GPT."""
+        h, mla = self.hidden, self.mla
+        projection = self.output_hidden * h
+        if mla is None:
+            return self.query_hidden * h + projection + 2 * h * self.kv_hidden
+        unfolded = mla.kv_rank * self.heads * (self._head_width + mla.value_width)
+        down = h * (mla.kv_rank + mla.rope_width)
+        if mla.query_rank is None:
+            return h * self.query_hidden + down + unfolded + projection
+        return mla.query_rank * (h + self.query_hidden) + down + unfolded + projection
+
+    def mlp_matrices(self, width: Number) -> Number:
+        """Parameters of the products of an MLP of some width: 8 h^2 in a GPT."""
+        return (3 if self.gated_mlp else 2) * self.hidden * width
 
     @property
     def matrix_parameters(self) -> Number:
-        """Parameters of one layer that take part in matrix products: 12 h^2 in a GPT."""
-        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_hidden
-        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.ffn_hidden
+        """Parameters of one dense layer that take part in matrix products: 12 h^2 in a GPT."""
+        return self.attention_matrices + self.mlp_matrices(self.ffn_hidden)
+
+    def active_matrices(self, kind: str = "dense") -> Number:
+        """Parameters of the products that one token meets in a layer of a kind."""
+        if kind == "dense" or self.moe is None:
+            return self.matrix_parameters
+        met = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
+        router = self.hidden * self.moe.experts
+        return self.attention_matrices + self.mlp_matrices(met) + router
+
+    def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
+        """Parameters of one layer's norms and biases, with MLPs of one width in sum."""
+        h, mla = self.hidden, self.mla
+        norms = 2 * h * (2 if self.biases else 1)
+        if mla is not None:
+            norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
+        mlp = mlps * h + mlp_width * (2 if self.gated_mlp else 1)
+        attention = self.query_hidden + self.kv_hidden + self.value_hidden + h
+        return norms + (attention + mlp if self.biases else 0)
 
     @property
     def layer_parameters(self) -> Number:
-        """Parameters of one layer: 12 h^2 + 13 h in a GPT."""
-        norms = 2 * self.hidden * (2 if self.biases else 1)
-        mlp = self.ffn_hidden * (2 if self.gated_mlp else 1) + self.hidden
-        biases = (2 * self.hidden + 2 * self.kv_hidden + mlp) if self.biases else 0
-        return self.matrix_parameters + norms + biases
+        """Parameters of one dense layer: 12 h^2 + 13 h in a GPT."""
+        return self.matrix_parameters + self._small_parameters(1, self.ffn_hidden)
+
+    @property
+    def expert_parameters(self) -> Number:
+        """Parameters of the routed experts of one layer, which expert parallelism shares out."""
+        if self.moe is None:
+            return 0
+        return self.moe.experts * self._one_expert
+
+    @property
+    def _one_expert(self) -> Number:
+        assert self.moe is not None
+        width = self.moe.expert_hidden
+        biases = self.hidden + width * (2 if self.gated_mlp else 1)
+        return self.mlp_matrices(width) + (biases if self.biases else 0)
+
+    @property
+    def shared_parameters(self) -> Number:
+        """Parameters of one layer with experts, but for the routed ones."""
+        if self.moe is None:
+            return self.layer_parameters
+        shared = self.moe.shared_experts * self.moe.expert_hidden
+        router = (self.hidden + (1 if self.biases else 0)) * self.moe.experts
+        small = self._small_parameters(0, 0)
+        out = self.hidden * (self.moe.shared_experts > 0)
+        biases = shared * (2 if self.gated_mlp else 1) + out if self.biases else 0
+        return self.attention_matrices + self.mlp_matrices(shared) + router + small + biases
+
+    @property
+    def layers_by_kind(self) -> dict[str, Number]:
+        """Layers of each kind, in the order in which they follow each other."""
+        if self.moe is None:
+            return {"dense": self.layers}
+        return {"dense": self.moe.dense_layers, "moe": self.layers - self.moe.dense_layers}
 
     @property
     def embedding_parameters(self) -> Number:
@@ -110,6 +216,12 @@ class Model:
         return 1.0 * self.hidden * self.vocabulary
 
     @property
+    def mtp_parameters(self) -> Number:
+        """Parameters of one layer of multi-token prediction: its layer, projection and norms."""
+        layer = self.shared_parameters + self.expert_parameters
+        return layer + (2 * self.hidden + 3) * self.hidden
+
+    @property
     def parameters(self) -> Number:
         """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
 
@@ -118,144 +230,29 @@ class Model:
           >>> round(pj.load_model("gpt3-175b").parameters / 1e9, 1)
           174.6
         """
+        return self._parameters(self.expert_parameters)
+
+    @property
+    def active_parameters(self) -> Number:
+        """Parameters that one token meets: of the routed experts only `top_k`.
+
+        Example:
+          >>> import pipejax as pj
+          >>> round(pj.load_model("mixtral-8x7b").active_parameters / 1e9, 1)
+          12.9
+        """
+        return self._parameters(0 if self.moe is None else self.moe.top_k * self._one_expert)
+
+    def _parameters(self, experts: Number) -> Number:
+        """All parameters, with as many in the routed experts of one layer."""
         head = 0 if self.tied_embeddings else self.head_parameters
-        return self.layers * self.layer_parameters + self.embedding_parameters + head
+        layers = self.layers_by_kind
+        with_experts = layers.get("moe", 0) * (self.shared_parameters + experts)
+        dense = layers["dense"] * self.layer_parameters
+        return dense + with_experts + self.embedding_parameters + head
 
 
 jax.tree_util.register_dataclass(Model)
-
-
-class LayerSplit(NamedTuple):
-    """How the accelerators of one worker split a layer.
-
-    Attributes:
-      tensor_parallel: t, accelerators that make up one worker.
-      sequence_parallel: whether they split norms, dropout and messages too.
-    """
-
-    tensor_parallel: int = 1
-    sequence_parallel: bool = False
-
-    @property
-    def shared_by(self) -> int:
-        """Accelerators that split what tensor parallelism alone leaves whole."""
-        return self.tensor_parallel if self.sequence_parallel else 1
-
-
-WHOLE = LayerSplit()
-
-
-class PhaseFlop(NamedTuple):
-    """FLOP of each phase.
-
-    Attributes:
-      forward: F.
-      input_grad: I, recomputation included.
-      weight_grad: W.
-    """
-
-    forward: Number
-    input_grad: Number
-    weight_grad: Number
-
-
-def _tokens(model: Model, microbatch_size: Number) -> Number:
-    """Tokens of a microbatch, a float: what is counted by it is beyond the integers of a trace."""
-    return as_float(microbatch_size) * model.sequence
-
-
-def layer_flop(model: Model, microbatch_size: Number, recompute: str = "none") -> PhaseFlop:
-    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT.
-
-    References:
-      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
-    """
-    recompute = check_recompute(recompute)
-    tokens = _tokens(model, microbatch_size)
-    linear = 2 * tokens * model.matrix_parameters
-    scores = 4 * tokens * model.sequence * model.hidden
-    in_attention = scores / 2 if model.flash_attention else 0.0
-    selective = in_attention if model.flash_attention else scores
-    again = {"none": in_attention, "selective": selective, "full": in_attention + linear + scores}[
-        recompute
-    ]
-    return PhaseFlop(linear + scores, linear + 2 * scores + again, linear)
-
-
-def head_flop(model: Model, microbatch_size: Number) -> PhaseFlop:
-    """FLOP of the output head: 2bshV in each phase."""
-    each = 2 * _tokens(model, microbatch_size) * model.head_parameters
-    return PhaseFlop(each, each, each)
-
-
-def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Number:
-    """FLOP of a whole step: forward, backward and recomputation."""
-    layers = model.layers * sum(layer_flop(model, minibatch, recompute))
-    return layers + sum(head_flop(model, minibatch))
-
-
-def layer_activation_bytes(
-    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE, recompute: str = "none"
-) -> Number:
-    """Bytes that one microbatch leaves on one layer until its backward.
-
-    sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
-    with selective recomputation the last term is gone; with full recomputation only the input
-    stays, 2sbh.
-
-    References:
-      Korthikanti et al. (arXiv:2205.05198), Table 2.
-    """
-    recompute = check_recompute(recompute)
-    tokens = _tokens(model, microbatch_size)
-    if recompute == "full":
-        return model.element_bytes * tokens * model.hidden / split.shared_by
-    e, masks = model.element_bytes, (2 if model.dropout else 0)
-    keeps_scores = recompute == "none" and not model.flash_attention
-    per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
-    scores = per_score * model.heads * tokens * model.sequence
-    needed = layer_weight_grad_bytes(model, microbatch_size, split)
-    return needed + masks * tokens * model.hidden / split.shared_by + scores / split.tensor_parallel
-
-
-def layer_weight_grad_bytes(
-    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE
-) -> Number:
-    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
-
-    These are the layer's inputs of the four products (queries, keys and values; projection; both
-    of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
-    attention and activation function had theirs: only scores and dropout masks are gone after I.
-
-    References:
-      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
-    """
-    e, h, tokens = model.element_bytes, model.hidden, _tokens(model, microbatch_size)
-    # whole: inputs of the first product of attention and MLP, gradients of the second one's output
-    whole = 4 * h
-    # split: queries, keys, values and the projection's input; all of the MLP in between
-    parts = 2 * h + 2 * model.kv_hidden + (3 if model.gated_mlp else 2) * model.ffn_hidden
-    return e * tokens * (whole / split.shared_by + parts / split.tensor_parallel)
-
-
-def edge_activation_bytes(
-    model: Model, microbatch_size: Number, split: LayerSplit = WHOLE
-) -> tuple[Number, Number]:
-    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
-
-    References:
-      Korthikanti et al. (arXiv:2205.05198), section 4.3.
-    """
-    tokens = _tokens(model, microbatch_size) * (model.vocabulary > 0)
-    mask = tokens * model.hidden / split.shared_by if model.dropout else 0.0
-    inputs = tokens * 2 * model.element_bytes * model.hidden / split.shared_by
-    return mask, inputs + tokens * 4 * model.vocabulary / split.tensor_parallel
-
-
-def boundary_bytes(model: Model, microbatch_size: Number, split: LayerSplit = WHOLE) -> Number:
-    """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
-    volume = _tokens(model, microbatch_size) * model.hidden * model.element_bytes
-    return volume / split.shared_by
 
 
 def model_names() -> tuple[str, ...]:
@@ -283,30 +280,42 @@ def load_model(name: str | Path) -> Model:
     """
     path = data_file("models", name, "model")
     data = load_json(path)
-    fields = {field.name: field for field in dataclasses.fields(Model)}
-    keys = {_KEYS.get(name, name): name for name in fields}
     where = str(path) if str(name).endswith(".json") else path.name
-    check_keys(data, dict.fromkeys(keys, ""), where)
-    values: dict[str, Any] = {}
-    for key, field in keys.items():
-        if key not in data:
-            if fields[field].default is dataclasses.MISSING:
-                raise ValueError(f"{where}: {key} is missing")
-            continue
-        value, kind = data[key], fields[field].type
-        if kind in (str, bool):
-            if not isinstance(value, kind):
-                wanted = "a text" if kind is str else "true or false"
-                raise ValueError(f"{where}: {key} must be {wanted}, got {value!r}")
-            values[field] = value
-            continue
-        least = 0 if field == "vocabulary" else 1
-        values[field] = whole_number(value, f"{where}: {key}", least=least, most=MAX_COUNT)
-    model = Model(**values)
-    check_heads(model, where)
+    model: Model = _record(Model, data, where)
+    check_shape(model, where)
     return model
 
 
+def _record(kind: type, data: Any, where: str) -> Any:
+    """Read a record from a JSON object, and the records within it."""
+    fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
+    check_keys(data, dict.fromkeys(fields, ""), where)
+    values: dict[str, Any] = {}
+    for key, field in fields.items():
+        if key in data:
+            values[field.name] = _value(field, data[key], f"{where}: {key}")
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"{where}: {key} is missing")
+    return kind(**values)
+
+
+def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
+    """Read what a field holds: a text, a truth, a record, a share or a whole number."""
+    kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+    if kinds[0] in (str, bool):
+        if not isinstance(value, kinds[0]):
+            wanted = "a text" if kinds[0] is str else "true or false"
+            raise ValueError(f"{where} must be {wanted}, got {value!r}")
+        return value
+    if kinds[0] in (LatentAttention, MixtureOfExperts):
+        return _record(kinds[0], value, where)
+    if field.name == "capacity_factor":
+        return number(value, where)
+    least = 0 if field.name in _MAY_BE_0 else 1
+    return whole_number(value, where, least=least, most=MAX_COUNT)
+
+
+_MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers")
 _KEYS = {
     "sequence": "sequence_tokens",
     "optimizer_bytes": "optimizer_bytes_per_parameter",
@@ -314,15 +323,26 @@ _KEYS = {
 }
 
 
-def check_heads(model: Model, where: str) -> None:
-    """Check that heads share the hidden units, and heads of keys and values the others."""
+def check_shape(model: Model, where: str) -> None:
+    """Check that heads share the hidden units, heads of keys and values the others, and so on."""
+    shares_hidden = model.head_width is None and model.whole_heads
     for name, whole, parts, given in (
         ("kv_heads", "heads", model.kv_heads, model.heads),
-        ("heads", "hidden", model.heads, model.hidden),
+        ("heads", "hidden", model.heads, model.hidden if shares_hidden else 0),
     ):
-        if given % parts and (name == "kv_heads" or model.whole_heads):
-            more = '; "whole_heads": false allows it' if name == "heads" else ""
+        if given % parts:
+            more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
             raise ValueError(f"{where}: {name} must divide {whole}, {given}, got {parts}{more}")
+    if model.moe is None:
+        return
+    if model.moe.capacity_factor == 0:
+        raise ValueError(f"{where}: moe: capacity_factor must be above 0, got 0")
+    for name, value, whole, most in (
+        ("top_k", model.moe.top_k, "experts", model.moe.experts),
+        ("dense_layers", model.moe.dense_layers, "layers", model.layers),
+    ):
+        if value > most:
+            raise ValueError(f"{where}: moe: {name} must be at most {whole}, {most}, got {value}")
 
 
 def check_recompute(recompute: str) -> str:

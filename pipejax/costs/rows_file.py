@@ -27,7 +27,7 @@ from pipejax.base.checks import (
 from pipejax.base.files import read_file
 from pipejax.base.notices import Notice
 from pipejax.costs.measured_rows import COLUMNS, MEASURED, MODEL_FIELDS, OF_SYSTEM, MeasuredRows
-from pipejax.costs.model import RECOMPUTE, Model, check_heads, load_model
+from pipejax.costs.model import RECOMPUTE, Model, check_shape, load_model
 from pipejax.schedules import REGISTRY
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
@@ -275,7 +275,7 @@ class RowReader:
         if "heads" in changes and "kv_heads" not in changes and model.kv_heads == model.heads:
             changes["kv_heads"] = changes["heads"]
         found = dataclasses.replace(model, **changes)
-        check_heads(found, "model")
+        check_shape(found, "model")
         return found
 
 

@@ -14,16 +14,15 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.costs.costs import Costs
-from pipejax.costs.model import (
-    Model,
-    PhaseFlop,
+from pipejax.costs.activations import (
     boundary_bytes,
     edge_activation_bytes,
-    head_flop,
     layer_activation_bytes,
-    layer_flop,
 )
+from pipejax.costs.costs import Costs
+from pipejax.costs.flop import Phases, head_flop, layer_flop
+from pipejax.costs.layout import Layout
+from pipejax.costs.model import Model
 from pipejax.costs.precision import in_float64
 from pipejax.costs.system import Link, Number, System, all_reduce_time, roofline_time
 from pipejax.costs.workload import PerStage, StageLayers, Workload, assign_layers, stage_parameters
@@ -57,9 +56,9 @@ class StageWork(NamedTuple):
     layers: PerStage
     recomputed: PerStage
     has_head: PerStage
-    flop: PhaseFlop
-    volume: PhaseFlop
-    head_flop: PhaseFlop
+    flop: Phases
+    volume: Phases
+    head_flop: Phases
     head_volume: Number
     exchange_bytes: Number
     exchange_participants: Number
@@ -88,13 +87,14 @@ def stage_work(
     for the stage, in R.
     """
     model = workload.model
-    size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
+    layout = workload.layout(table, microbatch_size)
+    size = layout.microbatch_size
     split = workload.tensor_parallel
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
     flop, in_head = layer_flop(model, size, workload.recompute_in_layer), head_flop(model, size)
-    boundary = boundary_bytes(model, size, workload.split)
-    kept = layer_activation_bytes(model, size, workload.split)
-    _, head_kept = edge_activation_bytes(model, size, workload.split)
+    boundary = boundary_bytes(model, layout)
+    kept = layer_activation_bytes(model, layout)
+    _, head_kept = edge_activation_bytes(model, layout)
     moved = model.element_bytes * model.layer_parameters / split + kept
     parameters = stage_parameters(model, layers) / split
     placement = table.placement
@@ -109,11 +109,11 @@ def stage_work(
         layers=layers,
         recomputed=recomputed,
         has_head=np.eye(table.num_stages)[-1] * (model.vocabulary > 0),
-        flop=PhaseFlop(*(each / split for each in flop)),
-        volume=PhaseFlop(moved, moved + 2 * boundary, moved),
-        head_flop=PhaseFlop(*(each / split for each in in_head)),
+        flop=Phases(*(each / split for each in flop)),
+        volume=Phases(moved, moved + 2 * boundary, moved),
+        head_flop=Phases(*(each / split for each in in_head)),
         head_volume=model.element_bytes * model.head_parameters / split + head_kept,
-        exchange_bytes=boundary_bytes(model, size),
+        exchange_bytes=boundary_bytes(model, Layout(microbatch_size=size)),
         exchange_participants=float(split),
         exchange_near=split <= gpus_per_node,
         message_bytes=boundary,

@@ -21,14 +21,13 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.model import (
-    LayerSplit,
-    Model,
-    check_recompute,
+from pipejax.costs.activations import (
     edge_activation_bytes,
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
+from pipejax.costs.layout import Layout
+from pipejax.costs.model import Model, check_recompute
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
@@ -83,10 +82,16 @@ class Workload:
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
 
-    @property
-    def split(self) -> LayerSplit:
-        """How one worker splits a layer."""
-        return LayerSplit(self.tensor_parallel, self.sequence_parallel)
+    def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
+        """The numbers of the layout on the workers of a schedule."""
+        size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
+        return Layout(
+            tensor=self.tensor_parallel,
+            data=self.data_parallel,
+            pipeline=table.num_workers,
+            sequence_parallel=float(self.sequence_parallel),
+            microbatch_size=size,
+        )
 
     @property
     def recompute_in_layer(self) -> str:
@@ -218,17 +223,17 @@ def stage_bytes(
     table recomputes in R cells, the same until R and all activations after it.
     """
     model = workload.model
-    size = workload.microbatch_size(table) if microbatch_size is None else microbatch_size
+    layout = workload.layout(table, microbatch_size)
     layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    kept = layer_activation_bytes(model, size, workload.split, workload.recompute_in_layer)
-    inputs = layer_activation_bytes(model, size, workload.split, "full")
-    mask, head = edge_activation_bytes(model, size, workload.split)
+    kept = layer_activation_bytes(model, layout, workload.recompute_in_layer)
+    inputs = layer_activation_bytes(model, layout, "full")
+    mask, head = edge_activation_bytes(model, layout)
     first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
     edges = first * mask + last * head
     activations = (layers - recomputed) * kept + recomputed * inputs + edges
     # the head's product needs what the final norm puts out and the logits' gradient
     head_needs = last * (head - inputs * (model.vocabulary > 0))
-    needed = (layers - recomputed) * layer_weight_grad_bytes(model, size, workload.split)
+    needed = (layers - recomputed) * layer_weight_grad_bytes(model, layout)
     parameters = stage_parameters(model, layers) / workload.tensor_parallel
     weight_share = (needed + recomputed * inputs + head_needs) / activations
     if workload.weight_share is not None:
