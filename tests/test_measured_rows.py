@@ -74,6 +74,18 @@ def test_rows_without_a_model_are_gpts(tmp_path):
     assert (model.gated_mlp, model.tied_embeddings) == (False, True)
 
 
+def test_experts_are_those_of_the_model_or_as_wide_as_its_mlp(tmp_path):
+    row = {**GIVEN, "model": "deepseek-v3", "layers": "24", "expert": "16", "experts": "128"}
+    rows = read_rows(write(tmp_path, row | {"dense_layers": "1", "gradient_bytes": "4"}))
+    moe = rows.models[0].moe
+    assert (moe.experts, moe.top_k, moe.expert_hidden, moe.dense_layers) == (128, 8, 2048, 1)
+    assert (rows.column("experts")[0], rows.models[0].gradient_bytes) == (128, 4)
+    rows = read_rows(write(tmp_path, {**GIVEN, "expert": "4", "experts": "8", "top_k": "2"}))
+    moe = rows.models[0].moe
+    assert (moe.experts, moe.top_k, moe.expert_hidden) == (8, 2, 4 * 12288)
+    assert read_rows(write(tmp_path, {**GIVEN, "experts": "0"})).models[0].moe is None
+
+
 def test_defaults_are_said(tmp_path):
     row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
     with pytest.warns(Notice) as said:

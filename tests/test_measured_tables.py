@@ -16,7 +16,12 @@ TABLES = {
     "llm_foundry_a100_40gb": (78, 1047.20),
     "llm_foundry_h100": (52, 1056.39),
     "megatron_2021_a100": (10, 269.98),
+    "megatron_bridge_b200": (25, 378.261),
+    "megatron_bridge_b300": (19, 320.615),
+    "megatron_bridge_h100": (33, 919.968),
     "mlperf_h100": (33, 348.724),
+    "simumax_b200": (22, 62.0299),
+    "torchtitan_h100": (18, 766.930),
     "vtrain_multi": (54, 1256.54),
     "vtrain_single": (720, 251.497),
     "zero_bubble_a100": (48, 172.779),
@@ -28,6 +33,7 @@ def test_a_table_is_whole_and_leaves_nothing_to_defaults(name, rows, seconds):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = read_rows(MEASURED / f"{name}.csv")
+    assert {path.stem for path in MEASURED.glob("*.csv")} == set(TABLES)
     assert len(found) == rows
     assert found.seconds.sum() == pytest.approx(seconds, rel=1e-5)
     assert "" not in {*found.group, *found.source, *found.system}

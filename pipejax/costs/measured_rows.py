@@ -22,9 +22,9 @@ MODEL_FIELDS: Mapping[str, str] = {
     "ffn": "ffn_hidden",
     "sequence": "sequence",
     "vocabulary": "vocabulary",
-    "experts": "experts",
-    "top_k": "top_k",
+    "gradient_bytes": "gradient_bytes",
 }
+EXPERT_FIELDS = ("experts", "top_k", "dense_layers")  # the same of its mixture of experts
 COUNTS = (  # whole numbers
     "tensor",
     "context",
@@ -43,7 +43,8 @@ COUNTS = (  # whole numbers
 NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
 MEASURED = ("seconds", "memory_bytes")
 # of a file, in the order in which they are written
-COLUMNS = ("model", *MODEL_FIELDS, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
+SIZES = (*MODEL_FIELDS, *EXPERT_FIELDS)
+COLUMNS = ("model", *SIZES, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 
@@ -124,6 +125,8 @@ class MeasuredRows:
         if name in MODEL_FIELDS:
             values = [getattr(model, MODEL_FIELDS[name]) for model in self.models]
             return np.asarray(values)[self.model]
+        if name in EXPERT_FIELDS:  # 0 where there are no experts
+            return np.array([getattr(model.moe, name, 0) for model in self.models])[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
         found: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))

@@ -26,8 +26,17 @@ from pipejax.base.checks import (
 )
 from pipejax.base.files import read_file
 from pipejax.base.notices import Notice
-from pipejax.costs.measured_rows import COLUMNS, MEASURED, MODEL_FIELDS, OF_SYSTEM, MeasuredRows
+from pipejax.costs.measured_rows import (
+    COLUMNS,
+    EXPERT_FIELDS,
+    MEASURED,
+    MODEL_FIELDS,
+    OF_SYSTEM,
+    SIZES,
+    MeasuredRows,
+)
 from pipejax.costs.model import RECOMPUTE, Model, check_shape, load_model
+from pipejax.costs.sublayers import MixtureOfExperts
 from pipejax.schedules import REGISTRY
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
@@ -241,7 +250,7 @@ class RowReader:
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
         """Find the model of a row, and its index among those of the file."""
-        key = tuple(cells.get(name, "") for name in ("model", *MODEL_FIELDS))
+        key = tuple(cells.get(name, "") for name in ("model", *SIZES))
         if key not in self.models:
             self.models[key] = self._new_model(cells)
         self._say_gpt(cells)
@@ -254,10 +263,12 @@ class RowReader:
         self.defaults |= {name: value for name, value in said.items() if name not in cells}
 
     def _new_model(self, cells: dict[str, str]) -> Model:
-        sizes = {name: _size(cells[name], name) for name in MODEL_FIELDS if name in cells}
-        changes: dict[str, Any] = {MODEL_FIELDS[name]: size for name, size in sizes.items()}
+        sizes = {name: _size(cells[name], name) for name in SIZES if name in cells}
+        changes: dict[str, Any] = {}
         if "model" in cells:
             model = load_model(_beside(self.path, cells["model"]))
+            if "heads" in sizes and model.kv_heads == model.heads:
+                changes["kv_heads"] = sizes["heads"]
         else:
             model = load_model(GPT)
             for name in NEEDED:
@@ -269,14 +280,22 @@ class RowReader:
                 "kv_heads": sizes["heads"],
                 "ffn_hidden": 4 * sizes["hidden"],
                 "vocabulary": GPT_VOCABULARY,
-            } | changes
-        if not changes:
-            return model
-        if "heads" in changes and "kv_heads" not in changes and model.kv_heads == model.heads:
-            changes["kv_heads"] = changes["heads"]
-        found = dataclasses.replace(model, **changes)
+            }
+        changes |= {MODEL_FIELDS[name]: sizes[name] for name in MODEL_FIELDS if name in sizes}
+        model = dataclasses.replace(model, **changes)
+        found = dataclasses.replace(model, moe=_experts(model, sizes))
         check_shape(found, "model")
         return found
+
+
+def _experts(model: Model, sizes: Mapping[str, int]) -> MixtureOfExperts | None:
+    """Experts of a row: those of its model with changes, or experts as wide as its MLP."""
+    changes = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
+    if not changes or (model.moe is None and not sizes.get("experts")):
+        return model.moe
+    if model.moe is not None:
+        return dataclasses.replace(model.moe, **changes)
+    return MixtureOfExperts(**{"top_k": 1, **changes}, expert_hidden=model.ffn_hidden)
 
 
 def _beside(path: Path, name: str) -> str:
@@ -293,7 +312,7 @@ def _whole(text: str, name: str, least: int, most: int) -> int:
 
 def _size(text: str, name: str) -> int:
     """Read a size of a model."""
-    return _whole(text, name, int(name not in ("vocabulary", "experts", "top_k")), MAX_COUNT)
+    return _whole(text, name, int(name not in ("vocabulary", *EXPERT_FIELDS)), MAX_COUNT)
 
 
 def _measured(cells: dict[str, str], name: str) -> float:
@@ -335,11 +354,11 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
         ("tensor", model.heads, "heads"),
         ("context", model.sequence, "sequence"),
         ("expert", of_stage, "tensor x context x data"),
-        ("expert", getattr(model, "experts", 0), "experts"),
+        ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
     ]
     for name, total, what in divided:
         if total % found[name]:
             legal = legal_divisors(total, found[name])
             raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
-    if found["expert"] > 1 and not getattr(model, "experts", 0):
+    if found["expert"] > 1 and model.moe is None:
         raise ValueError(f"expert must be 1 for a model without experts, got {found['expert']}")
