@@ -202,7 +202,7 @@ class _Point(NamedTuple):
 
 def _point(table: ScheduleTable, workload: Workload, system: System) -> _Point:
     model = dataclasses.replace(workload.model, name="", source="")
-    machine = dataclasses.replace(system, name="", source="")
+    machine = dataclasses.replace(system, name="", source="", calibration=None)
     point = _Point(model, machine, assign_layers(workload, table), workload.microbatch_size(table))
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
 

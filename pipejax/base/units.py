@@ -29,6 +29,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "us": ("s", 1e-6),
     "ms": ("s", 1e-3),
     "s": ("s", 1.0),
+    "USD_per_hour": ("USD/s", 1 / 3600),
 }
 
 

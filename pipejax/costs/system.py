@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import (
     check_types,
     efficiency,
@@ -23,92 +23,25 @@ from pipejax.base.checks import (
 )
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
-from pipejax.costs.precision import as_float, floats_in
+from pipejax.costs.calibration_record import CalibrationRecord, read_calibration
+from pipejax.costs.precision import as_float, floats_in, is_traced
+from pipejax.costs.system_parts import (
+    ALGORITHMS,
+    FREE_HOST,
+    HALVING,
+    NO_LINK,
+    NO_NARROW_PEAKS,
+    WHOLE_LAYERS,
+    Collectives as Collectives,
+    Efficiency as Efficiency,
+    Host,
+    Kernels,
+    Link as Link,
+    NarrowPeaks,
+    Number as Number,
+)
 
 DATA = Path(__file__).parent / "data"
-Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
-
-
-@dataclasses.dataclass(frozen=True)
-class Efficiency:
-    """Share of a peak rate that an op of a given size reaches: a step curve.
-
-    Attributes:
-      sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
-      shares: (steps) share of the peak in each step.
-    """
-
-    sizes: tuple[Number, ...] = (0.0,)
-    shares: tuple[Number, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
-
-    def at(self, size: Number) -> Number:
-        """Return the share of the peak at a size [FLOP or bytes]."""
-        share = jnp.asarray(self.shares[0], float)
-        for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
-            share = jnp.where(size >= step, value, share)
-        return share
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A connection between two workers.
-
-    Attributes:
-      bandwidth: one direction [B/s].
-      latency: [s].
-      efficiency: share of the bandwidth that a message reaches.
-    """
-
-    bandwidth: Number
-    latency: Number
-    efficiency: Number = 1.0
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
-
-    @property
-    def rate(self) -> Number:
-        """Bandwidth that a message reaches [B/s]."""
-        return self.bandwidth * self.efficiency
-
-
-@dataclasses.dataclass(frozen=True)
-class Collectives:
-    """How a system's library runs collectives.
-
-    The first four are 1 where an algorithm may be used, else 0; the fastest of them is.
-
-    Attributes:
-      halving: recursive halving over the slowest kind of link.
-      ring: rings through all accelerators.
-      tree: two binary trees of nodes, for all-reduces.
-      hierarchical: rings inside nodes, then between them.
-      latency: of each collective, besides the links' [s].
-      simple_latency: more of it where the whole bandwidth is used [s].
-      low_latency_share: share of the bandwidth that is reached without waiting for that.
-      copies: passes of the tensor through memory that the links wait for.
-    """
-
-    halving: Number = 1.0
-    ring: Number = 0.0
-    tree: Number = 0.0
-    hierarchical: Number = 0.0
-    latency: Number = 0.0
-    simple_latency: Number = 0.0
-    low_latency_share: Number = 1.0
-    copies: Number = 0.0
-
-    def __post_init__(self) -> None:
-        """Take all numbers as floats."""
-        floats_in(self)
-
-
-ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
 
 @short_repr
@@ -131,6 +64,14 @@ class System:
       source: where the numbers come from.
       gpus_per_nic: accelerators that share a NIC.
       collectives: how collectives are run.
+      narrow_peaks: dense peaks below 16 bits.
+      kernels: how long the kernels of a layer take.
+      host: what the processor that starts them takes.
+      optimizer_efficiency: share of a large op's memory rate that the optimizer reaches.
+      host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
+      memory_reserve: memory of one accelerator that no tensor can have [B].
+      price: of one accelerator [USD/s]; 0 where none is known.
+      calibration: what the numbers were fitted to, and how well; None for a data sheet.
 
     Example:
       >>> import pipejax as pj
@@ -152,18 +93,52 @@ class System:
     name: str = dataclasses.field(metadata={"static": True})
     source: str = dataclasses.field(metadata={"static": True})
     gpus_per_nic: Number = 1.0
-    collectives: Collectives = Collectives()
+    collectives: Collectives = HALVING
+    narrow_peaks: NarrowPeaks = NO_NARROW_PEAKS
+    kernels: Kernels = WHOLE_LAYERS
+    host: Host = FREE_HOST
+    optimizer_efficiency: Number = 1.0
+    host_link: Link = NO_LINK
+    memory_reserve: Number = 0.0
+    price: Number = 0.0
+    calibration: CalibrationRecord | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
         floats_in(self)
 
+    def peak(self, precision: str) -> Number:
+        """Dense peak of one accelerator in a precision [FLOP/s].
 
-for _kind in (Efficiency, Link, Collectives, System):
-    jax.tree_util.register_dataclass(_kind)
+        Args:
+          precision: "bf16", "fp16", or a field of `NarrowPeaks`.
+
+        Returns:
+          The peak.
+
+        Raises:
+          ValueError: if the precision is unknown, or the system has no peak for it.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.load_system("h100").peak("bf16")
+          989000000000000.0
+        """
+        narrow = vars(self.narrow_peaks)
+        known = known_as(precision, ("bf16", "fp16", *narrow), "precision")
+        if known not in narrow:
+            return self.peak_flops
+        if not is_traced(narrow[known]) and not np.all(np.asarray(narrow[known]) > 0):
+            raise ValueError(f"{self.name}: no peak is known for precision {known!r}")
+        return narrow[known]
 
 
-def roofline_time(system: System, flop: Number, volume: Number) -> Number:
+jax.tree_util.register_dataclass(System)
+
+
+def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
     """Time [s] of an op that computes and moves bytes at the same time.
 
         t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
@@ -172,7 +147,7 @@ def roofline_time(system: System, flop: Number, volume: Number) -> Number:
       Barley et al. (arXiv:2605.24006), section on the cost model.
     """
     flop, volume = as_float(flop), as_float(volume)
-    compute = flop / (system.peak_flops * system.compute_efficiency.at(flop))
+    compute = flop / (system.peak(precision) * system.compute_efficiency.at(flop))
     memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
     return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
 
@@ -197,8 +172,21 @@ def system_names() -> tuple[str, ...]:
 
 # sections of a system file, and the dimension of each quantity in them
 SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "compute": {"peak": "FLOP/s", "latency": "s", "efficiency": ""},
-    "memory": {"capacity": "B", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "compute": {
+        "peak": "FLOP/s",
+        "fp8_peak": "FLOP/s",
+        "mxfp8_peak": "FLOP/s",
+        "nvfp4_peak": "FLOP/s",
+        "latency": "s",
+        "efficiency": "",
+    },
+    "memory": {
+        "capacity": "B",
+        "reserve": "B",
+        "bandwidth": "B/s",
+        "latency": "s",
+        "efficiency": "",
+    },
     "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
     "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
     "collectives": {
@@ -208,6 +196,11 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "low_latency_share": "",
         "copies": "",
     },
+    "kernels": {"sharpness": "", "attention_efficiency": "", "misaligned_efficiency": ""},
+    "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
+    "optimizer": {"efficiency": ""},
+    "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "price": {"accelerator": "USD/s"},
 }
 # where each quantity stands in a `System`; accelerators in a node and algorithms are no costs
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -229,6 +222,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "collectives.simple_latency": ("collectives", "simple_latency"),
     "collectives.low_latency_share": ("collectives", "low_latency_share"),
     "collectives.copies": ("collectives", "copies"),
+    **{f"compute.{name}_peak": ("narrow_peaks", name) for name in ("fp8", "mxfp8", "nvfp4")},
+    **{f"{part}.{name}": (part, name) for part in ("kernels", "host") for name in SECTIONS[part]},
+    "optimizer.efficiency": ("optimizer_efficiency",),
+    **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
 }
 
 
@@ -253,36 +250,87 @@ def load_system(name: str | Path) -> System:
     path = data_file("hardware", name, "system")
     data = load_json(path)
     where = str(path) if str(name).endswith(".json") else path.name
-    check_keys(data, dict.fromkeys(("name", "source", *SECTIONS), ""), where)
+    check_keys(data, dict.fromkeys(("name", "source", "calibration", *SECTIONS), ""), where)
     for key in ("name", "source"):
         if not isinstance(data.get(key), str):
             raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
     sections = {key: data.get(key, {}) for key in SECTIONS}
     for key, section in sections.items():
         check_keys(section, SECTIONS[key], f"{where}: {key}")
-    compute, memory, node, network, collectives = sections.values()
     system = System(
-        peak_flops=quantity(compute, "peak", "FLOP/s", f"{where}: compute"),
-        compute_latency=quantity(compute, "latency", "s", f"{where}: compute", 0.0),
-        compute_efficiency=_efficiency(compute, "FLOP", f"{where}: compute"),
-        memory_bandwidth=quantity(memory, "bandwidth", "B/s", f"{where}: memory"),
-        memory_latency=quantity(memory, "latency", "s", f"{where}: memory", 0.0),
-        memory_efficiency=_efficiency(memory, "B", f"{where}: memory"),
-        memory_capacity=quantity(memory, "capacity", "B", f"{where}: memory"),
-        node=_link(node, f"{where}: node"),
-        network=_link(network, f"{where}: network"),
-        gpus_per_node=whole_number(node.get("gpus"), f"{where}: node: gpus"),
+        **_device(sections, where),
+        node=_link(sections["node"], f"{where}: node"),
+        network=_link(sections["network"], f"{where}: network"),
+        gpus_per_node=whole_number(sections["node"].get("gpus"), f"{where}: node: gpus"),
         name=data["name"],
         source=data["source"],
         gpus_per_nic=number(
-            network.get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
+            sections["network"].get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
         ),
-        collectives=_collectives(collectives, f"{where}: collectives"),
+        collectives=_collectives(sections["collectives"], f"{where}: collectives"),
+        **_beyond_the_data_sheet(data, sections, where),
     )
     for what in ("peak_flops", "memory_bandwidth"):
         if not getattr(system, what) > 0:
             raise ValueError(f"{where}: {what} must be above 0")
     return system
+
+
+Sections = Mapping[str, dict[str, Any]]
+
+
+def _device(sections: Sections, where: str) -> dict[str, Any]:
+    """Read what one accelerator computes and moves."""
+    compute, memory = sections["compute"], sections["memory"]
+    in_compute, in_memory = f"{where}: compute", f"{where}: memory"
+    return {
+        "peak_flops": quantity(compute, "peak", "FLOP/s", in_compute),
+        "narrow_peaks": NarrowPeaks(
+            *(
+                quantity(compute, f"{field.name}_peak", "FLOP/s", in_compute, 0.0)
+                for field in dataclasses.fields(NarrowPeaks)
+            )
+        ),
+        "compute_latency": quantity(compute, "latency", "s", in_compute, 0.0),
+        "compute_efficiency": _efficiency(compute, "FLOP", in_compute),
+        "memory_bandwidth": quantity(memory, "bandwidth", "B/s", in_memory),
+        "memory_latency": quantity(memory, "latency", "s", in_memory, 0.0),
+        "memory_efficiency": _efficiency(memory, "B", in_memory),
+        "memory_capacity": quantity(memory, "capacity", "B", in_memory),
+        "memory_reserve": quantity(memory, "reserve", "B", in_memory, 0.0),
+    }
+
+
+def _beyond_the_data_sheet(
+    data: Mapping[str, Any], sections: Sections, where: str
+) -> dict[str, Any]:
+    """Read the sections that a file may lack: without them, kernels and host cost nothing more."""
+    kernels, in_kernels = sections["kernels"], f"{where}: kernels"
+    sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
+    shares = {
+        name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}")
+        for name in ("attention_efficiency", "misaligned_efficiency")
+    }
+    seconds = {
+        name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)
+        for name in SECTIONS["host"]
+    }
+    return {
+        "kernels": Kernels(float("kernels" in data), sharpness, **shares),
+        "host": Host(**seconds),
+        "optimizer_efficiency": efficiency(
+            sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
+        ),
+        "host_link": (
+            _link(sections["host_link"], f"{where}: host_link") if "host_link" in data else NO_LINK
+        ),
+        "price": quantity(sections["price"], "accelerator", "USD/s", f"{where}: price", 0.0),
+        "calibration": (
+            read_calibration(data["calibration"], f"{where}: calibration")
+            if "calibration" in data
+            else None
+        ),
+    }
 
 
 def _link(section: dict[str, Any], where: str) -> Link:

@@ -40,10 +40,11 @@ SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
 RANGE = ("from", "to", "points", "scale")
 count = partial(whole_number, most=MAX_COUNT)
 _CHECKS: Mapping[str, Any] = {
-    "latency": number,
-    "simple_latency": number,
     "efficiency": efficiency,
+    "attention_efficiency": efficiency,
+    "misaligned_efficiency": efficiency,
     "low_latency_share": efficiency,
+    "sharpness": partial(number, least=1.0),
     "copies": number,
     "gpus": count,
     "gpus_per_nic": partial(number, least=1.0),
@@ -272,7 +273,8 @@ def _read_field(part: str, key: str, given: Any, place: str) -> Axis:
     where, dimension = f"{place}: {key}", SECTIONS[part][name]
     if isinstance(given, Mapping):
         given = _read_range(given, where)
-    axis = read_axis(f"{part}.{name}", given, where, _CHECKS.get(name, positive), dimension)
+    check = number if dimension == "s" else _CHECKS.get(name, positive)
+    axis = read_axis(f"{part}.{name}", given, where, check, dimension)
     if not dimension:
         return axis
     values = tuple(quantity({key: value}, name, dimension, place) for value in axis.values)

@@ -219,7 +219,9 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         curves: dict[str, Any] = {
             name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
         }
-        return dataclasses.replace(system, name="", source="", gpus_per_node=0, **curves)
+        return dataclasses.replace(
+            system, name="", source="", calibration=None, gpus_per_node=0, **curves
+        )
 
     return [alike(system) for system in systems]
 

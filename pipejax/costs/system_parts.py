@@ -1,0 +1,162 @@
+"""Parts of a system: efficiencies, links, collectives, kernels, the host that starts them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.costs.precision import floats_in
+
+Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Share of a peak rate that an op of a given size reaches: a step curve.
+
+    Attributes:
+      sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
+      shares: (steps) share of the peak in each step.
+    """
+
+    sizes: tuple[Number, ...] = (0.0,)
+    shares: tuple[Number, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    def at(self, size: Number) -> Number:
+        """Return the share of the peak at a size [FLOP or bytes]."""
+        share = jnp.asarray(self.shares[0], float)
+        for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
+            share = jnp.where(size >= step, value, share)
+        return share
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connection between two workers.
+
+    Attributes:
+      bandwidth: one direction [B/s].
+      latency: [s].
+      efficiency: share of the bandwidth that a message reaches.
+    """
+
+    bandwidth: Number
+    latency: Number
+    efficiency: Number = 1.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    @property
+    def rate(self) -> Number:
+        """Bandwidth that a message reaches [B/s]."""
+        return self.bandwidth * self.efficiency
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """How a system's library runs collectives.
+
+    The first four are 1 where an algorithm may be used, else 0; the fastest of them is.
+
+    Attributes:
+      halving: recursive halving over the slowest kind of link.
+      ring: rings through all accelerators.
+      tree: two binary trees of nodes, for all-reduces.
+      hierarchical: rings inside nodes, then between them.
+      latency: of each collective, besides the links' [s].
+      simple_latency: more of it where the whole bandwidth is used [s].
+      low_latency_share: share of the bandwidth that is reached without waiting for that.
+      copies: passes of the tensor through memory that the links wait for.
+    """
+
+    halving: Number = 1.0
+    ring: Number = 0.0
+    tree: Number = 0.0
+    hierarchical: Number = 0.0
+    latency: Number = 0.0
+    simple_latency: Number = 0.0
+    low_latency_share: Number = 1.0
+    copies: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """How long the kernels of a layer take, beyond peak rates and their shares.
+
+    Attributes:
+      priced: 1 where every kernel of a layer is priced, 0 where each phase of it is one roofline.
+      sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
+      attention_efficiency: share of a plain product's rate that attention's products reach.
+      misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
+    """
+
+    priced: Number = 0.0
+    sharpness: Number = 4.0
+    attention_efficiency: Number = 1.0
+    misaligned_efficiency: Number = 1.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What the processor that starts the kernels takes, beside the device.
+
+    Attributes:
+      launch: of one kernel [s].
+      layer: of one phase of one layer, beside its kernels [s].
+      collective: of one collective [s].
+      microbatch: of one phase of a stage, beside its layers [s].
+      step: of one step [s].
+    """
+
+    launch: Number = 0.0
+    layer: Number = 0.0
+    collective: Number = 0.0
+    microbatch: Number = 0.0
+    step: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowPeaks:
+    """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
+
+    Attributes:
+      fp8: with one factor per tensor or block of a tensor [FLOP/s].
+      mxfp8: with one factor per 32 elements [FLOP/s].
+      nvfp4: 4 bits, with one factor per 16 elements [FLOP/s].
+    """
+
+    fp8: Number = 0.0
+    mxfp8: Number = 0.0
+    nvfp4: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+for _kind in (Efficiency, Link, Collectives, Kernels, Host, NarrowPeaks):
+    jax.tree_util.register_dataclass(_kind)
+
+ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
+# what a file without these sections means
+WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
+NO_LINK, HALVING = Link(0.0, 0.0), Collectives()

@@ -1,0 +1,135 @@
+"""Sections of a system file beyond the data sheet."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+import pipejax as pj
+from pipejax.costs.system import FIELDS, SECTIONS, data_file, roofline_time, system_names
+
+A100 = json.loads(data_file("hardware", "a100", "system").read_text())
+ALL = {
+    "kernels": {
+        "sharpness": 8,
+        "attention_efficiency": 0.7,
+        "misaligned_efficiency": 0.3,
+    },
+    "host": {
+        "launch_us": 50,
+        "layer_us": 2,
+        "collective_us": 60,
+        "microbatch_ms": 0.3,
+        "step_ms": 1,
+    },
+    "optimizer": {"efficiency": 0.9},
+    "host_link": {"bandwidth_GB_per_s": 25, "latency_us": 10},
+    "price": {"accelerator_USD_per_hour": 3.6},
+    "calibration": {
+        "source": "somewhere",
+        "rows": 720,
+        "parameters": {
+            "host.launch": {"value": 50, "unit": "us", "standard_error": 2, "identified": True}
+        },
+        "bands": {"90": [0.9, 1.2]},
+    },
+}
+
+
+def read(tmp_path, **sections):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(A100 | sections))
+    return pj.load_system(path)
+
+
+def test_sections_are_read_in_si_units(tmp_path):
+    compute = A100["compute"] | {"fp8_peak_PFLOP_per_s": 2}
+    system = read(tmp_path, compute=compute, memory=A100["memory"] | {"reserve_GB": 2}, **ALL)
+    assert (system.kernels.priced, system.kernels.sharpness) == (1, 8)
+    assert system.kernels.attention_efficiency == 0.7
+    assert system.kernels.misaligned_efficiency == 0.3
+    assert dataclasses.astuple(system.host) == pytest.approx((50e-6, 2e-6, 60e-6, 3e-4, 1e-3))
+    assert system.optimizer_efficiency == 0.9
+    assert (system.host_link.bandwidth, system.host_link.latency) == pytest.approx((25e9, 1e-5))
+    assert system.price == pytest.approx(1e-3)
+    assert system.memory_reserve == 2e9
+    assert system.peak("FP8") == 2e15
+    assert system.peak("bf16") == system.peak("fp16") == system.peak_flops
+    band, parameter = system.calibration.bands[0], system.calibration.parameters[0]
+    assert (band.percent, band.low, band.high, system.calibration.rows) == (90, 0.9, 1.2, 720)
+    assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
+
+
+def test_a_file_without_them_has_whole_layers_and_a_free_host():
+    system = pj.load_system("fast_nw_fast_cp")
+    assert system.kernels.priced == 0
+    assert not any(dataclasses.astuple(system.host))
+    assert (system.optimizer_efficiency, system.price, system.memory_reserve) == (1, 0, 0)
+    assert system.host_link.bandwidth == 0
+    assert system.calibration is None
+
+
+def test_systems_of_all_files_have_the_same_numbers():
+    """Whatever sections their files have: so that they stack."""
+    plain = [
+        dataclasses.replace(pj.load_system(name), name="", source="", calibration=None)
+        for name in system_names()
+    ]
+    names = {jax.tree.structure(dataclasses.replace(one, **CURVES)) for one in plain}
+    assert len({str(name).replace("gpus_per_node=4", "gpus_per_node=8") for name in names}) == 1
+
+
+FLAT = pj.load_system("fast_nw_fast_cp").compute_efficiency
+CURVES = {"compute_efficiency": FLAT, "memory_efficiency": FLAT, "gpus_per_node": 8}
+
+
+def test_every_quantity_has_its_place_in_a_system():
+    """But for those that are no cost of a run: accelerators in a node, reserve, price."""
+    named = {f"{part}.{name}" for part, names in SECTIONS.items() for name in names}
+    assert set(FIELDS) <= named
+    system = pj.load_system("a100")
+    for path in FIELDS.values():
+        value = system
+        for part in path:
+            value = getattr(value, part)
+
+
+def test_a_precision_without_a_peak_is_named():
+    system = pj.load_system("a100")
+    with pytest.raises(ValueError, match="a100: no peak is known for precision 'fp8'"):
+        roofline_time(system, 1e12, 1e9, "fp8")
+    with pytest.raises(ValueError, match="unknown precision 'int3'"):
+        system.peak("int3")
+
+
+BAD = {
+    "sharpness": ("kernels", {"sharpness": 0.5}, "sharpness must be a number of at least 1"),
+    "share": (
+        "kernels",
+        {"attention_efficiency": 2},
+        "attention_efficiency must be a number above",
+    ),
+    "unit": ("host", {"launch": 5}, "key 'launch' has no unit"),
+    "unknown": ("host", {"lunch_us": 5}, "unknown key 'lunch_us'"),
+    "no bandwidth": ("host_link", {"latency_us": 5}, "host_link: bandwidth is missing"),
+    "price": ("price", {"accelerator_EUR_per_hour": 5}, "unknown key"),
+    "no rows": ("calibration", {"source": "x"}, "calibration: rows must be a whole number"),
+    "no text": ("calibration", {"source": 3, "rows": 1}, "source must be a text"),
+    "band": (
+        "calibration",
+        {"source": "x", "rows": 1, "bands": {"90": [1.2, 0.9]}},
+        'bands: 90 must be as "90": ',
+    ),
+    "parameter": (
+        "calibration",
+        {"source": "x", "rows": 1, "parameters": {"host.launch": {"value": "1"}}},
+        "parameters: host.launch: value must be a number",
+    ),
+}
+
+
+@pytest.mark.parametrize(("section", "content", "message"), BAD.values(), ids=BAD)
+def test_mistakes_are_named(tmp_path, section, content, message):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, **{section: content})
