@@ -60,6 +60,7 @@ class LayerOp:
       launches: kernels started.
       shape: of the product of F; of memory ops zeros.
       batch: how many such products run at once: heads, experts.
+      precision: of products, by name.
     """
 
     kind: str = dataclasses.field(metadata={"static": True})
@@ -69,6 +70,7 @@ class LayerOp:
     launches: Phases
     shape: Product = NO_PRODUCT
     batch: Number = 1.0
+    precision: str = dataclasses.field(default="bf16", metadata={"static": True})
 
 
 jax.tree_util.register_dataclass(LayerOp)

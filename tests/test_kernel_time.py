@@ -1,0 +1,88 @@
+"""How long kernels take on the device, and their host."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.flop import Phases
+from pipejax.costs.kernel_time import device_time, host_time, smooth_max, update_time
+from pipejax.costs.layer_ops import LayerOp, Product
+from pipejax.costs.system import roofline_time
+from pipejax.costs.system_parts import Efficiency, Host, Kernels
+
+SYSTEM = dataclasses.replace(
+    pj.load_system("fast_nw_fast_cp"),
+    peak_flops=300e12,
+    compute_latency=5e-6,
+    compute_efficiency=Efficiency((0.0,), (0.5,)),
+    memory_bandwidth=2e12,
+    memory_latency=3e-6,
+    memory_efficiency=Efficiency((0.0,), (0.8,)),
+    kernels=Kernels(1.0, 4.0, attention_efficiency=0.5, misaligned_efficiency=0.25),
+    host=Host(launch=50e-6, collective=70e-6, step=1e-3),
+    optimizer_efficiency=0.5,
+)
+ONCE = Phases(1.0, 1.0, 1.0)
+
+
+def op(kind, flop=3e9, volume=1.6e6, columns=4096.0):
+    return LayerOp(
+        kind,
+        kind,
+        Phases(flop, flop, 0.0),
+        Phases(volume, volume, 0.0),
+        ONCE,
+        Product(1.0, columns, 1.0),
+    )
+
+
+def seconds(kind, **changes):
+    return float(device_time(SYSTEM, op(kind, **changes), "forward"))
+
+
+def test_a_product_takes_its_flop_its_bytes_and_its_latency():
+    assert seconds("gemm") == pytest.approx(3e9 / 150e12 + 1.6e6 / 1.6e12 + 5e-6)
+    assert seconds("attention") == pytest.approx(3e9 / 75e12 + 1.6e6 / 1.6e12 + 5e-6)
+    assert seconds("memory", flop=0.0) == pytest.approx(1.6e6 / 1.6e12 + 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "share"), [(50257, 0.25), (50257 / 2, 1.0), (50257 / 4, 0.25), (51200, 1.0)]
+)
+def test_a_product_with_misaligned_columns_is_slower(columns, share):
+    """GPT-2's vocabulary of 50257 is odd; half of it, 25128 whole columns, is a multiple of 8."""
+    assert seconds("gemm", volume=0.0, columns=columns) == pytest.approx(
+        3e9 / (150e12 * share) + 5e-6
+    )
+
+
+def test_a_layer_as_one_op_is_a_roofline():
+    assert seconds("layer") == float(roofline_time(SYSTEM, 3e9, 1.6e6))
+    assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6
+
+
+def test_the_host_starts_kernels_and_collectives():
+    assert float(host_time(SYSTEM, 10.0, 2.0)) == pytest.approx(640e-6)
+
+
+def test_the_update_moves_bytes_at_its_own_share_and_ends_the_step():
+    assert float(update_time(SYSTEM, 1.6e9)) == pytest.approx(2e-3 + 3e-6 + 1e-3)
+
+
+@pytest.mark.compiles
+def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
+    with jax.enable_x64(True):
+        assert float(smooth_max(3.0, 4.0, 2.0)) == pytest.approx(5)
+        assert float(smooth_max(1.0, 0.0, 4.0)) == 1
+        assert float(smooth_max(0.0, 0.0, 4.0)) == 0
+        assert float(smooth_max(1.0, 1e-300, 9.0)) == 1
+        for given in [(1.0, 0.0, 4.0), (0.0, 0.0, 4.0), (1.0, 2.0, 4.0), (1e-9, 1.0, 40.0)]:
+            slopes = np.array(jax.grad(smooth_max, (0, 1, 2))(*given))
+            assert np.isfinite(slopes).all()
+            # of degree 1 in both times: shares of the device and the host sum to 1
+            assert slopes[0] * given[0] + slopes[1] * given[1] == pytest.approx(
+                float(smooth_max(*given))
+            )
