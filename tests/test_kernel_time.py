@@ -8,7 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.flop import Phases
-from pipejax.costs.kernel_time import device_time, host_time, smooth_max, update_time
+from pipejax.costs.kernel_time import device_time, host_time, phase_time, smooth_max, update_time
 from pipejax.costs.layer_ops import LayerOp, Product
 from pipejax.costs.system import roofline_time
 from pipejax.costs.system_parts import Efficiency, Host, Kernels
@@ -22,7 +22,7 @@ SYSTEM = dataclasses.replace(
     memory_latency=3e-6,
     memory_efficiency=Efficiency((0.0,), (0.8,)),
     kernels=Kernels(1.0, 4.0, attention_efficiency=0.5, misaligned_efficiency=0.25),
-    host=Host(launch=50e-6, collective=70e-6, step=1e-3),
+    host=Host(launch=50e-6, collective=70e-6, layer=1e-6, microbatch=20e-6, step=1e-3),
     optimizer_efficiency=0.5,
 )
 ONCE = Phases(1.0, 1.0, 1.0)
@@ -64,8 +64,11 @@ def test_a_layer_as_one_op_is_a_roofline():
     assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6
 
 
-def test_the_host_starts_kernels_and_collectives():
-    assert float(host_time(SYSTEM, 10.0, 2.0)) == pytest.approx(640e-6)
+def test_the_host_starts_kernels_and_collectives_beside_the_device():
+    counts = {"launches": 10.0, "collectives": 2.0, "layers": 3.0, "microbatches": 1.0}
+    assert float(host_time(SYSTEM, **counts)) == pytest.approx((500 + 140 + 3 + 20) * 1e-6)
+    both = float(phase_time(SYSTEM, 3.0, 2.0))
+    assert both == pytest.approx((3.0**4 + 2.0**4) ** (1 / 4))
 
 
 def test_the_update_moves_bytes_at_its_own_share_and_ends_the_step():

@@ -41,9 +41,23 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     return flop / (rate * share) + volume / bandwidth + launches * system.compute_latency
 
 
-def host_time(system: System, launches: Number, collectives: Number) -> Number:
-    """Time [s] that the host takes to start kernels and collectives."""
-    return launches * system.host.launch + collectives * system.host.collective
+def host_time(
+    system: System,
+    *,
+    launches: Number = 0.0,
+    collectives: Number = 0.0,
+    layers: Number = 0.0,
+    microbatches: Number = 0.0,
+) -> Number:
+    """Time [s] in which the host starts so many kernels and collectives of so many layers."""
+    host = system.host
+    started = launches * host.launch + collectives * host.collective
+    return started + layers * host.layer + microbatches * host.microbatch
+
+
+def phase_time(system: System, device: Number, host: Number) -> Number:
+    """Time [s] of a phase that accelerator and host work on at once: the longer of both."""
+    return smooth_max(device, host, system.kernels.sharpness)
 
 
 def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
