@@ -1,0 +1,97 @@
+"""Runs that others published, and nothing was fitted to: predictions held against tolerances."""
+
+import numpy as np
+import pytest
+
+from pipejax.analysis.prediction_errors import prediction_errors, relative_errors
+from pipejax.analysis.step_line import StepLine, median_times, on_one_line, step_line
+from pipejax.costs.rows_file import read_rows
+from pipejax.costs.system import DATA
+from sweeps import zero_bubble_accuracy
+from sweeps.accuracy import EACH, Accuracy, report
+
+
+def measured(name):
+    return read_rows(DATA / "measured" / f"{name}.csv")
+
+
+def test_line_through_the_medians_of_two_numbers_of_microbatches():
+    line = step_line(np.array([8, 128, 8, 8, 16]), np.array([1.0, 25.0, 0.9, 9.0, 7.0]))
+    assert line == StepLine(0.2, pytest.approx(-0.6))
+    assert line.at(np.array([8, 16])) == pytest.approx([1.0, 2.6])
+    counts, medians = median_times(np.array([4, 2, 4]), np.array([3.0, 1.0, 5.0]))
+    assert (counts.tolist(), medians.tolist()) == ([2, 4], [1.0, 4.0])
+    with pytest.raises(ValueError, match=r"two numbers of microbatches, got only \[8\]"):
+        step_line(np.array([8, 8]), np.array([1.0, 2.0]))
+
+
+def test_mlperf_times_are_lines_in_the_number_of_microbatches():
+    lines = on_one_line(measured("mlperf_h100"))
+    assert [len(runs) for runs in lines] == [18, 15]  # GPT-3, Llama-3.1 405B
+    for runs, cycle_time, others in zip(lines, (0.0847, 0.1887), (1, 3), strict=True):
+        line = step_line(runs.microbatches, runs.seconds)
+        assert line.cycle_time == pytest.approx(cycle_time, rel=5e-3)  # of all runs together
+        counts, medians = median_times(runs.microbatches, runs.seconds)
+        errors = relative_errors(line.at(counts), medians)
+        assert errors[[0, -1]] == pytest.approx(0, abs=1e-12)
+        assert len(counts) - 2 == others
+        assert 0.001 < np.abs(errors[1:-1]).max() < 0.01
+
+
+def zero_bubble(schedule, hidden, microbatches):
+    rows = measured("zero_bubble_a100")
+    which = (rows.schedule == schedule) & (rows.column("hidden") == hidden)
+    return rows.take(which & (rows.microbatches == microbatches))
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-2p"])
+@pytest.mark.parametrize(("hidden", "microbatches"), [(2304, 24), (4096, 24), (4096, 32)])
+@pytest.mark.usefixtures("unchecked")
+def test_zero_bubble_step_times_by_rendezvous(schedule, hidden, microbatches):
+    runs = zero_bubble(schedule, hidden, microbatches)
+    built = zero_bubble_accuracy.tables(runs)
+    predicted = [
+        zero_bubble_accuracy.step_times(runs, built, zero_bubble_accuracy.LINKS[link])
+        for link in ("rendezvous", "delay")
+    ]
+    rendezvous, delay = relative_errors(np.concatenate(predicted), runs.seconds[0])
+    assert abs(rendezvous) < 0.015
+    if schedule != "zb-2p":  # many messages: it matters that they wait for each other
+        assert delay < -0.07
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-1p", "zb-2p"])
+def test_zero_bubble_memory(schedule):
+    runs = zero_bubble(schedule, 4096, 24)
+    built = zero_bubble_accuracy.tables(runs)
+    errors = relative_errors(zero_bubble_accuracy.memory(runs, built), runs.memory_bytes)
+    assert abs(errors[0]) < 0.05
+
+
+def test_zero_bubble_microbatches_take_longer_than_their_profile():
+    more = zero_bubble_accuracy.excess(measured("zero_bubble_a100"))
+    # 1.5B, zb-2p: (3.22148 - 1.24138) s / 40 of 45.9 ms in the mean of three profiles
+    assert more[0] == pytest.approx(100 * (1000 * 1.9801 / 40 / 45.9583 - 1), abs=0.05)
+    assert more.min() > 7
+
+
+@pytest.mark.slow  # half a minute
+@pytest.mark.usefixtures("unchecked")
+def test_zero_bubble_table_4_is_within_tolerance():
+    found = zero_bubble_accuracy.accuracies(measured("zero_bubble_a100"))
+    held = {(row.group, row.runs) for row in found if row.tolerance is not None and row.holds}
+    assert held == set(zero_bubble_accuracy.TOLERANCE)
+
+
+def test_beyond_its_tolerance_a_report_ends_with_exit_code_1(capsys):
+    errors = prediction_errors(np.array([1.02, 0.9]), np.array([1.0, 1.0]))  # mean 6, largest 10
+    report("as allowed", [Accuracy("mean", "both", errors, 6.1), Accuracy("none", "", errors)])
+    assert "holds" in capsys.readouterr().out
+    for tolerance, of in ((5.9, "mean"), (9.9, EACH)):
+        with pytest.raises(SystemExit) as ended:
+            report("beyond", [Accuracy("a", "b", errors, tolerance, of)], ["because"])
+        assert ended.value.code == 1
+        out = capsys.readouterr().out
+        assert "fails" in out
+        assert "because" in out
