@@ -3,12 +3,10 @@
 Rows are read one by one, so that a mistake is named with its row, column and value.
 """
 
-import csv
 import dataclasses
-import io
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +19,8 @@ from pipejax.base.checks import (
     known_as,
     legal_divisors,
     one_of,
-    unknown,
-    whole_number,
 )
-from pipejax.base.files import read_file
+from pipejax.base.csv_cells import positive_cell, read_cells, whole_cell
 from pipejax.base.notices import Notice
 from pipejax.costs.measured_rows import (
     COLUMNS,
@@ -107,7 +103,9 @@ def read_rows(path: str | Path) -> MeasuredRows:
     """
     check_types(path=(path, str, Path))
     reader = RowReader(Path(path))
-    cells = [reader.read(row, number) for number, row in enumerate(_cells(Path(path), COLUMNS), 1)]
+    cells = [
+        reader.read(row, number) for number, row in enumerate(read_cells(Path(path), COLUMNS), 1)
+    ]
     reader.say_defaults()
     columns: dict[str, NumpyArray] = {
         name: np.array([row[name] for row in cells]) for name in cells[0]
@@ -127,41 +125,17 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
     """
     found = {name: np.full(count, np.nan) for name in MEASURED}
     seen: set[int] = set()
-    for number, cells in enumerate(_cells(Path(path), ("row", *MEASURED)), 1):
+    for number, cells in enumerate(read_cells(Path(path), ("row", *MEASURED)), 1):
         try:
-            row = _whole(cells.get("row", ""), "row", 1, count)
+            row = whole_cell(cells.get("row", ""), "row", 1, count)
             if row in seen:
                 raise ValueError(f"row {row} is predicted twice")
             seen.add(row)
             for name in MEASURED:
-                found[name][row - 1] = _measured(cells, name)
+                found[name][row - 1] = positive_cell(cells, name)
         except ValueError as error:
             raise ValueError(f"{path}, row {number}: {error}") from None
     return found
-
-
-def _cells(path: Path, known: Collection[str]) -> list[dict[str, str]]:
-    """Read the cells of a CSV file that are not empty, by row and column."""
-    try:
-        text = read_file(path).decode("utf-8-sig")
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not CSV: {error}") from None
-    lines = [[cell.strip() for cell in line] for line in lines if line]
-    if len(lines) < 2:
-        raise ValueError(f"{path} has no rows: give a header and a row for each run")
-    header, *rows = lines
-    for name in header:
-        if name not in known:
-            raise ValueError(f"{path}: {unknown('column', name, known)}")
-        if header.count(name) > 1:
-            raise ValueError(f"{path}: column {name} stands twice")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}, row {number}: it has {len(row)} cells, the header {len(header)}"
-            )
-    return [{k: v for k, v in zip(header, row, strict=True) if v} for row in rows]
 
 
 class RowReader:
@@ -188,7 +162,7 @@ class RowReader:
             found["model"], model = self._model(cells)
             found |= self._names(cells, found)
             _check_spread(found, model, cells)
-            measured = {name: _measured(cells, name) for name in MEASURED}
+            measured = {name: positive_cell(cells, name) for name in MEASURED}
             if all(map(math.isnan, measured.values())):
                 raise ValueError("seconds is missing, and so is memory_bytes: give one")
         except ValueError as error:
@@ -198,7 +172,7 @@ class RowReader:
 
     def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
         if name in cells:
-            return _whole(cells[name], name, column.least, column.most)
+            return whole_cell(cells[name], name, column.least, column.most)
         if name == "data" and "accelerators" in cells:
             return self._replicas(cells)
         if column.default is None:
@@ -209,9 +183,9 @@ class RowReader:
 
     def _replicas(self, cells: dict[str, str]) -> int:
         """Replicas that the accelerators make up, where only these are given."""
-        total = _whole(cells["accelerators"], "accelerators", 1, MAX_COUNT)
+        total = whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT)
         degrees = ("tensor", "context", "pipeline")
-        of_one = math.prod(_whole(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
+        of_one = math.prod(whole_cell(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
         if total % of_one:
             raise ValueError(
                 f"accelerators must be a multiple of tensor x context x pipeline, {of_one}, "
@@ -240,7 +214,7 @@ class RowReader:
             "schedule": known_as(schedule, REGISTRY, "schedule"),
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
-            "sequence_parallel": _whole(parallel, "sequence_parallel", 0, 1),
+            "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
         }
 
     def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
@@ -304,28 +278,9 @@ def _beside(path: Path, name: str) -> str:
     return str(path.parent / name) if is_elsewhere else name
 
 
-def _whole(text: str, name: str, least: int, most: int) -> int:
-    """Read a whole number."""
-    value = int(text) if text.isascii() and text.isdigit() else text
-    return whole_number(value, name, least=least, most=most)
-
-
 def _size(text: str, name: str) -> int:
     """Read a size of a model."""
-    return _whole(text, name, int(name not in ("vocabulary", *EXPERT_FIELDS)), MAX_COUNT)
-
-
-def _measured(cells: dict[str, str], name: str) -> float:
-    """Read what was measured, NaN where it was not."""
-    if name not in cells:
-        return math.nan
-    try:
-        value = float(cells[name])
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {cells[name]!r}")
-    return value
+    return whole_cell(text, name, int(name not in ("vocabulary", *EXPERT_FIELDS)), MAX_COUNT)
 
 
 def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
@@ -333,7 +288,7 @@ def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) ->
     of_stage = found["tensor"] * found["context"] * found["data"]
     if "accelerators" in cells:
         total = of_stage * found["pipeline"]
-        if _whole(cells["accelerators"], "accelerators", 1, MAX_COUNT) != total:
+        if whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT) != total:
             raise ValueError(
                 f"accelerators must be tensor x context x data x pipeline, {total}, "
                 f"got {cells['accelerators']}"

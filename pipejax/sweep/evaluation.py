@@ -15,7 +15,8 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.stage_costs import NEAR, StageWork, work_on_systems
-from pipejax.costs.system import FIELDS, Efficiency, System
+from pipejax.costs.system import Efficiency, System
+from pipejax.costs.system_numbers import put_number
 from pipejax.costs.workload import Workload, memory_bytes
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
@@ -202,7 +203,7 @@ def stack_systems(axes: list[Axis]) -> tuple[System, Int[NumpyArray, " batch"]]:
     )
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
-        stacked = _put(stacked, FIELDS[axis.name], np.array(axis.values).reshape(along))
+        stacked = put_number(stacked, axis.name, np.array(axis.values).reshape(along))
     systems = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
     return systems, np.repeat(np.ravel(gpus), int(np.prod(inner)))
 
@@ -224,12 +225,3 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         )
 
     return [alike(system) for system in systems]
-
-
-def _put(tree: Any, path: tuple[str, ...], value: NumpyArray) -> Any:
-    """Replace a field; a share in the place of a curve is the same for all sizes."""
-    name, *rest = path
-    if rest == ["shares"]:
-        return dataclasses.replace(tree, **{name: Efficiency((0.0,), (value,))})
-    new = _put(getattr(tree, name), tuple(rest), value) if rest else value
-    return dataclasses.replace(tree, **{name: new})

@@ -20,9 +20,10 @@ from pipejax.base.array_types import Float, NumpyArray
 BEND = 1.345  # where the loss turns linear, in noises: 95 % efficient for normal errors (Huber)
 NOISE = 0.05  # of a model of step times, before any row is seen
 NOISE_ROWS = 2.0  # how many rows that guess counts for
-STEP = 1e-7  # a fit has converged once no parameter moves by more, in spreads of its prior
+STEP = 1e-4  # a fit has converged once no parameter moves by more, in spreads of its prior
 MOST_STEPS = 200
-DAMPING = 1e-3
+DAMPING = 1e-3  # at the start
+ROUNDING = 1e-12  # of the objective
 LEAST_NOISE = 1e-9  # below it rows are met exactly, and nothing is left to weigh
 
 Residuals = Float[NumpyArray, "batch rows"]
@@ -61,6 +62,7 @@ class _FitState(NamedTuple):
     jacobian: Jacobians
     noise: Float[NumpyArray, " batch"]
     damping: Float[NumpyArray, " batch"]
+    growth: Float[NumpyArray, " batch"]
 
 
 def loss(z: NumpyArray) -> NumpyArray:
@@ -103,7 +105,7 @@ def robust_fit(
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(each, float) for each in model(point))
-    state = _FitState(point, residual, jacobian, np.full(size, NOISE), np.full(size, DAMPING))
+    state = _FitState(point, residual, jacobian, *np.full((3, size), [[NOISE], [DAMPING], [2.0]]))
     state = state._replace(noise=_noise(state, weights))
     steps, converged = np.ones(size, int), np.zeros(size, bool)
     for _ in range(most_steps):
@@ -131,20 +133,26 @@ def robust_fit(
 def _advanced(
     model: ResidualModel, state: _FitState, weights: NumpyArray
 ) -> tuple[_FitState, NumpyArray]:
-    """Try one step of each fit; (batch) whether it had converged."""
-    point, residual, jacobian, noise, damping = state
+    """Try one step of each fit; (batch) whether it had converged.
+
+    Damping follows the ratio of what a step gains to what the linear model promises (Nielsen,
+    1999): it settles where steps succeed, instead of falling until they fail.
+    """
+    point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
     gradient = np.einsum("brp,br->bp", jacobian, FACTOR * weights * _slope(z))
     gradient = gradient / noise[:, None] + point
     curvature = _information(state, weights) + np.eye(point.shape[1])
-    diagonal = np.einsum("bpp->bp", curvature)
-    damped = curvature + np.einsum("b,bp,pq->bpq", damping, diagonal, np.eye(point.shape[1]))
+    weight = damping[:, None] * np.einsum("bpp->bp", curvature)
+    damped = curvature + weight[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
     trial = point + step
     new_residual, new_jacobian = model(trial)
     before = _objective(residual, point, noise, weights)
     after = _objective(new_residual, trial, noise, weights)
-    better = after <= before + 1e-12 * np.abs(before)  # a minimum is flat: rounding is no rise
+    better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
+    promised = (step * (weight * step - gradient)).sum(axis=1) / 2
+    gain = np.where(better, before - after, 0.0) / np.maximum(promised, ROUNDING * np.abs(before))
 
     def chosen(new: NumpyArray, old: NumpyArray) -> NumpyArray:
         return np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -154,7 +162,9 @@ def _advanced(
         chosen(new_residual, residual),
         chosen(new_jacobian, jacobian),
         noise,
-        np.clip(np.where(better, damping / 5, damping * 4), 1e-9, 1e9),
+        damping
+        * np.where(better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
+        np.where(better, 2.0, 2 * growth),
     )
     noise = np.where(better, _noise(moved, weights), noise)
     settled = np.abs(noise / moved.noise - 1) <= STEP

@@ -1,0 +1,130 @@
+"""Hold-outs: which rows each fit leaves out, so that they are predicted and not fitted."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, NumpyArray
+from pipejax.base.checks import MAX_COUNT, one_of, whole_number
+from pipejax.costs.measured_rows import COLUMNS, MeasuredRows
+
+# what columns are called in formulas
+LETTERS: Mapping[str, str] = {
+    "L": "layers",
+    "h": "hidden",
+    "a": "heads",
+    "s": "sequence",
+    "t": "tensor",
+    "c": "context",
+    "e": "expert",
+    "d": "data",
+    "p": "pipeline",
+    "v": "stages_per_worker",
+    "b": "microbatch_size",
+}
+DRAWS = 20  # of a few rows, of which one draw would say little
+EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
+
+
+class Folds(NamedTuple):
+    """Several ways to leave rows out.
+
+    Attributes:
+      names: (folds) what is left out.
+      left_out: (folds, rows) whether a row is.
+    """
+
+    names: tuple[str, ...]
+    left_out: Bool[NumpyArray, "folds rows"]
+
+
+def folds_of(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
+    """Read what is to be held out.
+
+    `column=value` leaves its rows out, once; `group:columns` each combination of values in turn;
+    `model` each model in turn; `k-fold:K` one of K random parts in turn; `few:N` all but N random
+    rows, `DRAWS` times. Columns are named in full or by their letter.
+
+    Raises:
+      ValueError: if it is of no such form, names no column, or leaves out nothing or everything.
+    """
+    kind, _, what = hold_out.partition(":")
+    if kind in _KINDS:
+        folds = _KINDS[kind](rows, what, np.random.default_rng(seed))
+    elif "=" in hold_out:
+        folds = _value(rows, hold_out)
+    else:
+        raise ValueError(f"hold_out must be such as {EXAMPLES}, got {hold_out!r}")
+    counts = folds.left_out.sum(axis=1)
+    for name, count in zip(folds.names, counts, strict=True):
+        if count in (0, len(rows)):
+            raise ValueError(
+                f"hold_out {hold_out!r}: {name} leaves out {count} of {len(rows)} rows: nothing "
+                f"{'is predicted' if count == 0 else 'is left to fit'}"
+            )
+    return folds
+
+
+def _column(rows: MeasuredRows, name: str) -> NumpyArray:
+    known = (*COLUMNS, *LETTERS)
+    return rows.column(LETTERS.get(one_of(name.strip(), known, "hold_out: column"), name.strip()))
+
+
+def _value(rows: MeasuredRows, hold_out: str) -> Folds:
+    name, _, value = hold_out.partition("=")
+    column = _column(rows, name)
+    return Folds((hold_out,), (column.astype(str) == value.strip())[None])
+
+
+def _by(columns: Mapping[str, NumpyArray]) -> Folds:
+    """Leave out each combination of values."""
+    indices = [np.unique(column, return_inverse=True)[1].ravel() for column in columns.values()]
+    _, first, which = np.unique(
+        np.stack(indices, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    names = (", ".join(f"{name}={column[k]}" for name, column in columns.items()) for k in first)
+    return Folds(tuple(names), which.ravel() == np.arange(len(first))[:, None])
+
+
+def columns_of(rows: MeasuredRows, what: str) -> Folds:
+    """Leave out each combination of the values of some columns, as "h,t,b"."""
+    return _by({name.strip(): _column(rows, name) for name in what.split(",")})
+
+
+def _group(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
+    return columns_of(rows, what)
+
+
+def _model(rows: MeasuredRows, what: str, _: np.random.Generator) -> Folds:
+    if what:
+        raise ValueError(f"hold_out model takes nothing besides, got {what!r}")
+    sizes = ("model", "layers", "hidden")
+    return _by({name: rows.column(name) for name in sizes})
+
+
+def _k_fold(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
+    folds = _count(what, "k-fold", 2, len(rows))
+    part = random.permutation(np.arange(len(rows)) % folds)
+    names = tuple(f"part {k + 1} of {folds}" for k in range(folds))
+    return Folds(names, part == np.arange(folds)[:, None])
+
+
+def _few(rows: MeasuredRows, what: str, random: np.random.Generator) -> Folds:
+    kept = _count(what, "few", 1, len(rows) - 1)
+    order = random.permuted(np.tile(np.arange(len(rows)), (DRAWS, 1)), axis=1)
+    names = tuple(f"all but {kept}, draw {k + 1}" for k in range(DRAWS))
+    return Folds(names, order >= kept)
+
+
+def _count(text: str, name: str, least: int, most: int) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else text
+    return whole_number(value, f"hold_out {name}", least=least, most=min(most, MAX_COUNT))
+
+
+_KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] = {
+    "group": _group,
+    "model": _model,
+    "k-fold": _k_fold,
+    "few": _few,
+}

@@ -1,0 +1,56 @@
+"""Numbers of a system by name, under their priors, and back in a file."""
+
+import json
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.base.units import load_json
+from pipejax.costs.priors import FITTED, PRIORS
+from pipejax.costs.system import FIELDS, data_file
+from pipejax.costs.system_numbers import number_of, put_number, written_with
+from pipejax.search.calibration.parameters import factors, joined, parameters_of
+
+
+@pytest.fixture(scope="module")
+def a100():
+    return pj.load_system("a100")
+
+
+def test_every_prior_is_of_a_number():
+    assert set(FITTED) <= set(PRIORS) <= set(FIELDS)
+    assert all(prior.spread > 0 for prior in PRIORS.values())
+
+
+@pytest.mark.parametrize("name", sorted(PRIORS))
+def test_a_number_is_put_where_it_is_read(a100, name):
+    assert number_of(put_number(a100, name, 0.25), name) == 0.25
+
+
+def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
+    values = {"compute.peak": 2.5e14, "memory.latency": 3e-6, "node.efficiency": 0.625}
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(written_with(load_json(data_file("hardware", "a100", "")), values)))
+    expected = a100
+    for name, value in values.items():
+        expected = put_number(expected, name, value)
+    assert pj.load_system(path) == expected != a100
+
+
+def test_whitened_parameters_are_numbers_within_their_limits(a100):
+    known = joined(parameters_of(a100, FITTED), factors(["layer"], 1.0))
+    points = np.random.default_rng(0).standard_normal((5, len(known.names))) * 3
+    values = known.values(points)
+    assert (values > 0).all()
+    assert (values < known.limit).all()
+    np.testing.assert_allclose(known.values(np.zeros((1, len(known.names))))[0], known.centre)
+    moved = (known.values(points + 1e-6) - known.values(points - 1e-6)) / 2e-6
+    np.testing.assert_allclose(known.slopes(points), moved, rtol=1e-6)
+
+
+def test_mistakes_are_named(a100):
+    with pytest.raises(ValueError, match=r"unknown fit 'memory\.size'"):
+        parameters_of(a100, ["memory.size"])
+    with pytest.raises(ValueError, match="fit must name different numbers"):
+        parameters_of(a100, ["memory.latency", "memory.latency"])

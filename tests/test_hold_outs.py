@@ -1,0 +1,77 @@
+"""Which rows each fit leaves out."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pipejax.costs.rows_file import read_rows
+from pipejax.search.calibration.hold_outs import DRAWS, folds_of
+
+HEADER = "layers,hidden,heads,sequence,tensor,pipeline,microbatch_size,global_batch,seconds\n"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    lines = [
+        f"{layers},{64 * layers},8,128,{t},2,{b},16,0.5"
+        for layers in (4, 8)
+        for t in (1, 2, 8)
+        for b in (1, 2)
+    ]
+    path.write_text(HEADER + "\n".join(lines))
+    with pytest.warns():
+        return read_rows(path)
+
+
+def test_a_value_is_left_out_once(rows):
+    folds = folds_of(rows, "t=8")
+    assert folds.names == ("t=8",)
+    np.testing.assert_array_equal(folds.left_out[0], rows.tensor == 8)
+    np.testing.assert_array_equal(folds_of(rows, "tensor=8").left_out, folds.left_out)
+
+
+@pytest.mark.parametrize(
+    ("hold_out", "count", "size"),
+    [("group:h,t,b", 12, 1), ("group:t", 3, 4), ("model", 2, 6), ("k-fold:4", 4, 3)],
+)
+def test_parts_cover_every_row_once(rows, hold_out, count, size):
+    folds = folds_of(rows, hold_out)
+    assert folds.left_out.shape == (count, len(rows)) == (len(folds.names), 12)
+    np.testing.assert_array_equal(folds.left_out.sum(axis=0), 1)
+    np.testing.assert_array_equal(folds.left_out.sum(axis=1), size)
+
+
+def test_a_group_is_left_out_as_a_whole(rows):
+    for name, own in zip(*folds_of(rows, "group:h,b"), strict=True):
+        hidden, size = map(int, re.findall(r"\d+", name))
+        np.testing.assert_array_equal(
+            own, (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
+        )
+
+
+def test_few_rows_are_drawn_many_times(rows):
+    folds = folds_of(rows, "few:5")
+    assert folds.left_out.shape == (DRAWS, 12)
+    np.testing.assert_array_equal((~folds.left_out).sum(axis=1), 5)
+    assert len({tuple(own) for own in folds.left_out}) > DRAWS / 2
+    np.testing.assert_array_equal(folds_of(rows, "few:5").left_out, folds.left_out)
+    assert (folds_of(rows, "few:5", seed=1).left_out != folds.left_out).any()
+
+
+@pytest.mark.parametrize(
+    ("hold_out", "said"),
+    [
+        ("half", "hold_out must be such as t=8"),
+        ("t=7", "t=7 leaves out 0 of 12 rows: nothing is predicted"),
+        ("p=2", "p=2 leaves out 12 of 12 rows: nothing is left to fit"),
+        ("group:width", "column must be one of"),
+        ("k-fold:1", "hold_out k-fold must be a whole number of at least 2, got 1"),
+        ("few:12", "hold_out few must be at most 11, got 12"),
+        ("model:x", "hold_out model takes nothing besides, got 'x'"),
+    ],
+)
+def test_mistakes_are_named(rows, hold_out, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        folds_of(rows, hold_out)
