@@ -23,13 +23,29 @@ class Prior(NamedTuple):
 
 
 PRIORS: Mapping[str, Prior] = {
-    "compute.efficiency": Prior(0.7, 0.7, limit=1.0),
+    # measured: large products reach 73 to 87 % of the sheet's peak on A100, H100 and B200
+    "compute.efficiency": Prior(0.8, 0.7, limit=1.0),
     "compute.latency": Prior(4e-6, 0.7),
-    "memory.efficiency": Prior(0.8, 0.7, limit=1.0),
+    "memory.efficiency": Prior(0.7, 0.7, limit=1.0),
     "memory.latency": Prior(4e-6, 0.7),
-    "node.efficiency": Prior(0.7, 0.7, limit=1.0),
+    "kernels.attention_efficiency": Prior(0.6, 0.7, limit=1.0),
+    "kernels.misaligned_efficiency": Prior(0.5, 0.7, limit=1.0),
+    "kernels.sharpness": Prior(4.0, 0.5),
+    "optimizer.efficiency": Prior(0.8, 0.7, limit=1.0),
+    # a launch takes 5 us in C, several times as long from a Python program with autograd
+    "host.launch": Prior(40e-6, 0.7),
+    "host.collective": Prior(50e-6, 1.0),
+    "host.layer": Prior(100e-6, 1.0),
+    "host.microbatch": Prior(300e-6, 1.0),
+    "host.step": Prior(2e-3, 1.0),
+    "collectives.latency": Prior(40e-6, 0.7),
+    "node.efficiency": Prior(0.8, 0.7, limit=1.0),
     "node.latency": Prior(None, 0.7),
     "network.efficiency": Prior(0.7, 0.7, limit=1.0),
     "network.latency": Prior(None, 0.7),
 }
-FITTED = tuple(PRIORS)  # by a calibration that is not told what to fit
+# by a calibration that is not told what to fit: links of a node are measured by tables of
+# collectives, and the host's seconds per layer cannot be told from those per kernel
+FITTED = tuple(
+    name for name in PRIORS if name not in ("node.efficiency", "node.latency", "host.layer")
+)
