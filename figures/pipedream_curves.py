@@ -18,7 +18,7 @@ from figures.pipedream_cases import (
     range_of_seeds,
     said,
 )
-from figures.rules import describe
+from figures.rules import AXES_DIFFER, describe
 from pipejax.plots import style
 from sweeps.pipedream_curves import PUBLISHED, QUANTITY, ends, fraction, rule_of, tuned
 from sweeps.pipedream_settings import AS_RUN
@@ -64,10 +64,11 @@ def _figure(data: xr.Dataset, name: str, x: str) -> Figure:
     handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 if is_one else 4)
     task = OBJECTIVES[name.removeprefix("pipedream_")]
+    differ = f" ({AXES_DIFFER})" if len({axes.get_xlim() for axes in drawn}) > 1 else ""
     return describe(
         figure,
-        f"{task[0].upper()}{task[1:]}: median (lines) and range (bands) of {data.sizes['seed']} "
-        "seeds; in brackets the range and the step size. " + " ".join(words),
+        f"{task[0].upper()}{task[1:]}{differ}: median (lines) and range (bands) of "
+        f"{data.sizes['seed']} seeds; in brackets the range and the step size. " + " ".join(words),
     )
 
 

@@ -106,8 +106,9 @@ def machines():
 
 def store(name, data=None):
     one = made(RATES) if data is None else data
-    both = many("setting", {AS_RUN: one, CAPTION: one}) if name == "pipedream_quadratic" else one
-    return both.assign_attrs(store=name)
+    if name == "pipedream_quadratic":
+        one = many("setting", {AS_RUN: one, CAPTION: made(RATES, until=16.0)})
+    return one.assign_attrs(store=name)
 
 
 STORES = [f"pipedream_{name}" for name in ("quadratic", "nesterov", "logistic", "language")]

@@ -300,12 +300,24 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_what_is_changed_is_named(claimed, name):
-    mutate, message = MUTATIONS[name]
-    changed = copy.deepcopy(claimed)
-    mutate(changed)
-    verdict = pj.verify(changed)
+@pytest.fixture
+def changed(claimed, request):
+    """The certificate after one change, and what must be said about it."""
+    mutate, message = request.param
+    certificate = copy.deepcopy(claimed)
+    mutate(certificate)
+    return certificate, message
+
+
+def after_each(changes):
+    """Run a test after each change of a table."""
+    return pytest.mark.parametrize("changed", changes.values(), ids=changes, indirect=True)
+
+
+@after_each(MUTATIONS)
+def test_what_is_changed_is_named(changed):
+    certificate, message = changed
+    verdict = pj.verify(certificate)
     assert not verdict.ok
     assert re.search(
         message.replace("(worker 1, slot 1)", r"\(worker 1, slot 1\)"),
@@ -339,13 +351,11 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_what_is_no_certificate_is_refused(claimed, name):
-    mutate, message = FORMS[name]
-    changed = copy.deepcopy(claimed)
-    mutate(changed)
+@after_each(FORMS)
+def test_what_is_no_certificate_is_refused(changed):
+    certificate, message = changed
     with pytest.raises(ValueError, match=message):
-        pj.verify(changed)
+        pj.verify(certificate)
 
 
 def test_a_deadlock_of_transfers_is_named():

@@ -119,7 +119,7 @@ class NeighbourhoodSearch:
         self.problem, self.plan, self.merit = problem, plan, Merit.of(problem, plan)
         self._rng = np.random.default_rng(seed)
         self._base = ScheduleModel(problem, horizon)
-        self._base.model.clear_objective()  # type: ignore[no-untyped-call]
+        self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
         self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
         kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
