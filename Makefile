@@ -11,6 +11,8 @@ EXAMPLES ?= 100000
 # processes of the tests
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# the tests start many processes: what Python compiles is kept for all of them
+export PYTHONDONTWRITEBYTECODE :=
 # the command line holds no arrays, and names types of rooms that it imports later
 TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.plots,typecheck.check
 # what runs a second time, as users compile it and with the types in signatures executed
@@ -65,8 +67,8 @@ quick: lint  ## lint, and the tests that compile nothing, solve nothing and star
 	$(PYTEST) --quick tests
 
 test: lint  ## everything that must hold: lint, types, tests, doctests
-	$(MAKE) -j 2 types tests
-	$(MAKE) sample
+	$(MAKE) -j 2 types sample
+	$(MAKE) tests
 
 test-all: lint types  ## the same with what is slow, all of it with run-time types, and more examples
 	$(PYTEST)
@@ -87,7 +89,7 @@ fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
 	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py
 
 sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
-	XLA_FLAGS= $(PYTEST) $(TYPED) $(SAMPLE)
+	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)
 
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	mkdir -p $(RESULTS)

@@ -21,7 +21,7 @@ import jax, numpy as np, pipejax as pj
 jax.config.update("jax_enable_x64", True)
 assert jax.local_device_count() == {devices}
 program = pj.lower(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
-for size in (100, 20_001):
+for size in {sizes}:
     rng = np.random.default_rng(size)
     forward, backward = rng.random((2, size, 4))
     costs = pj.Costs(forward=forward, backward=backward, transmit=rng.random(size), latency=0.1)
@@ -61,11 +61,14 @@ def numbers(lines):
 
 
 @pytest.mark.compiles
-def test_sharded_equals_unsharded(capsys):
+@pytest.mark.parametrize(
+    "sizes", ["(20_001,)", pytest.param("(100, 20_001)", marks=pytest.mark.slow)]
+)
+def test_sharded_equals_unsharded(sizes, capsys):
     several = "--xla_force_host_platform_device_count=3"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {several}"
-    found = output(run(["-c", ON_SEVERAL.format(devices=3)], XLA_FLAGS=flags))
-    exec(ON_SEVERAL.format(devices=1), {})
+    found = output(run(["-c", ON_SEVERAL.format(devices=3, sizes=sizes)], XLA_FLAGS=flags))
+    exec(ON_SEVERAL.format(devices=1, sizes=sizes), {})
     np.testing.assert_allclose(numbers(found), numbers(capsys.readouterr().out), rtol=1e-12)
 
 

@@ -90,7 +90,7 @@ def runs():
 @pytest.fixture(scope="session")
 def shaken():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jitter_sweep, "SHOWN", ("1f1b",))
+        patch.setattr(jitter_sweep, "SHOWN", ("1f1b", "hanayo, 1 wave"))
         return jitter_sweep.sweep(samples=50)
 
 
@@ -287,6 +287,14 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
     two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
     (bar,), _ = timelines.run_of(two, runs.schedule.values[0])
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
+
+
+def test_jitter(shaken):
+    assert shaken.makespan.shape == (2, 50)
+    drawn = jitter.draw(shaken)["jitter"]
+    labels = [axes.get_xlabel() for axes in drawn.axes]
+    assert labels == ["step time [s]", "step time / that without jitter"]
+    assert [t.get_text() for t in drawn.axes[0].get_yticklabels()] == ["1F1B", "Hanayo, 1 wave"]
 
 
 @pytest.fixture

@@ -162,10 +162,12 @@ def test_timelines(runs):
     assert len({axes.get_xlim()[1] for axes in figure.axes}) == 1
 
 
-def test_command_names_what_is_missing(grid, tmp_path, capsys):
+def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
+    two = command.STORES["optpipe_grid.zarr"]._replace(scripts=(optpipe_memory, optpipe_quality))
+    monkeypatch.setitem(command.STORES, "optpipe_grid.zarr", two)
     grid.to_zarr(tmp_path / "optpipe_grid.zarr", zarr_format=2)
     assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    for name in ("memory", "links", "gaps", "quality"):
+    for name in ("memory", "quality"):
         assert (tmp_path / "out" / f"optpipe_{name}.png").exists()
     store = tmp_path / "optpipe_refinement.zarr"
     assert (

@@ -38,12 +38,12 @@ def makespan(table, costs, link="delay", queues="worker"):
 
 
 def graph_of(program, priced):
-    """The program as a networkx graph; a node's duration is on its incoming edges."""
+    """The program as a networkx graph without padding; a node's duration is on its incoming edges."""
     graph = nx.DiGraph()
-    preds, lags, duration = (
-        np.asarray(x).tolist() for x in (program.preds, priced.lag, priced.duration)
-    )
-    for v in range(1, program.num_nodes):
+    given = [np.asarray(x) for x in (program.preds, priced.lag, priced.duration)]
+    last = max(np.nonzero(each)[0].max(initial=0) for each in given)  # behind it is padding
+    preds, lags, duration = (each.tolist() for each in given)
+    for v in range(1, int(last) + 1):
         for u, lag in zip(preds[v], lags[v], strict=True):
             weight = lag + duration[v]
             if not graph.has_edge(u, v) or graph[u][v]["weight"] < weight:
