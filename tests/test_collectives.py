@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax.costs.collectives import PASSES, ROUTES, collective_time
 from pipejax.costs.layout import Group
-from pipejax.costs.system import ALGORITHMS, DATA, Collectives, data_file
+from pipejax.costs.system import ALGORITHMS, DATA, Collectives, data_file, system_names
 
 SYSTEM = pj.load_system("h100")
 LIBRARY = Collectives(
@@ -146,6 +146,35 @@ def test_nccl_on_a100_is_met_within_two_percent():
     assert len(errors) == 7 * 79
     assert errors.mean() < 0.02
     assert errors[volume > 2e7].mean() < 0.01
+
+
+# bus bandwidth of all-reduces by rings [GB/s] at a size [GiB], accelerators, of them in a node
+RINGS = {
+    "h200": [(363.3, 8, 4, 4), (365.1, 8, 6, 6), (365.6, 8, 8, 8), (364.65, 4, 32, 8)],
+    "b200": [(673.8, 8, 4, 4), (677.8, 8, 6, 6), (682.2, 8, 8, 8), (381.8, 16, 32, 8)],
+    "a100": [(234.6, 8, 8, 8)],  # another node than that of the table
+}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", RINGS)
+def test_large_rings_are_measured_ones(name):
+    """Source: github.com/stas00/ml-engineering (744d01e), network/README.md, NVLS switched off."""
+    measured, size, n, inside = map(np.array, zip(*RINGS[name], strict=True))
+    volume = size * 2.0**30
+    found = collective_time(pj.load_system(name), "all_reduce", volume, Group(n, inside))
+    np.testing.assert_allclose(2 * (n - 1) / n * volume / found / 1e9, measured, rtol=0.012)
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_systems_say_what_they_have(name):
+    system = pj.load_system(name)
+    is_grid = name.endswith("_cp")  # the cost model of a paper
+    assert (system.host_link.bandwidth > 0) != is_grid
+    assert (system.collectives.ring > 0) != is_grid
+    assert len(system.source) > 80
+    peaks = (system.peak_flops, *(p for p in vars(system.narrow_peaks).values() if p))
+    assert list(peaks) == sorted(peaks)
 
 
 WRONG = {
