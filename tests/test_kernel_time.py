@@ -9,7 +9,7 @@ import pytest
 import pipejax as pj
 from pipejax.costs.flop import Phases
 from pipejax.costs.kernel_time import device_time, host_time, phase_time, smooth_max, update_time
-from pipejax.costs.layer_ops import LayerOp, Product
+from pipejax.costs.kernels import LayerOp, Product
 from pipejax.costs.system import roofline_time
 from pipejax.costs.system_parts import Efficiency, Host, Kernels
 

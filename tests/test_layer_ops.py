@@ -8,12 +8,20 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.activations import boundary_bytes
-from pipejax.costs.flop import head_flop, layer_flop
+from pipejax.costs.flop import head_flop, layer_flop, step_flop
+from pipejax.costs.kernels import sum_of
 from pipejax.costs.layer_collectives import layer_collectives
-from pipejax.costs.layer_ops import head_ops, layer_ops, sum_of, whole_layer
+from pipejax.costs.layer_ops import head_ops, layer_ops, mtp_ops, whole_layer
 from pipejax.costs.layout import Layout
 
-SPLIT = Layout(tensor=4, context=2, sequence_parallel=1, microbatch_size=3)
+SPLIT = Layout(tensor=4, context=2, expert=4, sequence_parallel=1, microbatch_size=3)
+KINDS = [
+    ("gpt3-175b", "dense"),
+    ("llama3-70b", "dense"),
+    ("deepseek-v3", "dense"),
+    ("deepseek-v3", "moe"),
+    ("gpt-oss-120b", "moe"),
+]
 
 
 def products(ops):
@@ -26,13 +34,13 @@ def of(ops, name):
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
-@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-70b"])
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("layout", [Layout(microbatch_size=3), SPLIT])
-def test_flop_of_the_products_are_the_formula(name, recompute, layout):
+def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
     model = dataclasses.replace(pj.load_model(name), causal=False)
-    found = sum_of(products(layer_ops(model, layout, recompute=recompute)), "flop")
+    found = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
-    printed = layer_flop(model, 3, recompute)
+    printed = layer_flop(model, 3, recompute, kind)
     assert [shares * phase for phase in found] == pytest.approx(list(printed), rel=1e-12)
     head = sum_of(products(head_ops(model, layout)), "flop")
     assert [shares * phase for phase in head] == pytest.approx(list(head_flop(model, 3)))
@@ -75,6 +83,60 @@ def test_fusing_saves_launches_and_bytes():
     for what in ("launches", "volume"):
         assert sum_of(apart, what).forward > 1.1 * sum_of(fused, what).forward
     assert sum_of(apart, "flop") == sum_of(fused, "flop")
+
+
+def test_experts_share_the_tokens_that_are_routed_to_them():
+    model = pj.load_model("deepseek-v3")
+    into = of(layer_ops(model, SPLIT, "moe"), "expert_in")
+    routed = 3 * 4096 / 2 / 4 * 8  # of this accelerator's part of three sequences, top 8
+    assert into.batch == 256 / 4
+    assert into.shape == (routed / 64, 2 * 2048, 7168)
+    (exchange,) = (c for c in layer_collectives(model, SPLIT, "moe") if c.group == "expert")
+    assert exchange.volume.forward == 2 * routed * 7168
+    assert exchange.count == (2, 2, 0)
+    padded = dataclasses.replace(model.moe, capacity_factor=1.25)
+    wider = dataclasses.replace(model, moe=padded)
+    assert of(layer_ops(wider, SPLIT, "moe"), "expert_in").flop.forward == 1.25 * into.flop.forward
+
+
+def test_a_model_without_shared_experts_launches_none():
+    for name, launched in (("deepseek-v3", 1), ("mixtral-8x7b", 0)):
+        ops = layer_ops(pj.load_model(name), Layout(), "moe")
+        shared = [op for op in ops if op.name.startswith("shared")]
+        assert sum_of(shared, "launches") == (3 * launched, 3 * launched, 2 * launched)
+
+
+def test_latent_attention_gathers_only_what_it_unfolds_from():
+    model, layout = pj.load_model("deepseek-v3"), Layout(tensor=8, sequence_parallel=1)
+    gathered = {
+        c.volume.forward for c in layer_collectives(model, layout) if c.kind == "all_gather"
+    }
+    assert gathered == {2 * 4096 * (1536 + 512 + 64), 2 * 4096 * 7168}
+    attention = of(layer_ops(model, layout), "attention")
+    assert attention.flop.forward == 2 * 4096 * 2048 * 128 / 8 * (192 + 128)
+
+
+def test_narrow_products_move_fewer_bytes_and_are_cast_first():
+    model = pj.load_model("llama3-70b")
+    wide, narrow = (layer_ops(model, Layout(precision=p)) for p in ("bf16", "fp8"))
+    m, k, n = 8192, 8192, 10240
+    for ops, factor in ((wide, 2), (narrow, 1)):
+        op = of(ops, "qkv")
+        assert op.volume.forward == factor * (m * k + k * n) + 2 * m * n
+    assert of(narrow, "qkv").precision == "fp8"
+    assert of(narrow, "attention") == of(wide, "attention")
+    assert {op.name for op in narrow} - {op.name for op in wide} == {"quantization"}
+    assert {op.precision for op in head_ops(model, Layout(precision="fp8"))} == {"bf16"}
+
+
+def test_further_prediction_is_a_layer_a_projection_and_a_head():
+    model = dataclasses.replace(pj.load_model("deepseek-v3-mtp"), causal=False)
+    found = sum_of(products(mtp_ops(model, Layout())), "flop").weight_grad
+    matrices = model.active_matrices("moe") + 2 * 7168**2 + model.head_parameters
+    assert found == pytest.approx(2 * 4096 * matrices)
+    plain = dataclasses.replace(model, mtp_layers=0)
+    extra = step_flop(model, 1) - step_flop(plain, 1)
+    assert extra == pytest.approx(sum(sum_of(products(mtp_ops(model, Layout())), "flop")))
 
 
 @pytest.mark.parametrize("shared", [0, 1])

@@ -49,32 +49,48 @@ def layer_weight_grad_bytes(model: Model, layout: Layout = WHOLE, kind: str = "d
     These are the layer's inputs of the four products (queries, keys and values; projection; both
     of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
     attention and activation function had theirs: only scores and dropout masks are gone after I.
+    Inputs of products have the bytes of the layout's precision, the rest those of the model.
 
     References:
       Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     """
+    e, operand, moe = model.element_bytes, operand_bytes(model, layout), model.moe
     # whole: inputs of the first product of attention and MLP, gradients of the second one's output
-    whole, parts = 4 * model.hidden, _in_attention(model)
-    mlp_parts = 3 if model.gated_mlp else 2
-    if kind == "moe" and model.moe is not None:
-        moe = model.moe
-        parts += mlp_parts * moe.shared_experts * moe.expert_hidden
+    whole = 2 * (e + operand) * model.hidden
+    # split by heads: the projection's input; queries, keys, values and, of a narrower precision,
+    # the output that a flash kernel's I reads
+    is_narrow = layout.precision in OPERAND_BYTES
+    own_output = e * model.output_hidden if is_narrow and model.flash_attention else 0
+    heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden) + own_output
+    parts = operand * model.output_hidden + heads
+    if model.mla is not None:
+        # inputs of the ways up, and of their norms
+        rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
+        whole += (e + operand) * rank + e * model.mla.rope_width
+    # of an MLP: what its activation function takes, and what it puts out
+    per_unit = operand + (2 if model.gated_mlp else 1) * e
+    if kind == "moe" and moe is not None:
+        parts += per_unit * moe.shared_experts * moe.expert_hidden
         # each token once more for every expert that it meets, as it comes in and as it goes out
-        whole += moe.slots * (2 * model.hidden + mlp_parts * moe.expert_hidden)
+        whole += moe.slots * ((e + operand) * model.hidden + per_unit * moe.expert_hidden)
     else:
-        parts += mlp_parts * model.ffn_hidden
-    tokens = tokens_on_one(model, layout)
-    return model.element_bytes * tokens * (whole / layout.shared_by + parts / layout.tensor)
+        parts += per_unit * model.ffn_hidden
+    return tokens_on_one(model, layout) * (whole / layout.shared_by + parts / layout.tensor)
 
 
-def _in_attention(model: Model) -> Number:
-    """Units per token that are split by heads: queries, keys, values, the projection's input."""
-    units = model.query_hidden + model.kv_hidden + model.value_hidden + model.output_hidden
-    return units
+OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales
+
+
+def operand_bytes(model: Model, layout: Layout) -> Number:
+    """Bytes of a factor of a layer's product."""
+    return OPERAND_BYTES.get(layout.precision, model.element_bytes)
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
     """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
+
+    The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
+    the loss is fused, the logits.
 
     References:
       Korthikanti et al. (arXiv:2205.05198), section 4.3.
@@ -82,10 +98,49 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
     mask = tokens * model.hidden / layout.shared_by if model.dropout else 0.0
     inputs = tokens * 2 * model.element_bytes * model.hidden / layout.shared_by
-    return mask, inputs + tokens * 4 * model.vocabulary / layout.tensor
+    per_logit = model.element_bytes if model.fused_loss else 4
+    return mask, inputs + tokens * per_logit * model.vocabulary / layout.tensor
 
 
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
     volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes
     return volume / layout.shared_by
+
+
+def buffer_bytes(
+    model: Model, layout: Layout, *, dense: Number, moe: Number, head: Number
+) -> Number:
+    """Bytes that the backward needs beside what F left, once per worker.
+
+    Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas of
+    the literature leave them out. Products then write gradients of weights in `element_bytes`
+    first: into one buffer for each shape of matrix, which all layers share, as
+    TransformerEngine keeps them, and into one for the head while it runs. Beside them lie the
+    gradients of the widest activations.
+
+    Args:
+      model: the transformer.
+      layout: how it is split.
+      dense: 1 where the stage has dense layers, else 0.
+      moe: 1 where it has layers with experts, else 0.
+      head: 1 where it has the head, else 0.
+    """
+    e, t, h = model.element_bytes, layout.tensor, model.hidden
+    tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
+    weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
+    width = dense * mlp_parts * model.ffn_hidden / t
+    if model.moe is not None:
+        one, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
+        weights += moe * (model.mlp_matrices(one) + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * (mlp_parts * one + 2 * h) / layout.shared_by
+        width = _larger(width, moe * routed)
+    of_layer = tokens * (width + 2 * h)
+    of_head = head * (tokens * 2 * h + model.head_parameters / t)
+    is_wider = model.accumulated_bytes > e
+    return is_wider * e * (weights + _larger(of_layer, of_head))
+
+
+def _larger(one: Number, other: Number) -> Number:
+    """The larger of two numbers, exact also outside of a trace."""
+    return one + (other - one) * (other > one)

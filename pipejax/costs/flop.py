@@ -46,7 +46,10 @@ def layer_flop(
     tokens = tokens_of(model, microbatch_size)
     linear = 2 * tokens * model.active_matrices(kind)
     scores = 2 * tokens * model.sequence * (model.query_hidden + model.output_hidden)
-    in_attention = scores / 2 if model.flash_attention else 0.0
+    # a flash kernel keeps no scores: I multiplies queries and keys once more
+    in_attention = (
+        2 * tokens * model.sequence * model.query_hidden if model.flash_attention else 0.0
+    )
     selective = in_attention if model.flash_attention else scores
     again = {"none": in_attention, "selective": selective, "full": in_attention + linear + scores}[
         recompute
@@ -66,4 +69,7 @@ def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Numbe
         count * sum(layer_flop(model, minibatch, recompute, kind))
         for kind, count in model.layers_by_kind.items()
     )
-    return layers + sum(head_flop(model, minibatch))
+    head = sum(head_flop(model, minibatch))
+    projection = 3 * 2 * tokens_of(model, minibatch) * 2 * model.hidden**2
+    further = sum(layer_flop(model, minibatch, recompute, model.last_kind)) + projection + head
+    return layers + head + model.mtp_layers * further

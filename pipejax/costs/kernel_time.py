@@ -13,7 +13,7 @@ A system without that section has one roofline op per layer and phase, and a hos
 
 import jax.numpy as jnp
 
-from pipejax.costs.layer_ops import LayerOp
+from pipejax.costs.kernels import LayerOp
 from pipejax.costs.precision import as_float
 from pipejax.costs.system import System, roofline_time
 from pipejax.costs.system_parts import Number

@@ -12,68 +12,27 @@ causal mask hides. A flash kernel skips them: under a causal mask its FLOP are h
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import jax
 
 from pipejax.costs.activations import (
     boundary_bytes,
     edge_activation_bytes,
     layer_activation_bytes,
+    operand_bytes,
     tokens_on_one,
 )
+from pipejax.costs.attention_ops import attention, projections_in
 from pipejax.costs.flop import Phases, head_flop, layer_flop
-from pipejax.costs.layout import Layout
+from pipejax.costs.kernels import (
+    NONE,
+    LayerOp,
+    gemm,
+    memory,
+    norm,
+    with_forward_again,
+)
+from pipejax.costs.layout import PRECISIONS, Layout
 from pipejax.costs.model import Model, check_recompute
 from pipejax.costs.system import Number
-
-NONE = Phases(0.0, 0.0, 0.0)
-
-
-class Product(NamedTuple):
-    """Sizes of a matrix product (m, k) x (k, n) on one accelerator.
-
-    Attributes:
-      m: rows, tokens mostly.
-      n: columns.
-      k: units summed over.
-    """
-
-    m: Number
-    n: Number
-    k: Number
-
-
-NO_PRODUCT = Product(0.0, 0.0, 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerOp:
-    """One kernel, or group of fused ones, on one accelerator for one microbatch.
-
-    Attributes:
-      kind: "gemm", "attention", "memory", or "layer" for all of a layer in one.
-      name: of the op.
-      flop: [FLOP].
-      volume: bytes read and written.
-      launches: kernels started.
-      shape: of the product of F; of memory ops zeros.
-      batch: how many such products run at once: heads, experts.
-      precision: of products, by name.
-    """
-
-    kind: str = dataclasses.field(metadata={"static": True})
-    name: str = dataclasses.field(metadata={"static": True})
-    flop: Phases
-    volume: Phases
-    launches: Phases
-    shape: Product = NO_PRODUCT
-    batch: Number = 1.0
-    precision: str = dataclasses.field(default="bf16", metadata={"static": True})
-
-
-jax.tree_util.register_dataclass(LayerOp)
 
 
 def layer_ops(
@@ -95,52 +54,43 @@ def layer_ops(
         function, and bias, dropout and residual.
     """
     check_recompute(recompute)
-    attention = _attention(model, layout, fused=fused)
+    core = attention(model, layout, fused=fused)
     if recompute == "selective" and not model.flash_attention:
-        attention = tuple(map(_with_forward_again, attention))
-    return (
-        _norm("attention_norm", model, layout),
-        *_projections_in(model, layout),
-        *attention,
-        gemm("projection", model, layout, model.output_hidden / layout.tensor, model.hidden),
+        core = tuple(map(with_forward_again, core))
+    mlp = _experts if kind == "moe" and model.moe is not None else _mlp
+    ops = (
+        norm("attention_norm", model, layout),
+        *projections_in(model, layout),
+        *core,
+        gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
         _residual("attention_residual", model, layout, fused=fused),
-        _norm("mlp_norm", model, layout),
-        *_mlp(model, layout, model.ffn_hidden / layout.tensor, fused=fused),
+        norm("mlp_norm", model, layout),
+        *mlp(model, layout, fused=fused),
         _residual("mlp_residual", model, layout, fused=fused),
     )
+    if layout.precision in WIDE:
+        return ops
+    return (*ops, _quantization(model, layout, ops))
 
 
-def gemm(
-    name: str, model: Model, layout: Layout, k: Number, n: Number, tokens: Number | None = None
-) -> LayerOp:
-    """A product of tokens with a weight matrix (k, n): once in each phase.
+WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are
 
-    W adds to the accumulated gradient: it reads and writes that.
+
+def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
+    """Casts: every product's rows are read once, and written row by row and column by column.
+
+    Those of F that a norm or an activation function puts out are cast by it: only the bytes are
+    written, without a kernel of their own.
     """
-    m = tokens_on_one(model, layout) if tokens is None else tokens
-    e, gradient = model.element_bytes, model.accumulated_bytes
-    flop, moved = 2 * m * n * k, e * m * (n + k)
-    return LayerOp(
-        "gemm",
-        name,
-        Phases(flop, flop, flop),
-        Phases(moved + e * n * k, moved + e * n * k, moved + 2 * gradient * n * k),
-        Phases(1.0, 1.0, 1.0),
-        Product(m, n, k),
-    )
-
-
-def _memory(name: str, forward: Number, backward: Number, kernels: tuple[float, float]) -> LayerOp:
-    """An op that moves bytes in F and I."""
-    return LayerOp(
-        "memory", name, NONE, Phases(forward, backward, 0.0), Phases(kernels[0], kernels[1], 0.0)
-    )
-
-
-def _norm(name: str, model: Model, layout: Layout) -> LayerOp:
-    """A norm: reads and writes a hidden state; its I reads two and writes one."""
-    one = boundary_bytes(model, layout)
-    return _memory(name, 2 * one, 3 * one, (1.0, 2.0))
+    read, written = model.element_bytes, 2 * operand_bytes(model, layout)
+    forward: Number = 0.0
+    backward: Number = 0.0
+    products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
+    for op in products:
+        rows = op.batch * op.shape.m
+        forward += (written + (read if op.name == "projection" else 0.0)) * rows * op.shape.k
+        backward += (written + read) * rows * op.shape.n
+    return memory("quantization", forward, backward, (1.0, float(len(products))))
 
 
 def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerOp:
@@ -151,139 +101,89 @@ def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerO
     again = 3 * one + ((2 * one + mask) if model.dropout else 0.0)
     apart = 0 if fused else (1 if model.biases else 0) + (1 if model.dropout else 0)
     kernels = (1.0 + apart, 2.0 if model.dropout else 1.0)
-    return _memory(name, (3 + 2 * apart) * one + mask, again, kernels)
+    return memory(name, (3 + 2 * apart) * one + mask, again, kernels)
 
 
-def _projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """Queries, keys and values of a layer's input, and the rotation of queries and keys."""
-    width = (model.query_hidden + model.kv_hidden + model.value_hidden) / layout.tensor
-    qkv = gemm("qkv", model, layout, model.hidden, width)
-    return (qkv,) if model.learned_positions else (qkv, _rotation(model, layout))
+def _mlp(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """The MLP of a dense layer, split by its width."""
+    tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
+    return _two_products("mlp", model, layout, (tokens, width), 1.0, fused=fused)
 
 
-def _rotation(model: Model, layout: Layout) -> LayerOp:
-    """Rotary positions: reads and writes queries and keys."""
-    units = tokens_on_one(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
-    return _memory(
-        "rotation", 2 * model.element_bytes * units, 2 * model.element_bytes * units, (2.0, 2.0)
-    )
-
-
-def _attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
-    return (
-        (_flash(model, layout),)
-        if model.flash_attention
-        else _written_out(model, layout, fused=fused)
-    )
-
-
-def _flash(model: Model, layout: Layout) -> LayerOp:
-    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
-    tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
-    queries, values = model.query_hidden / t, model.output_hidden / t
-    met = model.sequence / 2 if model.causal else model.sequence
-    scores, context = 2 * tokens * met * queries, 2 * tokens * met * values
-    # keys and values of the other accelerators of the context come by in turn, each read once
-    keys = layout.context * (model.kv_hidden + model.value_hidden) / t
-    heads = layout.microbatch_size * model.heads / t
-    return LayerOp(
-        "attention",
-        "attention",
-        Phases(scores + context, 3 * scores + 2 * context, 0.0),
-        Phases(
-            e * tokens * (queries + values + keys),
-            e * tokens * (2 * queries + 2 * values + 2 * keys),
-            0.0,
-        ),
-        Phases(1.0, 3.0, 0.0),
-        Product(model.sequence / layout.context, met, model.query_hidden / model.heads),
-        heads,
-    )
-
-
-def _written_out(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Batched products with the softmax between them, whose scores go through memory."""
-    t, e = layout.tensor, model.element_bytes
-    rows, columns = model.sequence / layout.context, model.sequence
-    heads = layout.microbatch_size * model.heads / t
-    pairs = heads * rows * columns  # scores
-    # softmax in one kernel reads and writes them once; apart: scale, mask and softmax
-    passes = 1 if fused else 3
-    ops = [
-        _batched("scores", model, Product(rows, columns, model.query_hidden / model.heads), heads),
-        _memory("softmax", 2 * e * passes * pairs, 3 * e * pairs, (1.0 * passes, 1.0)),
-        _batched(
-            "context", model, Product(rows, model.output_hidden / model.heads, columns), heads
-        ),
-    ]
-    if model.dropout:
-        moved = (2 * e + 1) * pairs
-        ops.insert(2, _memory("attention_dropout", moved, moved, (1.0, 1.0)))
-    return tuple(ops)
-
-
-def _batched(name: str, model: Model, shape: Product, heads: Number) -> LayerOp:
-    """A product per head; I has two of its kind, one per factor, and W none."""
-    m, n, k = shape
-    flop = 2 * heads * m * n * k
-    moved = model.element_bytes * heads * (m * k + n * k + m * n)
-    return LayerOp(
-        "attention",
-        name,
-        Phases(flop, 2 * flop, 0.0),
-        Phases(moved, 2 * moved, 0.0),
-        Phases(1.0, 2.0, 0.0),
-        shape,
-        heads,
-    )
-
-
-def _with_forward_again(op: LayerOp) -> LayerOp:
-    """An op whose F is run once more within I."""
-    return dataclasses.replace(
-        op,
-        **{
-            name: part._replace(input_grad=part.input_grad + part.forward)
-            for name in ("flop", "volume", "launches")
-            for part in (getattr(op, name),)
-        },
-    )
-
-
-def _mlp(model: Model, layout: Layout, width: Number, *, fused: bool) -> tuple[LayerOp, ...]:
-    """Both products of an MLP, its activation function between them."""
+def _two_products(
+    name: str,
+    model: Model,
+    layout: Layout,
+    size: tuple[Number, Number],
+    batch: Number,
+    *,
+    fused: bool,
+) -> tuple[LayerOp, ...]:
+    """MLPs of some tokens and width each: two products, the activation function between them."""
+    tokens, width = size
     halves = 2 if model.gated_mlp else 1
-    tokens = tokens_on_one(model, layout)
+    into, out = (model.hidden, halves * width), (width, model.hidden)
     return (
-        gemm("mlp_in", model, layout, model.hidden, halves * width),
-        _activation("activation", model, tokens * width, fused=fused),
-        gemm("mlp_out", model, layout, width, model.hidden),
+        gemm(f"{name}_in", model, layout, into, tokens=tokens, batch=batch),
+        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0), fused),
+        gemm(f"{name}_out", model, layout, out, tokens=tokens, batch=batch),
     )
 
 
-def _activation(name: str, model: Model, units: Number, *, fused: bool) -> LayerOp:
+def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """Router, what sorts tokens by expert and back, routed experts, and shared ones.
+
+    Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
+    tokens. The experts are whole: tensor parallelism splits the shared ones only. Sorting happens
+    before the exchange and, by the expert on the accelerator, after it, and both ways back.
+    """
+    moe = model.moe
+    assert moe is not None
+    e = model.element_bytes
+    plain = dataclasses.replace(layout, precision=PRECISIONS[0])
+    own = tokens_on_one(model, layout) / layout.shared_by
+    routed, here = own * moe.slots, moe.experts / layout.expert
+    scores = 4 * own * moe.experts  # in float32
+    # out of the hidden state and into the sorted one, then once more by expert; back the same way
+    sorting = e * model.hidden * (own + 3 * routed)
+    any_shared = 1.0 * (moe.shared_experts > 0)
+    shared = moe.shared_experts * moe.expert_hidden / layout.tensor
+    return (
+        gemm("router", model, plain, (model.hidden, moe.experts), tokens=own),
+        memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
+        memory("dispatch", sorting, sorting, (3.0, 3.0)),
+        *_two_products(
+            "expert", model, layout, (routed / here, moe.expert_hidden), here, fused=fused
+        ),
+        memory("combine", sorting, sorting, (3.0, 3.0)),
+        *_two_products(
+            "shared", model, layout, (tokens_on_one(model, layout), shared), any_shared, fused=fused
+        ),
+    )
+
+
+def _activation(name: str, model: Model, units: Number, kernels: Number, fused: bool) -> LayerOp:
     """GELU reads and writes its units, I reads two and writes one; gated: one more factor each."""
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
     apart = 1 if model.biases and not fused else 0
     e = model.element_bytes
-    return _memory(
-        name, e * (forward + 2 * apart) * units, e * backward * units, (1.0 + apart, 1.0)
-    )
+    launches = (kernels * (1 + apart), kernels)
+    return memory(name, e * (forward + 2 * apart) * units, e * backward * units, launches)
 
 
-def head_ops(model: Model, layout: Layout, *, fused: bool = False) -> tuple[LayerOp, ...]:
+def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Final norm, logits and cross entropy, in float32 unless it is fused."""
+    plain = dataclasses.replace(layout, precision=PRECISIONS[0])  # whatever the layers have
     logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # fused: the logits are read twice and their gradient written in their place; apart: float32 is
     # written, read for the maximum, shifted, raised and summed, and I scales what is left
-    forward, backward = (2 * e, e) if fused else (e + 6 * 4, 2 * 4 + e)
-    kernels = (2.0, 1.0) if fused else (7.0, 3.0)
+    forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
+    kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
     return (
-        _norm("final_norm", model, layout),
-        gemm("logits", model, layout, model.hidden, model.vocabulary / layout.tensor),
-        _memory("cross_entropy", forward * logits, backward * logits, kernels),
+        norm("final_norm", model, layout),
+        gemm("logits", model, plain, (model.hidden, model.vocabulary / layout.tensor)),
+        memory("cross_entropy", forward * logits, backward * logits, kernels),
     )
 
 
@@ -301,11 +201,22 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     one = boundary_bytes(model, layout)
     more = []
     if model.learned_positions:
-        more.append(_memory("positions", 3 * one, 0.0, (1.0, 0.0)))
+        more.append(memory("positions", 3 * one, 0.0, (1.0, 0.0)))
     if model.dropout:
         moved = 2 * one + one / e
-        more.append(_memory("embedding_dropout", moved, moved, (1.0, 1.0)))
+        more.append(memory("embedding_dropout", moved, moved, (1.0, 1.0)))
     return (looked_up, *more)
+
+
+def mtp_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """One layer of multi-token prediction: norms, projection of two inputs, layer and head."""
+    return (
+        norm("mtp_norm", model, layout),
+        norm("mtp_embedding_norm", model, layout),
+        gemm("mtp_projection", model, layout, (2 * model.hidden, model.hidden / layout.tensor)),
+        *layer_ops(model, layout, model.last_kind),
+        *head_ops(model, layout),
+    )
 
 
 def whole_layer(
@@ -317,7 +228,10 @@ def whole_layer(
     """
     t, size = layout.tensor, layout.microbatch_size
     kept, boundary = layer_activation_bytes(model, layout, kind=kind), boundary_bytes(model, layout)
-    moved = model.element_bytes * model.layer_parameters / t + kept
+    weights = model.layer_parameters / t
+    if kind == "moe":
+        weights = model.shared_parameters / t + model.expert_parameters / layout.expert
+    moved = model.element_bytes * weights + kept
     flop = layer_flop(model, size, recompute, kind)
     return (
         LayerOp(
@@ -338,9 +252,3 @@ def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     volume = model.element_bytes * model.head_parameters / t + kept
     each = Phases(*(each / (t * layout.context) for each in flop))
     return (LayerOp("layer", "head", each, Phases(volume, volume, volume), Phases(1.0, 1.0, 1.0)),)
-
-
-def sum_of(ops: Sequence[LayerOp], what: str) -> Phases:
-    """Sum of a quantity over ops: "flop", "volume" or "launches"."""
-    parts = [getattr(op, what) for op in ops]
-    return Phases(*(sum(column) for column in zip(*parts, strict=True)))

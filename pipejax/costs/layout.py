@@ -18,6 +18,7 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number
 
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 Workers = Int[NumpyArray, "..."] | Float[Array, "..."]
 

@@ -58,6 +58,7 @@ class Model:
         the others; they share embedding and head.
       causal: whether a token attends to those before it only.
       gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
+      fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
 
     Example:
       >>> import pipejax as pj
@@ -90,6 +91,7 @@ class Model:
     mtp_layers: Number = 0
     causal: bool = dataclasses.field(default=True, metadata=_STATIC)
     gradient_bytes: Number | None = None
+    fused_loss: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     def __post_init__(self) -> None:
         """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
@@ -203,6 +205,11 @@ class Model:
         if self.moe is None:
             return {"dense": self.layers}
         return {"dense": self.moe.dense_layers, "moe": self.layers - self.moe.dense_layers}
+
+    @property
+    def last_kind(self) -> str:
+        """Kind of the last layers, and of those of multi-token prediction."""
+        return "dense" if self.moe is None else "moe"
 
     @property
     def embedding_parameters(self) -> Number:
