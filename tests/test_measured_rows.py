@@ -27,6 +27,7 @@ GIVEN = {
     "loss_units": "0",
     "accelerators_per_node": "8",
     "sequence_parallel": "0",
+    "overlap": "0",
     "seconds": "18.13",
 }
 
@@ -86,6 +87,16 @@ def test_experts_are_those_of_the_model_or_as_wide_as_its_mlp(tmp_path):
     assert read_rows(write(tmp_path, {**GIVEN, "experts": "0"})).models[0].moe is None
 
 
+def test_attention_is_fused_below_16_bits(tmp_path):
+    fp8 = {**GIVEN, "precision": "fp8"}
+    model = read_rows(write(tmp_path, fp8)).models[0]
+    assert (model.flash_attention, model.dropout) == (True, False)
+    rows = read_rows(write(tmp_path, fp8 | {"flash_attention": "0", "dropout": "1"}))
+    assert (rows.column("flash_attention")[0], rows.column("dropout")[0]) == (0, 1)
+    model = read_rows(write(tmp_path, GIVEN)).models[0]
+    assert (model.flash_attention, model.dropout) == (False, True)
+
+
 def test_defaults_are_said(tmp_path):
     row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
     with pytest.warns(Notice) as said:
@@ -94,6 +105,8 @@ def test_defaults_are_said(tmp_path):
     assert "sequence_parallel = 1 where tensor > 1" in str(said[0].message)
     assert "tensor =" not in str(said[0].message).replace("tensor > 1", "")
     assert (rows.schedule[0], rows.sequence_parallel[0], rows.zero[0]) == ("1f1b", 1, 0)
+    with pytest.warns(Notice, match="overlap = 1 where zero is not 0, else 0"):
+        assert read_rows(write(tmp_path, row | {"zero": "1"})).overlap[0] == 1
 
 
 def test_replicas_follow_from_the_accelerators(tmp_path):

@@ -25,6 +25,7 @@ MODEL_FIELDS: Mapping[str, str] = {
     "gradient_bytes": "gradient_bytes",
 }
 EXPERT_FIELDS = ("experts", "top_k", "dense_layers")  # the same of its mixture of experts
+MODEL_SWITCHES = ("flash_attention", "dropout")  # 0 or 1
 COUNTS = (  # whole numbers
     "tensor",
     "context",
@@ -39,12 +40,13 @@ COUNTS = (  # whole numbers
     "loss_units",
     "accelerators_per_node",
     "sequence_parallel",
+    "overlap",
 )
 NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
 MEASURED = ("seconds", "memory_bytes")
 # of a file, in the order in which they are written
-SIZES = (*MODEL_FIELDS, *EXPERT_FIELDS)
-COLUMNS = ("model", *SIZES, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
+OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
+COLUMNS = ("model", *OF_MODEL, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 
@@ -68,6 +70,7 @@ class MeasuredRows:
       loss_units: (rows) layers that the head stands for there.
       accelerators_per_node: (rows) 0 where the system says it.
       sequence_parallel: (rows) 0 or 1.
+      overlap: (rows) whether gradients and gathered weights travel beside compute, 0 or 1.
       schedule: (rows) names.
       recompute: (rows) none, selective or full.
       precision: (rows) names.
@@ -95,6 +98,7 @@ class MeasuredRows:
     loss_units: Int[NumpyArray, " rows"]
     accelerators_per_node: Int[NumpyArray, " rows"]
     sequence_parallel: Int[NumpyArray, " rows"]
+    overlap: Int[NumpyArray, " rows"]
     schedule: NumpyArray
     recompute: NumpyArray
     precision: NumpyArray
@@ -122,8 +126,9 @@ class MeasuredRows:
 
     def column(self, name: str) -> NumpyArray:
         """Return any column by its name in the file, also those that a named model brings."""
-        if name in MODEL_FIELDS:
-            values = [getattr(model, MODEL_FIELDS[name]) for model in self.models]
+        if name in (*MODEL_FIELDS, *MODEL_SWITCHES):
+            field = MODEL_FIELDS.get(name, name)
+            values = [getattr(model, field) for model in self.models]
             return np.asarray(values)[self.model]
         if name in EXPERT_FIELDS:  # 0 where there are no experts
             return np.array([getattr(model.moe, name, 0) for model in self.models])[self.model]

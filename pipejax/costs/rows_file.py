@@ -27,8 +27,9 @@ from pipejax.costs.measured_rows import (
     EXPERT_FIELDS,
     MEASURED,
     MODEL_FIELDS,
+    MODEL_SWITCHES,
+    OF_MODEL,
     OF_SYSTEM,
-    SIZES,
     MeasuredRows,
 )
 from pipejax.costs.model import RECOMPUTE, Model, check_shape, load_model
@@ -36,6 +37,8 @@ from pipejax.costs.sublayers import MixtureOfExperts
 from pipejax.schedules import REGISTRY
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+# below 16 bits nobody trains with separate kernels of attention, or with dropout
+NARROW = {"flash_attention": "1", "dropout": "0"}
 GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
 GPT_VOCABULARY = 51200  # as Megatron pads it
 NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model is named
@@ -77,7 +80,8 @@ def read_rows(path: str | Path) -> MeasuredRows:
     A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
     those of the model. What is not given takes a default, which a warning says: degrees and sizes
     1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
-    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed.
+    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed,
+    `overlap` where the optimizer is sharded. Below 16 bits attention is fused and has no dropout.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
@@ -194,7 +198,7 @@ class RowReader:
         return total // of_one
 
     def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
-        """Schedule, recomputation, precision and sequence parallelism."""
+        """Schedule, recomputation, precision, and whether norms are split and exchanges hidden."""
         is_interleaved = counts["stages_per_worker"] > 1
         schedule = self._given(
             cells,
@@ -210,11 +214,14 @@ class RowReader:
             str(int(splits)),
             "1 where tensor > 1 and recompute is not full, else 0",
         )
+        shards = str(int(counts["zero"] > 0))
+        overlap = self._given(cells, "overlap", shards, "1 where zero is not 0, else 0")
         return {
             "schedule": known_as(schedule, REGISTRY, "schedule"),
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
+            "overlap": whole_cell(overlap, "overlap", 0, 1),
         }
 
     def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
@@ -224,7 +231,9 @@ class RowReader:
 
     def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
         """Find the model of a row, and its index among those of the file."""
-        key = tuple(cells.get(name, "") for name in ("model", *SIZES))
+        is_narrow = cells.get("precision", "").lower() in PRECISIONS[1:]
+        cells = (NARROW if is_narrow else {}) | cells
+        key = tuple(cells.get(name, "") for name in ("model", *OF_MODEL))
         if key not in self.models:
             self.models[key] = self._new_model(cells)
         self._say_gpt(cells)
@@ -237,7 +246,7 @@ class RowReader:
         self.defaults |= {name: value for name, value in said.items() if name not in cells}
 
     def _new_model(self, cells: dict[str, str]) -> Model:
-        sizes = {name: _size(cells[name], name) for name in SIZES if name in cells}
+        sizes = {name: _size(cells[name], name) for name in OF_MODEL if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
             model = load_model(_beside(self.path, cells["model"]))
@@ -256,6 +265,7 @@ class RowReader:
                 "vocabulary": GPT_VOCABULARY,
             }
         changes |= {MODEL_FIELDS[name]: sizes[name] for name in MODEL_FIELDS if name in sizes}
+        changes |= {name: bool(sizes[name]) for name in MODEL_SWITCHES if name in sizes}
         model = dataclasses.replace(model, **changes)
         found = dataclasses.replace(model, moe=_experts(model, sizes))
         check_shape(found, "model")
@@ -279,8 +289,9 @@ def _beside(path: Path, name: str) -> str:
 
 
 def _size(text: str, name: str) -> int:
-    """Read a size of a model."""
-    return whole_cell(text, name, int(name not in ("vocabulary", *EXPERT_FIELDS)), MAX_COUNT)
+    """Read a size of a model, or a switch."""
+    least = name not in ("vocabulary", *EXPERT_FIELDS, *MODEL_SWITCHES)
+    return whole_cell(text, name, int(least), 1 if name in MODEL_SWITCHES else MAX_COUNT)
 
 
 def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
