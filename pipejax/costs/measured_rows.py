@@ -24,8 +24,9 @@ MODEL_FIELDS: Mapping[str, str] = {
     "vocabulary": "vocabulary",
     "gradient_bytes": "gradient_bytes",
 }
-EXPERT_FIELDS = ("experts", "top_k", "dense_layers")  # the same of its mixture of experts
-MODEL_SWITCHES = ("flash_attention", "dropout")  # 0 or 1
+# the same of its mixture of experts
+EXPERT_FIELDS = ("experts", "top_k", "dense_layers", "capacity_factor")
+MODEL_SWITCHES = ("flash_attention", "dropout", "fused_loss")  # 0 or 1
 COUNTS = (  # whole numbers
     "tensor",
     "context",
@@ -131,7 +132,8 @@ class MeasuredRows:
             values = [getattr(model, field) for model in self.models]
             return np.asarray(values)[self.model]
         if name in EXPERT_FIELDS:  # 0 where there are no experts
-            return np.array([getattr(model.moe, name, 0) for model in self.models])[self.model]
+            each = [getattr(model.moe, name, None) or 0 for model in self.models]
+            return np.array(each)[self.model]
         if name == "model":
             return np.array([model.name for model in self.models])[self.model]
         found: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))

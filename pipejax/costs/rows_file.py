@@ -246,7 +246,7 @@ class RowReader:
         self.defaults |= {name: value for name, value in said.items() if name not in cells}
 
     def _new_model(self, cells: dict[str, str]) -> Model:
-        sizes = {name: _size(cells[name], name) for name in OF_MODEL if name in cells}
+        sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
             model = load_model(_beside(self.path, cells["model"]))
@@ -272,9 +272,9 @@ class RowReader:
         return found
 
 
-def _experts(model: Model, sizes: Mapping[str, int]) -> MixtureOfExperts | None:
+def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:
     """Experts of a row: those of its model with changes, or experts as wide as its MLP."""
-    changes = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
+    changes: dict[str, Any] = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
     if not changes or (model.moe is None and not sizes.get("experts")):
         return model.moe
     if model.moe is not None:
@@ -288,10 +288,12 @@ def _beside(path: Path, name: str) -> str:
     return str(path.parent / name) if is_elsewhere else name
 
 
-def _size(text: str, name: str) -> int:
+def _size(cells: Mapping[str, str], name: str) -> float:
     """Read a size of a model, or a switch."""
+    if name == "capacity_factor":
+        return positive_cell(cells, name)
     least = name not in ("vocabulary", *EXPERT_FIELDS, *MODEL_SWITCHES)
-    return whole_cell(text, name, int(least), 1 if name in MODEL_SWITCHES else MAX_COUNT)
+    return whole_cell(cells[name], name, int(least), 1 if name in MODEL_SWITCHES else MAX_COUNT)
 
 
 def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
