@@ -59,6 +59,17 @@ def test_a_product_with_misaligned_columns_is_slower(columns, share):
     )
 
 
+def test_a_product_below_16_bits_reaches_a_share_of_its_own_peak():
+    narrow = dataclasses.replace(op("gemm", volume=0.0), precision="fp8")
+    peaks = dataclasses.replace(SYSTEM.narrow_peaks, fp8=600e12)
+    kernels = dataclasses.replace(SYSTEM.kernels, narrow_efficiency=0.8)
+    system = dataclasses.replace(SYSTEM, narrow_peaks=peaks, kernels=kernels)
+    wide = float(device_time(system, op("gemm", volume=0.0), "forward"))
+    assert wide == pytest.approx(3e9 / 150e12 + 5e-6)
+    found = float(device_time(system, narrow, "forward"))
+    assert found == pytest.approx(3e9 / (600e12 * 0.5 * 0.8) + 5e-6)
+
+
 def test_a_layer_as_one_op_is_a_roofline():
     assert seconds("layer") == float(roofline_time(SYSTEM, 3e9, 1.6e6))
     assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6

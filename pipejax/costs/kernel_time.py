@@ -13,6 +13,7 @@ A system without that section has one roofline op per layer and phase, and a hos
 
 import jax.numpy as jnp
 
+from pipejax.costs.activations import OPERAND_BYTES
 from pipejax.costs.kernels import LayerOp
 from pipejax.costs.precision import as_float
 from pipejax.costs.system import System, roofline_time
@@ -38,6 +39,8 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     else:
         columns = jnp.floor(as_float(op.shape[1]))
         share = jnp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
+    if op.precision in OPERAND_BYTES:  # below 16 bits
+        share = share * kernels.narrow_efficiency
     return flop / (rate * share) + volume / bandwidth + launches * system.compute_latency
 
 

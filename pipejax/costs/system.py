@@ -170,6 +170,7 @@ def system_names() -> tuple[str, ...]:
     return _names("hardware")
 
 
+KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
 # sections of a system file, and the dimension of each quantity in them
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "compute": {
@@ -196,7 +197,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "low_latency_share": "",
         "copies": "",
     },
-    "kernels": {"sharpness": "", "attention_efficiency": "", "misaligned_efficiency": ""},
+    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES), ""),
     "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
     "optimizer": {"efficiency": ""},
     "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
@@ -308,8 +309,7 @@ def _beyond_the_data_sheet(
     kernels, in_kernels = sections["kernels"], f"{where}: kernels"
     sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
     shares = {
-        name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}")
-        for name in ("attention_efficiency", "misaligned_efficiency")
+        name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
     }
     seconds = {
         name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)

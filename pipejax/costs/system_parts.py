@@ -99,12 +99,15 @@ class Kernels:
       sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
       attention_efficiency: share of a plain product's rate that attention's products reach.
       misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
+      narrow_efficiency: share that products below 16 bits reach, of a plain product's share of its
+        peak.
     """
 
     priced: Number = 0.0
     sharpness: Number = 4.0
     attention_efficiency: Number = 1.0
     misaligned_efficiency: Number = 1.0
+    narrow_efficiency: Number = 1.0
 
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
