@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.collectives import PASSES, ROUTES, collective_time
+from pipejax.costs.collectives import PASSES, ROUTES, Spread, collective_time
 from pipejax.costs.layout import Group
 from pipejax.costs.system import ALGORITHMS, DATA, Collectives, data_file, system_names
 
@@ -64,14 +64,14 @@ def counted_ring(inside, nodes):
 @pytest.mark.compiles
 @pytest.mark.parametrize(("inside", "nodes"), [(1, 5), (2, 3), (4, 1), (4, 2), (8, 4)])
 def test_rings_are_what_their_steps_add_up_to(inside, nodes):
-    route = ROUTES["ring"](1, 1.0, Group(float(inside * nodes), float(inside)))
+    route = ROUTES["ring"](Spread.over(Group(inside * nodes, inside), 1.0))
     assert [float(each) for each in route[:4]] == pytest.approx(counted_ring(inside, nodes))
 
 
 @pytest.mark.compiles
 def test_hierarchies_are_a_ring_inside_and_one_between():
-    inner, outer = (ROUTES["ring"](1, 1.0, Group(n, q)) for n, q in ((4.0, 4.0), (3.0, 1.0)))
-    route = ROUTES["hierarchical"](1, 1.0, Group(12.0, 4.0))
+    inner, outer = (ROUTES["ring"](Spread.over(Group(n, q), 1.0)) for n, q in ((4, 4), (3, 1)))
+    route = ROUTES["hierarchical"](Spread.over(Group(12, 4), 1.0))
     assert float(route.near_hops) == inner.near_hops
     assert float(route.far_hops) == outer.far_hops
     assert float(route.near_bytes) == pytest.approx(float(inner.near_bytes))
@@ -90,6 +90,15 @@ def test_the_fastest_algorithm_is_taken():
         winners.append(min(alone, key=alone.get))
         assert float(collective_time(best, "all_reduce", volume, group)) == min(alone.values())
     assert winners == ["tree", "ring"]
+
+
+@pytest.mark.compiles
+def test_where_trees_reduce_rings_gather():
+    group = Group(16.0, 8.0)
+    by_tree, by_ring = (
+        collective_time(using(a), "all_gather", 1e9, group) for a in ("tree", "ring")
+    )
+    assert float(by_tree) == float(by_ring) < np.inf
 
 
 @pytest.mark.compiles

@@ -22,8 +22,34 @@ from pipejax.costs.precision import as_float
 from pipejax.costs.system import Number, System
 
 
+class Spread(NamedTuple):
+    """A tensor on the accelerators of a group, with what several algorithms ask for.
+
+    Attributes:
+      volume: of the whole tensor [B].
+      size: n, accelerators.
+      inside: q of them in each node.
+      nodes: n / q.
+      far: 1 where there are several nodes, else 0.
+      moved: what each accelerator sends in one pass, (n - 1) / n of the volume [B].
+    """
+
+    volume: Number
+    size: Number
+    inside: Number
+    nodes: Number
+    far: Number
+    moved: Number
+
+    @classmethod
+    def over(cls, group: Group, volume: Number) -> "Spread":
+        """Spread a tensor over a group."""
+        n, q, volume = map(as_float, (*group, volume))
+        return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume)
+
+
 class Route(NamedTuple):
-    """What one accelerator waits for and sends in one collective.
+    """What one accelerator waits for and sends while a tensor goes round once.
 
     Attributes:
       near_hops: links inside the node that data passes one after another.
@@ -40,66 +66,63 @@ class Route(NamedTuple):
     in_turn: bool = False
 
 
-def _halving(passes: int, volume: Number, group: Group) -> Route:
+def _halving(of: Spread) -> Route:
     """Recursive halving (and doubling) over one kind of link, the slowest that the group has.
 
     References:
       Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     """
-    n, far = group.size, _crosses(group)
-    hops = passes * jnp.log2(n)
-    moved = passes * (n - 1) / n * volume
-    return Route((1 - far) * hops, far * hops, (1 - far) * moved, far * moved)
+    near, hops = 1 - of.far, jnp.log2(of.size)
+    return Route(near * hops, of.far * hops, near * of.moved, of.far * of.moved)
 
 
-def _ring(passes: int, volume: Number, group: Group) -> Route:
+def _ring(of: Spread) -> Route:
     """Rings through all accelerators, node by node: q of them, each through another NIC.
 
-    Per pass a part of the tensor takes n - 1 of the ring's n hops. The one that is left out lies
-    inside a node for the part that waits longest, or, with one accelerator per node, between two.
+    A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
+    node for the part that waits longest, or, with one accelerator per node, between two.
     """
-    n, q, far = group.size, group.inside, _crosses(group)
-    crossings = far * jnp.minimum(n / q, n - 1)
-    moved = passes * (n - 1) / n * volume
-    return Route(
-        near_hops=passes * (n - 1 - crossings),
-        far_hops=passes * crossings,
-        near_bytes=(1 - far / q) * moved,
-        far_bytes=far / q * moved,
-    )
+    steps = of.size - 1
+    crossings = of.far * jnp.minimum(of.nodes, steps)
+    far_bytes = of.far / of.inside * of.moved
+    return Route(steps - crossings, crossings, of.moved - far_bytes, far_bytes)
 
 
-def _tree(passes: int, volume: Number, group: Group) -> Route:
+def _tree(of: Spread) -> Route:
     """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces.
 
-    A node is a leaf of one tree and an inner node of the other. Up and down it sends the tensor
-    twice. Other collectives take the ring.
+    A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
+    way up and once on the way down.
     """
-    if passes == 1:
-        return _ring(passes, volume, group)
-    q, far = group.inside, _crosses(group)
-    return Route(
-        near_hops=passes * (q - 1),
-        far_hops=passes * jnp.log2(group.size / q),
-        near_bytes=passes * (q > 1) * volume,
-        far_bytes=passes * far / q * volume,
-    )
+    far_bytes = of.far / of.inside * of.volume
+    return Route(of.inside - 1, jnp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
 
 
-def _hierarchical(passes: int, volume: Number, group: Group) -> Route:
+def _hierarchical(of: Spread) -> Route:
     """A ring inside each node, and q rings between nodes, each for its part of the tensor."""
-    q = group.inside
-    nodes = group.size / q
-    return Route(
-        near_hops=passes * (q - 1),
-        far_hops=passes * (nodes - 1),
-        near_bytes=passes * (q - 1) / q * volume,
-        far_bytes=passes * (nodes - 1) / nodes * volume / q,
-        in_turn=True,
-    )
+    near_hops, far_hops = of.inside - 1, of.nodes - 1
+    part = of.volume / of.inside
+    return Route(near_hops, far_hops, near_hops * part, far_hops / of.nodes * part, in_turn=True)
 
 
-ROUTES: Mapping[str, Callable[[int, Number, Group], Route]] = {
+def _pairs(of: Spread) -> Route:
+    """All pairs at once: a share of 1 / n for each other accelerator."""
+    share = of.volume / of.size
+    near, far = of.inside - 1, of.size - of.inside
+    return Route(1.0 * (of.inside > 1), of.far, near * share, far * share)
+
+
+def _steps(of: Spread) -> Route:
+    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop.
+
+    One accelerator of a node sends to another node, by its share of a NIC; all others stay inside.
+    """
+    steps, far = of.size - 1, of.far
+    near_bytes = (of.inside > 1) * of.moved
+    return Route((1 - far) * steps, far * steps, near_bytes, far * of.moved)
+
+
+ROUTES: Mapping[str, Callable[[Spread], Route]] = {
     "halving": _halving,
     "ring": _ring,
     "tree": _tree,
@@ -107,36 +130,8 @@ ROUTES: Mapping[str, Callable[[int, Number, Group], Route]] = {
 }
 # how often the tensor goes round: an all-reduce is a reduce-scatter and an all-gather
 PASSES: Mapping[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-
-
-def _all_to_all(system: System, volume: Number, group: Group) -> Route:
-    """All pairs at once: a share of 1 / n for each other accelerator."""
-    n, q, far = group.size, group.inside, _crosses(group)
-    return Route(1.0 * (q > 1), far, (q - 1) / n * volume, (n - q) / n * volume)
-
-
-def _ring_exchange(system: System, volume: Number, group: Group) -> Route:
-    """One round, n - 1 steps to the next accelerator: each step lasts as long as its slowest hop.
-
-    One accelerator of a node sends to another node, all others stay inside. It has its NIC to
-    itself but for those beside it, of other groups, that send at the same time.
-    """
-    n, q, far = group.size, group.inside, _crosses(group)
-    neighbours = jnp.clip(system.gpus_per_node / q, 1.0, system.gpus_per_nic)
-    moved = (n - 1) / n * volume
-    return Route(
-        near_hops=(1 - far) * (n - 1),
-        far_hops=far * (n - 1),
-        near_bytes=(q > 1) * moved,
-        far_bytes=far * neighbours / system.gpus_per_nic * moved,
-    )
-
-
 # what has one way whatever the system's algorithms
-DIRECT: Mapping[str, Callable[[System, Number, Group], Route]] = {
-    "all_to_all": _all_to_all,
-    "ring": _ring_exchange,
-}
+DIRECT: Mapping[str, Callable[[Spread], Route]] = {"all_to_all": _pairs, "ring": _steps}
 
 
 def collective_time(
@@ -151,36 +146,66 @@ def collective_time(
 
     `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
     """
-    volume, count = as_float(volume), as_float(count)
-    group = Group(*map(as_float, group))
+    spread = Spread.over(group, volume)
+    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume)
     if kind in DIRECT:
-        fastest = _route_time(system, DIRECT[kind](system, volume, group), volume / 2)
+        alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
+        fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
     else:
-        copied = PASSES[kind] * volume / 2
         times = [
-            jnp.where(
-                getattr(system.collectives, name) > 0,
-                _route_time(system, algorithm(PASSES[kind], volume, group), copied),
-                jnp.inf,
-            )
-            for name, algorithm in ROUTES.items()
+            jnp.where(flag > 0, _route_time(links, ROUTES[name](spread)), jnp.inf)
+            for name, flag in _algorithms(system, kind).items()
         ]
         fastest = functools.reduce(jnp.minimum, times)
-    return jnp.where(group.size > 1, count * fastest, 0.0)
+    return jnp.where(spread.size > 1, as_float(count) * (system.collectives.latency + fastest), 0.0)
 
 
-def _route_time(system: System, route: Route, copied: Number) -> Number:
-    """Time [s] of one collective, whose tensor passes `copied` bytes through memory per copy."""
+def _algorithms(system: System, kind: str) -> dict[str, Number]:
+    """Algorithms by name, each above 0 where it may be used; a tree only reduces and broadcasts."""
+    of = {name: getattr(system.collectives, name) for name in ROUTES}
+    if PASSES[kind] == 1:
+        of["ring"] = of["ring"] + of.pop("tree")
+    return of
+
+
+class _Links(NamedTuple):
+    """Seconds of all passes: per hop, bytes per second, and what comes on top."""
+
+    near_hop: Number
+    far_hop: Number
+    near: Number
+    far: Number
+    copying: Number
+    simple: Number
+    share: Number
+
+
+def _links(system: System, *, passes: int, volume: Number) -> _Links:
     of = system.collectives
-    near, far = route.near_bytes / system.node.rate, route.far_bytes / system.network.rate
-    on_links = near + far if route.in_turn else jnp.maximum(near, far)
-    moving = on_links + of.copies * copied / system.memory_bandwidth
-    hops = route.near_hops * system.node.latency + route.far_hops * system.network.latency
-    return (
-        of.latency + hops + jnp.minimum(moving + of.simple_latency, moving / of.low_latency_share)
+    return _Links(
+        near_hop=passes * system.node.latency,
+        far_hop=passes * system.network.latency,
+        near=system.node.rate / passes,
+        far=system.network.rate / passes,
+        copying=passes / 2 * of.copies / system.memory_bandwidth * volume,
+        simple=of.simple_latency,
+        share=of.low_latency_share,
     )
 
 
-def _crosses(group: Group) -> Number:
-    """1 where the group spans several nodes, else 0."""
-    return 1.0 * (group.size > group.inside)
+def _route_time(links: _Links, route: Route) -> Number:
+    """Time [s] of one collective, without its base latency."""
+    near, far = route.near_bytes / links.near, route.far_bytes / links.far
+    on_links = near + far if route.in_turn else jnp.maximum(near, far)
+    moving = on_links + links.copying
+    hops = route.near_hops * links.near_hop + route.far_hops * links.far_hop
+    return hops + jnp.minimum(moving + links.simple, moving / links.share)
+
+
+def _alone_at_nic(system: System, inside: Number) -> Number:
+    """Rate of the one accelerator of a group that sends to another node, over its share of the NIC.
+
+    The NIC serves its neighbours too, of other groups, that send at the same time.
+    """
+    neighbours = jnp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
+    return system.gpus_per_nic / neighbours
