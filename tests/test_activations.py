@@ -6,6 +6,7 @@ import pipejax as pj
 from pipejax.costs.activations import (
     buffer_bytes,
     edge_activation_bytes,
+    head_weight_grad_bytes,
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
@@ -49,6 +50,12 @@ def test_a_fused_loss_keeps_logits_instead_of_a_softmax():
     fused = dataclasses.replace(model, fused_loss=True)
     (_, apart), (_, less) = map(edge_activation_bytes, (model, fused))
     assert apart - less == 2 * model.sequence * model.vocabulary
+
+
+def test_the_head_keeps_the_gradient_of_its_logits_in_the_model_s_bytes():
+    model = pj.load_model("gpt-22b")
+    layout = Layout(tensor=8, sequence_parallel=1, microbatch_size=4)
+    assert head_weight_grad_bytes(model, layout) == 2 * 4 * 2048 * (6144 + 51200) / 8
 
 
 def test_gradients_that_are_accumulated_in_a_wider_type_have_a_buffer_each():

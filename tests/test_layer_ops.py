@@ -37,7 +37,7 @@ def of(ops, name):
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("layout", [Layout(microbatch_size=3), SPLIT])
 def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
-    model = dataclasses.replace(pj.load_model(name), causal=False)
+    model = dataclasses.replace(pj.load_model(name), causal=False, window=None)
     found = sum_of(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
     printed = layer_flop(model, 3, recompute, kind)
@@ -54,6 +54,14 @@ def test_only_a_flash_kernel_skips_what_a_causal_mask_hides():
             for m in (model, dataclasses.replace(model, causal=False))
         )
         assert list(masked) == pytest.approx([share * phase for phase in whole])
+
+
+def test_a_window_leaves_a_few_pairs_of_tokens():
+    model = pj.load_model("gpt-oss-120b")  # every second layer attends to 128 tokens
+    pairs = [sum(min(i, 128) for i in range(4097)), sum(range(4097))]
+    scores = 2 * 64 * 64 * 2 * sum(pairs) / 2
+    found = of(layer_ops(model, Layout(), "moe"), "attention").flop.forward
+    assert found == pytest.approx(scores, rel=1e-3)
 
 
 def test_bytes_of_a_product():

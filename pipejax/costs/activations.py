@@ -102,6 +102,15 @@ def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number,
     return mask, inputs + tokens * per_logit * model.vocabulary / layout.tensor
 
 
+def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
+    """Bytes that W of the head needs after I: its input, and the gradient of the logits.
+
+    The loss hands that gradient back in `element_bytes`, whatever it was computed in.
+    """
+    units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
+    return tokens_on_one(model, layout) * (model.vocabulary > 0) * model.element_bytes * units
+
+
 def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
     volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes

@@ -59,7 +59,7 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     """One kernel that keeps no scores: I computes the first product again, five in all for two."""
     tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
     queries, values = model.query_hidden / t, model.output_hidden / t
-    met = model.sequence / 2 if model.causal else model.sequence
+    met = model.attended
     scores, context = 2 * tokens * met * queries, 2 * tokens * met * values
     # keys and values of the other accelerators of the context come by in turn, each read once
     keys = layout.context * (model.kv_hidden + model.value_hidden) / t

@@ -8,7 +8,8 @@ and context parallelism.
 
 Which FLOP count: the products of a layer count as in the published formulas (`flop.py`), and so
 does attention that is written out in batched products, which computes the pairs of tokens that a
-causal mask hides. A flash kernel skips them: under a causal mask its FLOP are half of those.
+causal mask hides. A flash kernel skips them: under a causal mask its FLOP are half of those, under
+a sliding window fewer.
 """
 
 import dataclasses

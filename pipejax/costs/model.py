@@ -57,6 +57,8 @@ class Model:
       mtp_layers: layers that predict further tokens, each with a projection of two inputs, behind
         the others; they share embedding and head.
       causal: whether a token attends to those before it only.
+      window: tokens, itself included, that a token attends to in layers with a sliding window.
+      windowed_layers: layers with such a window.
       gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
 
@@ -89,6 +91,8 @@ class Model:
     mla: LatentAttention | None = None
     moe: MixtureOfExperts | None = None
     mtp_layers: Number = 0
+    window: Number | None = None
+    windowed_layers: Number = 0
     causal: bool = dataclasses.field(default=True, metadata=_STATIC)
     gradient_bytes: Number | None = None
     fused_loss: bool = dataclasses.field(default=False, metadata=_STATIC)
@@ -108,6 +112,17 @@ class Model:
         if self.mla is not None:
             return self.heads * (self._head_width + self.mla.rope_width)
         return self.hidden if self.head_width is None else self.heads * self.head_width
+
+    @property
+    def attended(self) -> Number:
+        """Tokens that a token attends to, the mean over a sequence and all layers."""
+        s, window = self.sequence, self.window
+        whole = s / 2 if self.causal else s
+        if window is None:
+            return whole
+        # the first tokens of a sequence have fewer before them than the window
+        near = window - window**2 / (2 * s) if self.causal else window
+        return whole + (near - whole) * self.windowed_layers / self.layers
 
     @property
     def kv_hidden(self) -> Number:
@@ -322,9 +337,10 @@ def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
     return whole_number(value, where, least=least, most=MAX_COUNT)
 
 
-_MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers")
+_MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers", "windowed_layers")
 _KEYS = {
     "sequence": "sequence_tokens",
+    "window": "window_tokens",
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
@@ -340,16 +356,21 @@ def check_shape(model: Model, where: str) -> None:
         if given % parts:
             more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
             raise ValueError(f"{where}: {name} must divide {whole}, {given}, got {parts}{more}")
-    if model.moe is None:
+    _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
+    if model.window is not None:
+        _check_at_most(where, "window", model.window, "sequence", model.sequence)
+    moe = model.moe
+    if moe is None:
         return
-    if model.moe.capacity_factor == 0:
+    if moe.capacity_factor == 0:
         raise ValueError(f"{where}: moe: capacity_factor must be above 0, got 0")
-    for name, value, whole, most in (
-        ("top_k", model.moe.top_k, "experts", model.moe.experts),
-        ("dense_layers", model.moe.dense_layers, "layers", model.layers),
-    ):
-        if value > most:
-            raise ValueError(f"{where}: moe: {name} must be at most {whole}, {most}, got {value}")
+    _check_at_most(f"{where}: moe", "top_k", moe.top_k, "experts", moe.experts)
+    _check_at_most(f"{where}: moe", "dense_layers", moe.dense_layers, "layers", model.layers)
+
+
+def _check_at_most(where: str, name: str, value: Number, whole: str, most: Number) -> None:
+    if value > most:
+        raise ValueError(f"{where}: {name} must be at most {whole}, {most}, got {value}")
 
 
 def check_recompute(recompute: str) -> str:
