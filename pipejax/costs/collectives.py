@@ -147,7 +147,8 @@ def collective_time(
     `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
     """
     spread = Spread.over(group, volume)
-    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume)
+    peers = 1.0 if kind == "ring" else spread.inside - 1
+    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume, peers=peers)
     if kind in DIRECT:
         alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
         fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
@@ -180,12 +181,12 @@ class _Links(NamedTuple):
     share: Number
 
 
-def _links(system: System, *, passes: int, volume: Number) -> _Links:
+def _links(system: System, *, passes: int, volume: Number, peers: Number) -> _Links:
     of = system.collectives
     return _Links(
         near_hop=passes * system.node.latency,
         far_hop=passes * system.network.latency,
-        near=system.node.rate / passes,
+        near=system.node.rate * system.reached(peers) / passes,
         far=system.network.rate / passes,
         copying=passes / 2 * of.copies / system.memory_bandwidth * volume,
         simple=of.simple_latency,

@@ -19,6 +19,7 @@ from pipejax.base.checks import (
     known_as,
     number,
     one_of,
+    share,
     whole_number,
 )
 from pipejax.base.short_repr import short_repr
@@ -63,6 +64,8 @@ class System:
       name: name of the system.
       source: where the numbers come from.
       gpus_per_nic: accelerators that share a NIC.
+      mesh: 1 where each accelerator of a node has a link of its own to each other one, which add
+        up to the node's bandwidth; 0 where all are behind switches.
       collectives: how collectives are run.
       narrow_peaks: dense peaks below 16 bits.
       kernels: how long the kernels of a layer take.
@@ -93,6 +96,7 @@ class System:
     name: str = dataclasses.field(metadata={"static": True})
     source: str = dataclasses.field(metadata={"static": True})
     gpus_per_nic: Number = 1.0
+    mesh: Number = 0.0
     collectives: Collectives = HALVING
     narrow_peaks: NarrowPeaks = NO_NARROW_PEAKS
     kernels: Kernels = WHOLE_LAYERS
@@ -108,6 +112,11 @@ class System:
     def __post_init__(self) -> None:
         """Take all numbers as floats."""
         floats_in(self)
+
+    def reached(self, peers: Number) -> Number:
+        """Share of the node's bandwidth that leads to so many other accelerators at once."""
+        others = jnp.maximum(self.gpus_per_node - 1.0, 1.0)
+        return 1.0 - self.mesh * (1.0 - jnp.clip(peers, 1.0, others) / others)
 
     def peak(self, precision: str) -> Number:
         """Dense peak of one accelerator in a precision [FLOP/s].
@@ -188,7 +197,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "latency": "s",
         "efficiency": "",
     },
-    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": "", "mesh": ""},
     "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
     "collectives": {
         "algorithms": "",
@@ -219,6 +228,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "network.latency": ("network", "latency"),
     "network.efficiency": ("network", "efficiency"),
     "network.gpus_per_nic": ("gpus_per_nic",),
+    "node.mesh": ("mesh",),
     "collectives.latency": ("collectives", "latency"),
     "collectives.simple_latency": ("collectives", "simple_latency"),
     "collectives.low_latency_share": ("collectives", "low_latency_share"),
@@ -268,6 +278,7 @@ def load_system(name: str | Path) -> System:
         gpus_per_nic=number(
             sections["network"].get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
         ),
+        mesh=share(sections["node"].get("mesh", 0.0), f"{where}: node: mesh"),
         collectives=_collectives(sections["collectives"], f"{where}: collectives"),
         **_beyond_the_data_sheet(data, sections, where),
     )

@@ -21,6 +21,7 @@ from pipejax.base.checks import (
     number,
     one_of,
     positive,
+    share,
     unknown,
     whole_number,
 )
@@ -46,6 +47,7 @@ _CHECKS: Mapping[str, Any] = {
     "low_latency_share": efficiency,
     "sharpness": partial(number, least=1.0),
     "copies": number,
+    "mesh": share,
     "gpus": count,
     "gpus_per_nic": partial(number, least=1.0),
 }
