@@ -122,7 +122,7 @@ def built(point):
         tensor_parallel=point["tensor_parallel"],
         recompute=point["recompute"],
     )
-    work = stage_work(workload, table, gpus_per_node=point["system"].gpus_per_node)
+    work = stage_work(workload, table)
     program = pj.lower(table)
     per_stage = np.zeros((1, table.num_stages))
     per_link = np.zeros((1, 2, table.num_pipes, table.num_stages - 1))

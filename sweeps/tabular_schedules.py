@@ -82,7 +82,7 @@ def run(table: ScheduleTable, systems: System, link: str) -> Values:
     group = np.array([SHARES.index(kind) if kind in SHARES else len(SHARES) for kind in kinds])
     # gradients are exchanged once per step, on the link of the network: the two exchanges of one
     # of Chimera's workers follow each other there; then Adam updates, at memory bandwidth
-    costs = _price(stage_work(workload(), table, gpus_per_node=systems.gpus_per_node), systems)
+    costs = _price(stage_work(workload(), table), systems)
     vectors = jax.vmap(lambda one: jnp.asarray(cost_vector(program, one)))(costs)
     makespan, seconds = _run(
         preds,

@@ -64,7 +64,7 @@ def run(
     found = []
     for minibatch in MINIBATCHES:
         workload = pj.Workload(pj.load_model(MODEL), minibatch)
-        work = stage_work(workload, table, gpus_per_node=systems.gpus_per_node)
+        work = stage_work(workload, table)
         found.append(pj.makespans(pj.lower(table, link=link), _batch(work, systems, times)))
     shape = len(times), len(BANDWIDTHS), len(EFFICIENCIES), len(SYSTEMS)
     return np.moveaxis(np.reshape(found, (len(MINIBATCHES), *shape)), 1, 3)

@@ -12,7 +12,7 @@ import pipejax as pj
 from pipejax.analysis import sensitivity
 from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import NEAR, stage_work, work_costs, work_on_systems
+from pipejax.costs.stage_costs import stage_work, work_costs
 from pipejax.costs.system import FIELDS
 from pipejax.costs.workload import assign_layers
 
@@ -33,12 +33,7 @@ CASES = {
 }
 
 
-def with_flags(work):
-    """What is near, as flags again."""
-    return work._replace(**{name: getattr(work, name) > 0 for name in NEAR})
-
-
-PRICE = jax.jit(lambda work, system: work_costs(with_flags(work), system))
+PRICE = jax.jit(work_costs)
 
 
 def case(name):
@@ -81,9 +76,7 @@ def step_time(program, table, workload, system, parameter, factor):
         workload = dataclasses.replace(workload, model=model)
         if name == "layers":
             assigned = type(assigned)(*(part * factor for part in assigned))
-    work = stage_work(
-        workload, table, gpus_per_node=system.gpus_per_node, assigned=assigned, microbatch_size=size
-    )
+    work = stage_work(workload, table, assigned=assigned, microbatch_size=size)
     same_types = jax.tree.map(lambda leaf: np.asarray(leaf) * np.float64(1), (work, system))
     return float(pj.makespan(program, PRICE(*same_types)))
 
@@ -117,7 +110,7 @@ def test_a_batch_has_the_shares_of_its_members():
     table, workload, system = case("1f1b on h100")
     others = [put(system, FIELDS[name], 0.1) for name in ("compute.peak", "network.bandwidth")]
     stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *others)
-    work = work_on_systems(workload, table, np.full(len(others), 8))
+    work = stage_work(workload, table)
     times, shares = map(np.asarray, resource_shares(pj.lower(table), work, stacked))
     for one, row in zip(others, shares, strict=True):
         alone = pj.sensitivity(table, workload, one)

@@ -264,7 +264,7 @@ def test_stage_times_and_memory_of_layers_are_those_of_the_library():
     assigned = StageLayers(np.array([[4.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 2.0, 3.0]]))
     workload = pj.Workload(FEW, 32, tensor_parallel=8)
     one = StageLayers(*(each[0] for each in assigned))
-    costs = work_costs(stage_work(workload, table, gpus_per_node=8, assigned=one), SYSTEM)
+    costs = work_costs(stage_work(workload, table, assigned=one), SYSTEM)
     (step,), (need,) = problem.evaluate(8, assigned, np.zeros(1, int))
     assert step == pytest.approx(pj.evaluate(table, costs).step_time)
     assert need == pytest.approx(pj.memory_bytes(workload, table, one).max())

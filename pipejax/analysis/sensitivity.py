@@ -20,7 +20,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
-from pipejax.costs.stage_costs import OF_SYSTEMS, StageWork, stage_work, work_costs
+from pipejax.costs.stage_costs import StageWork, stage_work, work_costs
 from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import Found, makespans
@@ -176,7 +176,7 @@ def resource_shares(
 @functools.partial(jax.jit, static_argnames="dtype")
 def system_costs(work: StageWork, systems: System, *, dtype: Any = float) -> Costs:
     """Price work on a batch of systems: Costs with the batch axis first [s]."""
-    costs = jax.vmap(work_costs, in_axes=(OF_SYSTEMS, 0))(work, systems)
+    costs = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
     return jax.tree.map(lambda leaf: leaf.astype(dtype), costs)
 
 
@@ -216,7 +216,6 @@ def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape
     work = stage_work(
         dataclasses.replace(shape.workload, model=dataclasses.replace(point.model, **model)),
         shape.table,
-        gpus_per_node=point.system.gpus_per_node,
         assigned=StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
         microbatch_size=point.microbatch_size * factor["microbatch_size"],
     )

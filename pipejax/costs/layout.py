@@ -131,6 +131,11 @@ class Layout:
         return RankGroup((self.context, self.data), (self.tensor, self.data_stride))
 
     @property
+    def replica_groups(self) -> tuple[RankGroup, RankGroup]:
+        """Who holds the same dense weights, and who the same experts."""
+        return self.replica_group, self.expert_replica_group
+
+    @property
     def _experts_in_copy(self) -> Number:
         """Accelerators of one copy of a stage that the experts are spread over."""
         return jnp.minimum(self.expert, self.tensor * self.context)

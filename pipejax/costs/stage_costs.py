@@ -1,193 +1,386 @@
-"""FLOP and bytes of a workload under a schedule, and the seconds that a system takes for them.
+"""The work of a schedule's stages, and the seconds that a system takes for it.
 
-`StageWork` depends on model, parallelism and table, never on the speed of a machine; `work_costs`
-turns it into seconds. Both are pytrees of arrays: one compilation serves all models, microbatch
-sizes and systems with as many stages, and every number may be batched or differentiated.
+`StageWork` depends on model, layout and schedule, never on the speed of a machine; `work_costs`
+turns it into seconds. Both are pytrees of arrays: one compilation serves all models of one kind,
+all layouts and systems, and every number may be batched or differentiated. `stage_work` is for one
+schedule; `work_of_stages` counts the same from numbers alone, which may be padded and traced.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import check_types
-from pipejax.costs.activations import (
-    boundary_bytes,
-    edge_activation_bytes,
-    layer_activation_bytes,
-)
+from pipejax.costs.activations import boundary_bytes
+from pipejax.costs.collectives import collective_time
 from pipejax.costs.costs import Costs
-from pipejax.costs.flop import Phases, head_flop, layer_flop
-from pipejax.costs.layout import Layout
+from pipejax.costs.kernel_time import (
+    device_time,
+    host_time,
+    phase_time,
+    prices_kernels,
+    update_time,
+)
+from pipejax.costs.layer_collectives import (
+    Collective,
+    embedding_collectives,
+    head_collectives,
+    layer_collectives,
+    whole_layer_collectives,
+)
+from pipejax.costs.layer_ops import (
+    LayerOp,
+    embedding_ops,
+    head_ops,
+    layer_ops,
+    whole_head,
+    whole_layer,
+)
+from pipejax.costs.layout import Group, Layout
 from pipejax.costs.model import Model
+from pipejax.costs.overlap import exposed_buckets, exposed_ring
 from pipejax.costs.precision import in_float64
-from pipejax.costs.system import Link, Number, System, all_reduce_time, roofline_time
-from pipejax.costs.workload import PerStage, StageLayers, Workload, assign_layers, stage_parameters
+from pipejax.costs.system import Link, Number, System
+from pipejax.costs.workload import (
+    Parameters,
+    PerStage,
+    StageLayers,
+    Stages,
+    Workload,
+    assign_layers,
+    layer_weights,
+    layers_by_kind,
+    stage_parameters,
+    stages_of,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
-Flags = Bool[Array, "..."] | Bool[NumpyArray, "..."]
+PHASES = ("forward", "input_grad", "weight_grad")
+PerKind = tuple[PerStage, ...]
+
+
+class PartWork(NamedTuple):
+    """Work of one layer, of the embedding or of the head, on one accelerator.
+
+    Attributes:
+      ops: its kernels.
+      collectives: exchanges beside and between them.
+      whole: all kernels as one op, for systems that price layers, not kernels.
+      whole_collectives: exchanges that go with it.
+      weights: parameters of one accelerator, which replicas may split.
+    """
+
+    ops: tuple[LayerOp, ...]
+    collectives: tuple[Collective, ...]
+    whole: tuple[LayerOp, ...]
+    whole_collectives: tuple[Collective, ...]
+    weights: Parameters
 
 
 class StageWork(NamedTuple):
     """What one accelerator of every stage computes, moves and sends for one microbatch.
 
     Attributes:
-      layers: (stages) layers.
-      recomputed: (stages) layers whose forward is run again within I.
-      has_head: (stages) 1 on the stage that holds the output head, 0 elsewhere.
-      flop: of one layer.
-      volume: bytes that F, I and W of one layer read and write.
-      head_flop: of the output head.
-      head_volume: bytes that each phase of it reads and writes.
-      exchange_bytes: bytes of one all-reduce of tensor parallelism; two of them per layer.
-      exchange_participants: accelerators that take part.
-      exchange_near: whether they are in one node.
+      layout: degrees of parallelism.
+      stages: where they lie.
+      layers: (stages) layers of each kind.
+      recomputed: (stages) those of each kind whose forward is run again within I.
+      kinds: work of one layer, by kind.
+      embedding: work of the embedding.
+      head: work of the output head and its loss.
+      heads: (stages) output heads: one on the last stage, and one for each further token.
       message_bytes: bytes of one message.
-      message_near: (pipes, boundaries) whether it stays in a node.
-      gradient_bytes: (stages) gradients to reduce.
-      gradient_participants: (stages) copies of the stage, in all pipes and replicas.
-      gradient_near: (stages) whether they are in one node.
-      update_bytes: (stages) bytes that the optimizer reads and writes.
+      parameters: of one accelerator, before replicas split them.
+      gradient_bytes: bytes per parameter in the gradient exchange.
+      element_bytes: bytes per weight.
+      update_bytes: bytes per parameter that the optimizer reads and writes.
+      tied_parameters: of an embedding that first and last stage both hold.
+      overlap: 1 where gradients travel beside compute, else 0.
     """
 
-    layers: PerStage
-    recomputed: PerStage
-    has_head: PerStage
-    flop: Phases
-    volume: Phases
-    head_flop: Phases
-    head_volume: Number
-    exchange_bytes: Number
-    exchange_participants: Number
-    exchange_near: bool | Flags
+    layout: Layout
+    stages: Stages
+    layers: PerKind
+    recomputed: PerKind
+    kinds: tuple[PartWork, ...]
+    embedding: PartWork
+    head: PartWork
+    heads: PerStage
     message_bytes: Number
-    message_near: Flags
-    gradient_bytes: PerStage
-    gradient_participants: PerStage
-    gradient_near: Flags
-    update_bytes: PerStage
+    parameters: Parameters
+    gradient_bytes: Number
+    element_bytes: Number
+    update_bytes: Number
+    tied_parameters: Number
+    overlap: Number
 
 
 def stage_work(
     workload: Workload,
     table: ScheduleTable,
     *,
-    gpus_per_node: int,
     assigned: StageLayers | None = None,
     microbatch_size: Number | None = None,
 ) -> StageWork:
-    """Count what every op and message of a schedule computes, moves and sends.
-
-    A layer reads its weights and writes, or reads, its activations. Tensor parallelism adds two
-    all-reduces of bsh elements per layer to F and to I, inside a node if the worker fits into
-    one. Full recomputation is the layers' forward once more, in I or, where the table has R cells
-    for the stage, in R.
-    """
-    model = workload.model
-    layout = workload.layout(table, microbatch_size)
-    size = layout.microbatch_size
-    split = workload.tensor_parallel
-    layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    flop, in_head = layer_flop(model, size, workload.recompute_in_layer), head_flop(model, size)
-    boundary = boundary_bytes(model, layout)
-    kept = layer_activation_bytes(model, layout)
-    _, head_kept = edge_activation_bytes(model, layout)
-    moved = model.element_bytes * model.layer_parameters / split + kept
-    parameters = stage_parameters(model, layers) / split
-    placement = table.placement
-
-    def is_near(one: NumpyArray, other: NumpyArray) -> Flags:
-        per_node = max(1, gpus_per_node // split)
-        return one // per_node == other // per_node
-
-    holders = np.array([len(np.unique(workers)) for workers in placement.T])
-    near = is_near(placement.min(axis=0), placement.max(axis=0))
-    return StageWork(
-        layers=layers,
-        recomputed=recomputed,
-        has_head=np.eye(table.num_stages)[-1] * (model.vocabulary > 0),
-        flop=Phases(*(each / split for each in flop)),
-        volume=Phases(moved, moved + 2 * boundary, moved),
-        head_flop=Phases(*(each / split for each in in_head)),
-        head_volume=model.element_bytes * model.head_parameters / split + head_kept,
-        exchange_bytes=boundary_bytes(model, Layout(microbatch_size=size)),
-        exchange_participants=float(split),
-        exchange_near=split <= gpus_per_node,
-        message_bytes=boundary,
-        message_near=is_near(placement[:, :-1], placement[:, 1:]),
-        gradient_bytes=model.element_bytes * parameters,
-        gradient_participants=holders * float(workload.data_parallel),
-        gradient_near=near & (workload.data_parallel == 1),
-        update_bytes=(2 * model.element_bytes + 2 * model.optimizer_bytes) * parameters,
+    """Count what every op and message of a schedule computes, moves and sends."""
+    found = assign_layers(workload, table) if assigned is None else assigned
+    return work_of_stages(
+        workload.model,
+        workload.layout(table, microbatch_size),
+        stages_of(table, found),
+        recompute=workload.recompute_in_layer,
+        overlap=float(workload.overlap),
     )
 
 
-NEAR = ("exchange_near", "message_near", "gradient_near")  # all that depends on a system's nodes
-_axes: Any = [0 if name in NEAR else None for name in StageWork._fields]
-OF_SYSTEMS = StageWork(*_axes)
-
-
-def work_on_systems(
-    workload: Workload, table: ScheduleTable, gpus_per_node: Int[NumpyArray, " batch"]
+def work_of_stages(
+    model: Model,
+    layout: Layout,
+    stages: Stages,
+    *,
+    recompute: str = "none",
+    overlap: Number = 0.0,
 ) -> StageWork:
-    """Count the work of a schedule on each system of a batch; vmap over it by `OF_SYSTEMS`."""
-    kinds, kind = np.unique(gpus_per_node, return_inverse=True)
-    works = [stage_work(workload, table, gpus_per_node=int(gpus)) for gpus in kinds]
-    one: StageWork = jax.tree.map(np.asarray, works[0])
-    near: dict[str, Any] = {
-        name: np.stack([getattr(work, name) for work in works])[kind] for name in NEAR
-    }
-    return one._replace(**near)
+    """Count the work of stages from numbers alone, all of which may be traced.
+
+    Full recomputation is the layers' forward once more, in I or, where the table has R cells for
+    the stage, in R; `recompute` is what a layer itself recomputes, "none" or "selective".
+    """
+    parameters = stage_parameters(model, layout, stages)
+    element = model.element_bytes
+    tied = model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
+    return StageWork(
+        layout=layout,
+        stages=stages,
+        layers=layers_by_kind(model, stages.layers, stages.last),
+        recomputed=layers_by_kind(model, stages.recomputed, 0 * stages.last),
+        kinds=tuple(
+            PartWork(
+                layer_ops(model, layout, kind, recompute),
+                layer_collectives(model, layout, kind),
+                whole_layer(model, layout, kind, recompute),
+                whole_layer_collectives(model, layout),
+                weights,
+            )
+            for kind, weights in layer_weights(model, layout).items()
+        ),
+        embedding=PartWork(
+            embedding_ops(model, layout),
+            embedding_collectives(model, layout),
+            (),
+            (),
+            Parameters(0.0, 0.0),
+        ),
+        head=PartWork(
+            head_ops(model, layout),
+            head_collectives(model, layout),
+            whole_head(model, layout),
+            (),
+            Parameters(model.head_parameters / layout.tensor, 0.0),
+        ),
+        heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
+        message_bytes=boundary_bytes(model, layout),
+        parameters=parameters,
+        gradient_bytes=model.accumulated_bytes,
+        element_bytes=element,
+        update_bytes=2 * element + 2 * model.optimizer_bytes,
+        tied_parameters=tied,
+        overlap=overlap,
+    )
+
+
+class _Seconds(NamedTuple):
+    """What a phase takes on accelerator and host, each alone [s]."""
+
+    device: Number
+    host: Number
+
+    def __add__(self, other: "_Seconds") -> "_Seconds":  # type: ignore[override]  # not a sequence
+        return _Seconds(self.device + other.device, self.host + other.host)
+
+    def __mul__(self, factor: Number) -> "_Seconds":  # type: ignore[override]  # not a sequence
+        return _Seconds(self.device * factor, self.host * factor)
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
-    """Turn work into seconds: rooflines for ops, Hockney's model for messages.
+    """Turn work into seconds: kernels, collectives and host for ops, Hockney's model for messages.
 
-    A layer is one roofline op per phase. The update is Adam's, which reads gradient and state and
-    writes state and parameter: bound by memory.
+    On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
+    as the slower of both, joined smoothly.
     """
-    inside, near = (_nearer(system, flags) for flags in (work.exchange_near, work.message_near))
-    exchange = 2 * all_reduce_time(inside, work.exchange_bytes, work.exchange_participants)
+    forward, input_grad, weight_grad = (_phase(work, system, phase) for phase in PHASES)
+    again = _layers(work, system, "forward", work.recomputed)
+    input_grad += again
 
-    def ops(flop: Number, volume: Number, in_head: Number) -> tuple[Number, Number]:
-        head = work.has_head * roofline_time(system, in_head, work.head_volume)
-        return roofline_time(system, flop, volume), head
+    def lasts(seconds: _Seconds) -> Number:
+        return phase_time(system, *seconds)
 
-    (layer, head), (layer_i, head_i), (layer_w, head_w) = map(
-        ops, work.flop, work.volume, work.head_flop
-    )
-    again = layer + exchange
-    input_grad = work.layers * (layer_i + exchange) + head_i + work.recomputed * again
-    weight_grad = work.layers * layer_w + head_w
+    near = _message_link(work, system)
     return Costs(
-        forward=work.layers * again + head,
-        backward=input_grad + weight_grad,
-        input_grad=input_grad,
-        weight_grad=weight_grad,
-        recompute=work.layers * again,
-        all_reduce=all_reduce_time(
-            _nearer(system, work.gradient_near), work.gradient_bytes, work.gradient_participants
-        ),
-        update=roofline_time(system, 0.0, work.update_bytes),
+        forward=lasts(forward),
+        backward=lasts(input_grad + weight_grad),
+        input_grad=lasts(input_grad),
+        weight_grad=lasts(weight_grad),
+        recompute=lasts(_layers(work, system, "forward", work.layers)),
+        all_reduce=_gradient_exchange(work, system, lasts(input_grad + weight_grad)),
+        update=_update(work, system, lasts(forward)),
         latency=_both_ways(near.latency),
         transmit=_both_ways(work.message_bytes / near.rate),
     )
 
 
-def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
-    """Give messages the same time in both directions: (2, pipes, boundaries)."""
-    return jnp.broadcast_to(value, (2, *jnp.shape(value)))
+def _phase(work: StageWork, system: System, phase: str) -> _Seconds:
+    """Seconds (stages) of one microbatch's F, I or W, without what full recomputation adds."""
+    edges = [
+        _part(work, system, part, phase) * where
+        for part, where in ((work.embedding, work.stages.first), (work.head, work.heads))
+    ]
+    passes = 0.0 if phase == "weight_grad" else 1.0  # I and W are one pass of the host
+    once = _Seconds(0.0, host_time(system, microbatches=passes))
+    return sum(edges, _layers(work, system, phase, work.layers) + once)
 
 
-def _nearer(system: System, is_near: bool | Flags) -> Link:
-    """Return the link inside a node where both ends are near, else that of the network."""
+def _layers(work: StageWork, system: System, phase: str, layers: PerKind) -> _Seconds:
+    """Seconds (stages) of so many layers (stages) of each kind."""
+    found = _Seconds(0.0, 0.0)
+    for part, count in zip(work.kinds, layers, strict=True):
+        own = _Seconds(0.0, host_time(system, layers=1.0))
+        found += (_part(work, system, part, phase) + own) * count
+    return found
+
+
+def _part(work: StageWork, system: System, part: PartWork, phase: str) -> _Seconds:
+    """Seconds of one layer, of the embedding or of the head.
+
+    Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
+    their gradients are given back so: what is longer counts.
+    """
+    by_kernel, whole = (
+        sum((device_time(system, op, phase) for op in ops), 0.0)
+        + sum((_exposed(work, system, part, each, phase) for each in collectives), 0.0)
+        for ops, collectives in (
+            (part.ops, part.collectives),
+            (part.whole, part.whole_collectives),
+        )
+    )
+    device = jnp.where(prices_kernels(system) > 0, by_kernel, whole)
+    kind = "reduce_scatter" if phase == "weight_grad" else "all_gather"
+    gather = sum(
+        collective_time(system, kind, weights * work.element_bytes, ranks.on(system.gpus_per_node))
+        for weights, ranks in zip(part.weights, work.layout.replica_groups, strict=True)
+    )
+    sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gather), device)
+    launches = sum((getattr(op.launches, phase) for op in part.ops), 0.0)
+    collectives = sum((getattr(each.count, phase) for each in part.collectives), 0.0)
+    return _Seconds(sharded, host_time(system, launches=launches, collectives=collectives))
+
+
+def _exposed(
+    work: StageWork, system: System, part: PartWork, exchange: Collective, phase: str
+) -> Number:
+    """Seconds of an exchange within a layer that compute does not hide."""
+    groups = {
+        "tensor": work.layout.tensor_group,
+        "context": work.layout.context_group,
+        "expert": work.layout.expert_group,
+    }
+    group = groups[exchange.group].on(system.gpus_per_node)
+    count = getattr(exchange.count, phase)
+    volume = getattr(exchange.volume, phase)
+    seconds = count * collective_time(system, exchange.kind, volume, group)
+    if exchange.beside != "attention":
+        return seconds
+    beside = [op for op in part.ops if op.kind == "attention"]
+    attention = sum((device_time(system, op, phase) for op in beside), 0.0)
+    return exposed_ring(seconds, attention, group.size)
+
+
+def _message_link(work: StageWork, system: System) -> Link:
+    """The link (pipes, boundaries) of a message: inside a node, or between nodes."""
+    stages = work.stages
+    is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
     link: Link = jax.tree.map(
         lambda near, far: jnp.where(is_near, near, far), system.node, system.network
     )
     return link
+
+
+def _exchange(work: StageWork, system: System, kind: str, element: Number) -> PerStage:
+    """Seconds (stages) in which all holders of the same weights exchange them or their gradients.
+
+    Dense weights and experts have groups of their own; copies of a stage in other pipes are
+    members too. `element` is bytes per parameter.
+    """
+    stages, layout = work.stages, work.layout
+    near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
+    copies_inside = jnp.where(near, stages.copies, 1.0)
+    total = jnp.zeros_like(stages.copies)
+    for parameters, ranks in zip(work.parameters, layout.replica_groups, strict=True):
+        size, inside = ranks.on(system.gpus_per_node)
+        group = Group(size * stages.copies, inside * copies_inside)
+        seconds = collective_time(system, kind, parameters * element, group)
+        total = total + jnp.where(parameters > 0, seconds, 0.0)
+    return total
+
+
+def _gradient_exchange(work: StageWork, system: System, backward: Number) -> PerStage:
+    """Seconds (stages) of A after the last backward.
+
+    Replicas that split the optimizer state need only their part of the sum. Beside compute,
+    gradients travel layer by layer: what is left after the backward is exposed; ZeRO 3 reduces
+    them within every backward. First and last stage also add the gradients of an embedding that
+    both hold.
+    """
+    zero = work.layout.zero
+    total = jnp.where(
+        zero >= 1,
+        _exchange(work, system, "reduce_scatter", work.gradient_bytes),
+        _exchange(work, system, "all_reduce", work.gradient_bytes),
+    )
+    exposed = exposed_buckets(total, backward, jnp.maximum(sum(work.layers), 1.0))
+    after = jnp.where(work.overlap > 0, exposed, total)
+    return jnp.where(zero >= 3, 0.0, after) + _tied_exchange(work, system)
+
+
+def _tied_exchange(work: StageWork, system: System) -> PerStage:
+    """Seconds (stages) in which first and last stage add the gradients of a shared embedding."""
+    stages = work.stages
+    ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
+    last = jnp.sum(stages.last * stages.nearest)
+    near = work.layout.is_near(jnp.sum(stages.first * stages.nearest), last, system.gpus_per_node)
+    group = Group(2.0, 1.0 + near)
+    volume = work.tied_parameters * work.gradient_bytes
+    seconds = collective_time(system, "all_reduce", volume, group)
+    return ends * jnp.where(volume > 0, seconds, 0.0)
+
+
+def _update(work: StageWork, system: System, forward: Number) -> PerStage:
+    """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
+
+    Beside compute the gathers hide behind the first forward, layer by layer.
+    """
+    layout, zero = work.layout, work.layout.zero
+    sharing = layout.replicas, layout.expert_replicas
+    own = sum(
+        (
+            parameters / jnp.where(zero >= 1, by * work.stages.copies, 1.0)
+            for parameters, by in zip(work.parameters, sharing, strict=True)
+        ),
+        0.0,
+    )
+    gather = _exchange(work, system, "all_gather", work.element_bytes)
+    exposed = exposed_buckets(gather, forward, jnp.maximum(sum(work.layers), 1.0))
+    after = jnp.where(work.overlap > 0, exposed, gather)
+    gathered = jnp.where((zero >= 1) & (zero < 3), after, 0.0)
+    return update_time(system, own, own * work.update_bytes) + gathered
+
+
+def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
+    """Give messages the same time in both directions: (2, pipes, boundaries)."""
+    return jnp.broadcast_to(value, (2, *jnp.shape(value)))
 
 
 def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:
@@ -223,4 +416,4 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
 def _stage_costs(model: Model, system: System, workload: Workload, table: ScheduleTable) -> Costs:
     """Price with the model beside its workload, into which JAX does not look: it may be traced."""
     workload = dataclasses.replace(workload, model=model)
-    return work_costs(stage_work(workload, table, gpus_per_node=system.gpus_per_node), system)
+    return work_costs(stage_work(workload, table), system)

@@ -92,7 +92,7 @@ class System:
     memory_capacity: Number
     node: Link
     network: Link
-    gpus_per_node: int = dataclasses.field(metadata={"static": True})
+    gpus_per_node: Number
     name: str = dataclasses.field(metadata={"static": True})
     source: str = dataclasses.field(metadata={"static": True})
     gpus_per_nic: Number = 1.0

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
@@ -16,6 +17,7 @@ from pipejax.base.checks import (
     MAX_COUNT,
     MismatchError,
     check_types,
+    known_as,
     legal_divisors,
     share,
     whole_number,
@@ -26,7 +28,7 @@ from pipejax.costs.activations import (
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
-from pipejax.costs.layout import Layout
+from pipejax.costs.layout import PRECISIONS, RANK_ORDERS, Layout
 from pipejax.costs.model import Model, check_recompute
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
@@ -35,6 +37,7 @@ from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
+Workers = Int[NumpyArray, "..."] | Float[NumpyArray, "..."] | Float[Array, "..."]
 
 
 @short_repr
@@ -47,13 +50,23 @@ class Workload:
       minibatch: sequences per step and pipeline.
       tensor_parallel: accelerators that make up one worker.
       sequence_parallel: whether they split norms, dropout and messages too.
+      context_parallel: accelerators that split every sequence, beside tensor_parallel.
+      expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
+      zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
+        gradients too, 3 weights too (FSDP).
+      overlap: whether gradients and gathered weights travel beside compute, layer by layer.
+      precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
+      rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
+      embedding_units: layers that the embedding counts as when layers are assigned to stages.
+      loss_units: layers that the head and its loss count as.
       recompute: "none", "selective" or "full".
       weight_share: share of an activation that W needs after I; what the layers need if None.
 
     Raises:
-      ValueError: if a number is below 1 or above `MAX_COUNT`, recompute is unknown, or weight_share
-        is not in [0, 1].
+      ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
+        3, the experts are spread over more accelerators than a stage has, or weight_share is not
+        in [0, 1].
 
     Example:
       >>> import pipejax as pj
@@ -70,27 +83,53 @@ class Workload:
     data_parallel: int = 1
     recompute: str = "none"
     weight_share: float | None = None
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    zero: int = 0
+    overlap: bool = False
+    precision: str = PRECISIONS[0]
+    rank_order: str = RANK_ORDERS[0]
+    embedding_units: int = 0
+    loss_units: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        check_types(model=(self.model, Model))
+        check_types(model=(self.model, Model), overlap=(self.overlap, bool))
         check_types(sequence_parallel=(self.sequence_parallel, bool))
-        for name in ("minibatch", "tensor_parallel", "data_parallel"):
-            count = whole_number(getattr(self, name), name, most=MAX_COUNT)
+        for name, (least, most) in _COUNTS.items():
+            count = whole_number(getattr(self, name), name, least=least, most=most)
             object.__setattr__(self, name, count)
+        for name, names in (("precision", PRECISIONS), ("rank_order", RANK_ORDERS)):
+            object.__setattr__(self, name, known_as(getattr(self, name), names, name))
         object.__setattr__(self, "recompute", check_recompute(self.recompute))
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
+        holders = self.accelerators_per_worker * self.data_parallel
+        if holders % self.expert_parallel:
+            raise MismatchError(
+                f"expert_parallel {self.expert_parallel} must divide the {holders} accelerators "
+                "that hold a stage (tensor_parallel x context_parallel x data_parallel)"
+            )
+
+    @property
+    def accelerators_per_worker(self) -> int:
+        """Accelerators that make up one worker: t c."""
+        return self.tensor_parallel * self.context_parallel
 
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
         """The numbers of the layout on the workers of a schedule."""
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         return Layout(
             tensor=self.tensor_parallel,
+            context=self.context_parallel,
+            expert=self.expert_parallel,
             data=self.data_parallel,
             pipeline=table.num_workers,
             sequence_parallel=float(self.sequence_parallel),
+            zero=self.zero,
             microbatch_size=size,
+            precision=self.precision,
+            rank_order=self.rank_order,
         )
 
     @property
@@ -125,11 +164,27 @@ class Workload:
         return size
 
 
-def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages"]:
+# counts, and the smallest and the largest of each
+_COUNTS = {
+    "minibatch": (1, MAX_COUNT),
+    "tensor_parallel": (1, MAX_COUNT),
+    "context_parallel": (1, MAX_COUNT),
+    "expert_parallel": (1, MAX_COUNT),
+    "data_parallel": (1, MAX_COUNT),
+    "zero": (0, 3),
+    "embedding_units": (0, MAX_COUNT),
+    "loss_units": (0, MAX_COUNT),
+}
+
+
+def stage_layers(
+    model: Model, table: ScheduleTable, edge_units: tuple[int, int] = (0, 0)
+) -> Int[NumpyArray, " stages"]:
     """Assign the layers to stages in proportion to their shares, in whole layers.
 
     Each stage gets its share rounded down; layers left over go to the largest remainders, at a
-    tie to the stages in the middle, for the first and the last also hold embedding and head.
+    tie to the stages in the middle, for the first and the last also hold embedding and head. Where
+    these count as layers (`edge_units`), they take the place of as many.
 
     Returns (stages) layers.
     """
@@ -139,12 +194,16 @@ def stage_layers(model: Model, table: ScheduleTable) -> Int[NumpyArray, " stages
             "of jit; close over the model, as in jax.jit(lambda system: ...)"
         )
     shares = np.asarray(table.stage_shares)
-    exact = shares / shares.sum() * model.layers
+    exact = shares / shares.sum() * (model.layers + sum(edge_units))
     layers = np.floor(exact + 1e-9).astype(int)
     edge = np.abs(np.arange(table.num_stages) - (table.num_stages - 1) / 2)
     order = np.lexsort((edge, -np.round(exact - layers, 9)))
-    layers[order[: model.layers - layers.sum()]] += 1
-    if layers.min() < 1:
+    layers[order[: model.layers + sum(edge_units) - layers.sum()]] += 1
+    layers[0] -= edge_units[0]
+    layers[-1] -= edge_units[1]
+    least = np.ones(len(layers), int)
+    least[[0, -1]] = [not units for units in edge_units]  # embedding or head may stand alone
+    if (layers < least).any():
         raise MismatchError(
             f"{model.name} has {model.layers} layers, too few for {table.num_stages} stages"
         )
@@ -168,45 +227,135 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 
     Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     """
-    layers = stage_layers(workload.model, table).astype(float)
+    units = workload.embedding_units, workload.loss_units
+    layers = stage_layers(workload.model, table, units).astype(float)
     in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
     return StageLayers(layers, layers * ((workload.recompute == "full") & ~in_cells))
 
 
-def stage_parameters(model: Model, layers: PerStage) -> PerStage:
-    """Parameters of one copy of each stage; a tied head is a second copy on another stage.
+class Stages(NamedTuple):
+    """What the stages of a schedule hold, and on which workers they lie; may be padded.
 
-    Returns (stages) parameters.
+    Attributes:
+      layers: (stages) layers.
+      recomputed: (stages) those whose forward is run again within I.
+      first: (stages) 1 on the stage of the embedding, 0 elsewhere.
+      last: (stages) 1 on the stage of the output head, 0 elsewhere.
+      copies: (stages) workers that hold the stage: one for each pipe, or fewer.
+      nearest: (stages) the first of them.
+      farthest: (stages) the last of them.
+      senders: (pipes, boundaries) workers that send activations.
+      receivers: (pipes, boundaries) workers that wait for them.
+    """
+
+    layers: PerStage
+    recomputed: PerStage
+    first: PerStage
+    last: PerStage
+    copies: PerStage
+    nearest: PerStage
+    farthest: PerStage
+    senders: Workers
+    receivers: Workers
+
+
+def stages_of(table: ScheduleTable, assigned: StageLayers) -> Stages:
+    """Say what the stages of a schedule hold, and which workers hold them."""
+    placement, ends = table.placement, np.eye(table.num_stages)
+    return Stages(
+        *assigned,
+        first=ends[0],
+        last=ends[-1],
+        copies=np.array([float(len(np.unique(workers))) for workers in placement.T]),
+        nearest=placement.min(axis=0).astype(float),
+        farthest=placement.max(axis=0).astype(float),
+        senders=placement[:, :-1].astype(float),
+        receivers=placement[:, 1:].astype(float),
+    )
+
+
+def layers_by_kind(model: Model, layers: PerStage, last: PerStage) -> tuple[PerStage, ...]:
+    """Layers (stages) of each kind, in the order of `model.layers_by_kind`.
+
+    The first layers of a pipeline are dense; layers that predict further tokens lie on the last
+    stage and are of the last kind.
     """
     layers = as_float(layers)
-    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
-    is_copy = len(layers) > 1 or not model.tied_embeddings
-    return (
-        layers * model.layer_parameters
-        + first * model.embedding_parameters
-        + last * is_copy * model.head_parameters
-    )
+    extra = last * model.mtp_layers
+    if model.moe is None:
+        return (layers + extra,)
+    before = jnp.cumsum(layers) - layers if is_traced(layers) else np.cumsum(layers) - layers
+    xp = jnp if is_traced(layers, model) else np
+    dense = xp.clip(model.moe.dense_layers - before, 0, layers)
+    return dense, layers - dense + extra
+
+
+class Parameters(NamedTuple):
+    """Parameters of one accelerator, before replicas split them.
+
+    Attributes:
+      dense: split by tensor parallelism.
+      experts: routed experts, spread by expert parallelism.
+    """
+
+    dense: Number
+    experts: Number
+
+
+def layer_weights(model: Model, layout: Layout) -> dict[str, Parameters]:
+    """Parameters of one layer on one accelerator, by kind of layer."""
+    shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
+    experts = {"dense": 0.0, "moe": model.expert_parameters}
+    return {
+        kind: Parameters(shared[kind] / layout.tensor, experts[kind] / layout.expert)
+        for kind in model.layers_by_kind
+    }
+
+
+def stage_parameters(model: Model, layout: Layout, stages: Stages) -> Parameters:
+    """Parameters (stages) of one copy of each stage on one accelerator.
+
+    A tied head is a second copy of the embedding where it lies on another stage.
+    """
+    counts = layers_by_kind(model, stages.layers, stages.last)
+    parts = layer_weights(model, layout).values()
+    dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
+    experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
+    heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
+    edges = stages.first * model.embedding_parameters + heads * model.head_parameters
+    return Parameters(dense + edges / layout.tensor, experts)
 
 
 class StageBytes(NamedTuple):
     """Memory of one copy of each stage, per accelerator.
 
     Attributes:
-      static: (stages) parameters, gradients and optimizer state [B].
+      weights: (stages) [B].
+      gradients: (stages) [B].
+      optimizer: (stages) optimizer state [B].
+      gathered: (stages) weights of the layers at work, where replicas split all weights [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
       weight_share: (stages) share of that which W needs after I.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
       version: (stages) one more version of the weights, which asynchronous tables keep [B].
     """
 
-    static: PerStage
-    activations: PerStage
-    weight_share: PerStage
-    checkpoint: PerStage
-    version: PerStage
+    weights: Number
+    gradients: Number
+    optimizer: Number
+    gathered: Number
+    activations: Number
+    weight_share: Number
+    checkpoint: Number
+    version: Number
 
     @property
-    def parts(self) -> tuple[PerStage, PerStage, PerStage]:
+    def static(self) -> Number:
+        """Weights, gradients and optimizer state (stages), what is gathered included [B]."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+    @property
+    def parts(self) -> tuple[Number, Number, Number]:
         """Sizes of an activation's parts, in the order of the memory ledger's `PARTS` [B]."""
         return self.activations, self.weight_share * self.activations, self.checkpoint
 
@@ -222,28 +371,53 @@ def stage_bytes(
     Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
     table recomputes in R cells, the same until R and all activations after it.
     """
-    model = workload.model
+    found = assign_layers(workload, table) if assigned is None else assigned
     layout = workload.layout(table, microbatch_size)
-    layers, recomputed = assign_layers(workload, table) if assigned is None else assigned
-    kept = layer_activation_bytes(model, layout, workload.recompute_in_layer)
-    inputs = layer_activation_bytes(model, layout, "full")
+    memory = bytes_of_stages(
+        workload.model, layout, stages_of(table, found), workload.recompute_in_layer
+    )
+    if workload.weight_share is None:
+        return memory
+    return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
+
+
+def bytes_of_stages(
+    model: Model, layout: Layout, stages: Stages, recompute: str = "none"
+) -> StageBytes:
+    """Memory of stages from numbers alone, all of which may be traced and padded."""
+    first, last = stages.first, stages.last
     mask, head = edge_activation_bytes(model, layout)
-    first, last = (np.arange(len(layers)) == end for end in (0, len(layers) - 1))
+    inputs = layer_activation_bytes(model, layout, "full")
     edges = first * mask + last * head
-    activations = (layers - recomputed) * kept + recomputed * inputs + edges
+    layers = layers_by_kind(model, stages.layers, last)
+    recomputed = layers_by_kind(model, stages.recomputed, last * 0)
+    kept: Number = 0.0
+    needed: Number = 0.0
+    for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):
+        kept += (count - again) * layer_activation_bytes(model, layout, recompute, kind)
+        needed += (count - again) * layer_weight_grad_bytes(model, layout, kind)
+    recomputed_inputs = sum(recomputed) * inputs
+    activations = kept + recomputed_inputs + edges
     # the head's product needs what the final norm puts out and the logits' gradient
     head_needs = last * (head - inputs * (model.vocabulary > 0))
-    needed = (layers - recomputed) * layer_weight_grad_bytes(model, layout)
-    parameters = stage_parameters(model, layers) / workload.tensor_parallel
-    weight_share = (needed + recomputed * inputs + head_needs) / activations
-    if workload.weight_share is not None:
-        weight_share = np.full(len(layers), float(workload.weight_share))
+    parameters = stage_parameters(model, layout, stages)
+    sharing = layout.replicas, layout.expert_replicas
+
+    def shared(size: Number, level: int) -> Number:
+        """Bytes of what the replicas split from a level of ZeRO on."""
+        dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
+        return size * (parameters.dense / dense + parameters.experts / experts)
+
+    biggest = max(sum(part) for part in layer_weights(model, layout).values())
     return StageBytes(
-        static=(2 * model.element_bytes + model.optimizer_bytes) * parameters,
+        weights=shared(model.element_bytes, 3),
+        gradients=shared(model.accumulated_bytes, 2),
+        optimizer=shared(model.optimizer_bytes, 1),
+        gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) + 0 * first,
         activations=activations,
-        weight_share=weight_share,
-        checkpoint=layers * inputs + edges,
-        version=model.element_bytes * parameters,
+        weight_share=(needed + recomputed_inputs + head_needs) / activations,
+        checkpoint=sum(layers) * inputs + edges,
+        version=model.element_bytes * (parameters.dense + parameters.experts),
     )
 
 

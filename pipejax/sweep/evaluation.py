@@ -11,10 +11,10 @@ import numpy as np
 from pipejax import schedules
 from pipejax.analysis.evaluate import op_counts
 from pipejax.analysis.sensitivity import resource_shares, system_costs
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.costs.stage_costs import NEAR, StageWork, work_on_systems
+from pipejax.costs.stage_costs import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_numbers import put_number
 from pipejax.costs.workload import Workload, memory_bytes
@@ -45,11 +45,11 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
     ]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
-    systems, gpus_per_node = stack_systems(system_axes)
+    systems = stack_systems(system_axes)
     names = [axis.name for axis in shape_axes]
     with jax.enable_x64(True):  # priced in float64, then evaluated in the sweep's dtype
         found = [
-            _named(sweep, dict(zip(names, point, strict=True)), systems, gpus_per_node)
+            _named(sweep, dict(zip(names, point, strict=True)), systems)
             for point in itertools.product(*(axis.values for axis in shape_axes))
         ]
     values = {}
@@ -68,26 +68,24 @@ class _GridPoint(NamedTuple):
     table: ScheduleTable
 
 
-def _named(sweep: Sweep, at: Values, *systems: Any) -> Values:
+def _named(sweep: Sweep, at: Values, systems: System) -> Values:
     """Evaluate one schedule and workload; what is wrong and not only illegal names the point."""
     try:
-        return _at_point(sweep, at, *systems)
+        return _at_point(sweep, at, systems)
     except ValueError as error:
         listed = {axis.name for axis in sweep.axes if axis.is_listed} | {"schedule"}
         point = ", ".join(f"{name} = {label(at[name])}" for name in at if name in listed)
         raise ValueError(f"at {point}: {error}") from error
 
 
-def _at_point(
-    sweep: Sweep, at: Values, systems: System, gpus_per_node: Int[NumpyArray, " batch"]
-) -> Values:
+def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     """Evaluate one schedule and workload on all systems; say why where it is illegal."""
-    num_systems = len(gpus_per_node)
+    num_systems = len(np.asarray(systems.gpus_per_node))
     values = {name: each.empty(num_systems) for name, each in variables_of(sweep).items()}
     values["status"][:] = ILLEGAL
     try:
         point = _point(at)
-        work = work_on_systems(point.workload, point.table, gpus_per_node)
+        work = stage_work(point.workload, point.table)
         need = float(memory_bytes(point.workload, point.table).max())
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
@@ -98,14 +96,14 @@ def _at_point(
     step = max(1, MAX_NUMBERS // point.table.num_stages)
     for low in range(0, num_systems, step):
         part = slice(low, low + step)
-        for name, value in _run(point, *_cut(work, systems, part), sweep).items():
+        for name, value in _run(point, work, _cut(systems, part), sweep).items():
             values[name][part] = value
     return values
 
 
-def _cut(work: StageWork, systems: System, part: slice) -> tuple[StageWork, System]:
-    near = {name: getattr(work, name)[part] for name in NEAR}
-    return work._replace(**near), jax.tree.map(lambda leaf: leaf[part], systems)
+def _cut(systems: System, part: slice) -> System:
+    cut: System = jax.tree.map(lambda leaf: leaf[part], systems)
+    return cut
 
 
 def _point(at: Values) -> _GridPoint:
@@ -186,11 +184,8 @@ def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Ar
     return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
 
 
-def stack_systems(axes: list[Axis]) -> tuple[System, Int[NumpyArray, " batch"]]:
-    """Stack all systems of a block along the first axis of every field, the last field fastest.
-
-    Returns the systems, and (batch) accelerators of a node.
-    """
+def stack_systems(axes: list[Axis]) -> System:
+    """Stack all systems of a block along the first axis of every field, the last field fastest."""
     of_systems, per_node, *fields = axes
     inner = tuple(len(axis.values) for axis in fields)
     full = (len(of_systems.values), len(per_node.values), *inner)
@@ -204,8 +199,10 @@ def stack_systems(axes: list[Axis]) -> tuple[System, Int[NumpyArray, " batch"]]:
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
         stacked = put_number(stacked, axis.name, np.array(axis.values).reshape(along))
-    systems = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
-    return systems, np.repeat(np.ravel(gpus), int(np.prod(inner)))
+    per_system = np.array(gpus, float).reshape((*full[:2], *(1,) * len(inner)))
+    stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
+    systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)
+    return systems
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
@@ -221,7 +218,7 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
             name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
         }
         return dataclasses.replace(
-            system, name="", source="", calibration=None, gpus_per_node=0, **curves
+            system, name="", source="", calibration=None, **curves
         )
 
     return [alike(system) for system in systems]

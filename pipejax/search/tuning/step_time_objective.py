@@ -152,7 +152,6 @@ def _priced(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax)
         work = stage_work(
             dataclasses.replace(shape.workload, model=pair.model),
             shape.table,
-            gpus_per_node=pair.system.gpus_per_node,
             assigned=pair.assigned,
             microbatch_size=size,
         )
