@@ -19,7 +19,7 @@ from pipejax.costs.flop import head_flop, layer_flop, step_flop
 from pipejax.costs.layout import Layout
 from pipejax.costs.model import RECOMPUTE, model_names
 from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
-from pipejax.costs.workload import stage_bytes, stage_layers, stage_parameters
+from pipejax.costs.workload import Stages, stage_bytes, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
@@ -173,7 +173,9 @@ def everything_of(model, size, layers):
     functions = (layer_weight_grad_bytes, edge_activation_bytes, boundary_bytes)
     parts |= {function.__name__: function(model, layout) for function in functions}
     parts["head flop"] = head_flop(model, size)
-    return parts | {"stages": stage_parameters(model, layers)}
+    ends = np.eye(len(layers))
+    stages = Stages(layers, layers, ends[0], ends[-1], *[ends[0]] * 5)
+    return parts | {"stages": stage_parameters(model, layout, stages)}
 
 
 @pytest.mark.compiles
@@ -307,7 +309,8 @@ def test_memory():
     model = pj.load_model("gpt-22b")
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     workload = pj.Workload(model, minibatch=8, tensor_parallel=8)
-    static, activations, *_ = stage_bytes(workload, table)
+    memory = stage_bytes(workload, table)
+    static, activations = memory.static, memory.activations
     # two bytes of parameter and gradient, twelve of optimizer; the head counts on the last stage
     total = model.parameters + model.head_parameters
     assert static.sum() == pytest.approx(16 * total / 8)

@@ -39,8 +39,8 @@ POWER: Mapping[str, int] = {
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
-# the numbers of a model; the rest is static
-MODEL_PARAMETERS = tuple(part.name for part in dataclasses.fields(Model) if not part.metadata)
+# the numbers that every model has; the rest is static, or of some kinds of layers only
+MODEL_PARAMETERS = tuple(part.name for part in dataclasses.fields(Model) if part.type == Number)
 PARAMETERS = (
     *RESOURCES,
     *EFFICIENCIES,

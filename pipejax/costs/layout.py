@@ -67,6 +67,8 @@ class Layout:
       data: d, replicas.
       pipeline: P, workers of one pipeline.
       sequence_parallel: 1 where the t accelerators split norms, dropout and messages too, else 0.
+      scatter_gather: 1 where each of the t accelerators sends its part of a message, which is
+        gathered behind it, else 0.
       zero: what the replicas split: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
       microbatch_size: b [sequences].
       precision: of the products, by name.
@@ -79,6 +81,7 @@ class Layout:
     data: Number = 1.0
     pipeline: Number = 1.0
     sequence_parallel: Number = 0.0
+    scatter_gather: Number = 0.0
     zero: Number = 0.0
     microbatch_size: Number = 1.0
     precision: str = dataclasses.field(default="bf16", metadata={"static": True})
@@ -92,6 +95,12 @@ class Layout:
     def shared_by(self) -> Number:
         """Accelerators of a worker that split what tensor parallelism alone leaves whole."""
         return 1 + (self.tensor - 1) * self.sequence_parallel
+
+    @property
+    def message_shared_by(self) -> Number:
+        """Accelerators of a worker that send a part of each message."""
+        is_split = 1 - (1 - self.sequence_parallel) * (1 - self.scatter_gather)
+        return 1 + (self.tensor - 1) * is_split
 
     @property
     def replicas(self) -> Number:

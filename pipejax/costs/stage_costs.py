@@ -17,13 +17,7 @@ from pipejax.base.checks import check_types
 from pipejax.costs.activations import boundary_bytes
 from pipejax.costs.collectives import collective_time
 from pipejax.costs.costs import Costs
-from pipejax.costs.kernel_time import (
-    device_time,
-    host_time,
-    phase_time,
-    prices_kernels,
-    update_time,
-)
+from pipejax.costs.kernel_time import device_time, host_time, phase_time, update_time
 from pipejax.costs.layer_collectives import (
     Collective,
     embedding_collectives,
@@ -182,7 +176,7 @@ def work_of_stages(
             Parameters(model.head_parameters / layout.tensor, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
-        message_bytes=boundary_bytes(model, layout),
+        message_bytes=boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by,
         parameters=parameters,
         gradient_bytes=model.accumulated_bytes,
         element_bytes=element,
@@ -266,7 +260,7 @@ def _part(work: StageWork, system: System, part: PartWork, phase: str) -> _Secon
             (part.whole, part.whole_collectives),
         )
     )
-    device = jnp.where(prices_kernels(system) > 0, by_kernel, whole)
+    device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
     kind = "reduce_scatter" if phase == "weight_grad" else "all_gather"
     gather = sum(
         collective_time(system, kind, weights * work.element_bytes, ranks.on(system.gpus_per_node))
@@ -375,7 +369,7 @@ def _update(work: StageWork, system: System, forward: Number) -> PerStage:
     exposed = exposed_buckets(gather, forward, jnp.maximum(sum(work.layers), 1.0))
     after = jnp.where(work.overlap > 0, exposed, gather)
     gathered = jnp.where((zero >= 1) & (zero < 3), after, 0.0)
-    return update_time(system, own, own * work.update_bytes) + gathered
+    return update_time(system, own * work.update_bytes) + gathered
 
 
 def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:

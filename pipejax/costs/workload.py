@@ -50,6 +50,7 @@ class Workload:
       minibatch: sequences per step and pipeline.
       tensor_parallel: accelerators that make up one worker.
       sequence_parallel: whether they split norms, dropout and messages too.
+      scatter_gather: whether each of them sends its part of a message, which is gathered behind it.
       context_parallel: accelerators that split every sequence, beside tensor_parallel.
       expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
@@ -83,6 +84,7 @@ class Workload:
     data_parallel: int = 1
     recompute: str = "none"
     weight_share: float | None = None
+    scatter_gather: bool = False
     context_parallel: int = 1
     expert_parallel: int = 1
     zero: int = 0
@@ -96,6 +98,7 @@ class Workload:
         """Check the numbers."""
         check_types(model=(self.model, Model), overlap=(self.overlap, bool))
         check_types(sequence_parallel=(self.sequence_parallel, bool))
+        check_types(scatter_gather=(self.scatter_gather, bool))
         for name, (least, most) in _COUNTS.items():
             count = whole_number(getattr(self, name), name, least=least, most=most)
             object.__setattr__(self, name, count)
@@ -126,6 +129,7 @@ class Workload:
             data=self.data_parallel,
             pipeline=table.num_workers,
             sequence_parallel=float(self.sequence_parallel),
+            scatter_gather=float(self.scatter_gather),
             zero=self.zero,
             microbatch_size=size,
             precision=self.precision,

@@ -217,8 +217,6 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         curves: dict[str, Any] = {
             name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
         }
-        return dataclasses.replace(
-            system, name="", source="", calibration=None, **curves
-        )
+        return dataclasses.replace(system, name="", source="", calibration=None, **curves)
 
     return [alike(system) for system in systems]

@@ -83,8 +83,10 @@ class ActivationOptions(NamedTuple):
             raise ValueError("--activation-sizes does not go with --model, which has its own")
         from pipejax.costs.workload import stage_bytes
 
-        static, whole, shares, inputs, version = map(np.asarray, stage_bytes(workload, table))
-        lasting = static_bytes(table, static, version)
+        memory = stage_bytes(workload, table)
+        lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))
+        parts = memory.activations, memory.weight_share, memory.checkpoint
+        whole, shares, inputs = map(np.asarray, parts)
         return StageSizes("bytes", whole, shares, inputs, lasting)
 
 
