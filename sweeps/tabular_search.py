@@ -20,7 +20,8 @@ import pipejax as pj
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.provenance import provenance
 from pipejax.costs.costs import Costs
-from pipejax.costs.stage_costs import StageWork, stage_work, work_costs
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import System
 from sweeps.command import write
 from sweeps.tabular_fit import CHIMERA, FITTED_TO, HANAYO

@@ -12,7 +12,8 @@ import pipejax as pj
 from pipejax.analysis import sensitivity
 from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import stage_work, work_costs
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import stage_work
 from pipejax.costs.system import FIELDS
 from pipejax.costs.workload import assign_layers
 

@@ -12,7 +12,8 @@ import pytest
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import stage_work, work_costs
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import stage_work
 from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.memory_ledger import PARTS

@@ -20,7 +20,8 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
-from pipejax.costs.stage_costs import StageWork, stage_work, work_costs
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import Found, makespans

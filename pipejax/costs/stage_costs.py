@@ -1,193 +1,40 @@
-"""The work of a schedule's stages, and the seconds that a system takes for it.
+"""The seconds that a system takes for the work of a schedule's stages.
 
-`StageWork` depends on model, layout and schedule, never on the speed of a machine; `work_costs`
-turns it into seconds. Both are pytrees of arrays: one compilation serves all models of one kind,
-all layouts and systems, and every number may be batched or differentiated. `stage_work` is for one
-schedule; `work_of_stages` counts the same from numbers alone, which may be padded and traced.
+`work_costs` is a pytree of arrays in, a pytree of arrays out: one compilation serves all models of
+one kind, all layouts and systems, and every number may be batched or differentiated. Kernels and
+exchanges of one kind are priced as one array, which keeps that compilation short.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import check_types
-from pipejax.costs.activations import boundary_bytes
 from pipejax.costs.collectives import collective_time
 from pipejax.costs.costs import Costs
 from pipejax.costs.kernel_time import device_time, host_time, phase_time, update_time
-from pipejax.costs.layer_collectives import (
-    Collective,
-    embedding_collectives,
-    head_collectives,
-    layer_collectives,
-    whole_layer_collectives,
-)
-from pipejax.costs.layer_ops import (
-    LayerOp,
-    embedding_ops,
-    head_ops,
-    layer_ops,
-    whole_head,
-    whole_layer,
-)
-from pipejax.costs.layout import Group, Layout
+from pipejax.costs.layer_collectives import Collective
+from pipejax.costs.layer_ops import LayerOp
+from pipejax.costs.layout import Group
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
 from pipejax.costs.precision import in_float64
+from pipejax.costs.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system import Link, Number, System
-from pipejax.costs.workload import (
-    Parameters,
-    PerStage,
-    StageLayers,
-    Stages,
-    Workload,
-    assign_layers,
-    layer_weights,
-    layers_by_kind,
-    stage_parameters,
-    stages_of,
-)
+from pipejax.costs.workload import PerStage, Workload
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
-PerKind = tuple[PerStage, ...]
-
-
-class PartWork(NamedTuple):
-    """Work of one layer, of the embedding or of the head, on one accelerator.
-
-    Attributes:
-      ops: its kernels.
-      collectives: exchanges beside and between them.
-      whole: all kernels as one op, for systems that price layers, not kernels.
-      whole_collectives: exchanges that go with it.
-      weights: parameters of one accelerator, which replicas may split.
-    """
-
-    ops: tuple[LayerOp, ...]
-    collectives: tuple[Collective, ...]
-    whole: tuple[LayerOp, ...]
-    whole_collectives: tuple[Collective, ...]
-    weights: Parameters
-
-
-class StageWork(NamedTuple):
-    """What one accelerator of every stage computes, moves and sends for one microbatch.
-
-    Attributes:
-      layout: degrees of parallelism.
-      stages: where they lie.
-      layers: (stages) layers of each kind.
-      recomputed: (stages) those of each kind whose forward is run again within I.
-      kinds: work of one layer, by kind.
-      embedding: work of the embedding.
-      head: work of the output head and its loss.
-      heads: (stages) output heads: one on the last stage, and one for each further token.
-      message_bytes: bytes of one message.
-      parameters: of one accelerator, before replicas split them.
-      gradient_bytes: bytes per parameter in the gradient exchange.
-      element_bytes: bytes per weight.
-      update_bytes: bytes per parameter that the optimizer reads and writes.
-      tied_parameters: of an embedding that first and last stage both hold.
-      overlap: 1 where gradients travel beside compute, else 0.
-    """
-
-    layout: Layout
-    stages: Stages
-    layers: PerKind
-    recomputed: PerKind
-    kinds: tuple[PartWork, ...]
-    embedding: PartWork
-    head: PartWork
-    heads: PerStage
-    message_bytes: Number
-    parameters: Parameters
-    gradient_bytes: Number
-    element_bytes: Number
-    update_bytes: Number
-    tied_parameters: Number
-    overlap: Number
-
-
-def stage_work(
-    workload: Workload,
-    table: ScheduleTable,
-    *,
-    assigned: StageLayers | None = None,
-    microbatch_size: Number | None = None,
-) -> StageWork:
-    """Count what every op and message of a schedule computes, moves and sends."""
-    found = assign_layers(workload, table) if assigned is None else assigned
-    return work_of_stages(
-        workload.model,
-        workload.layout(table, microbatch_size),
-        stages_of(table, found),
-        recompute=workload.recompute_in_layer,
-        overlap=float(workload.overlap),
-    )
-
-
-def work_of_stages(
-    model: Model,
-    layout: Layout,
-    stages: Stages,
-    *,
-    recompute: str = "none",
-    overlap: Number = 0.0,
-) -> StageWork:
-    """Count the work of stages from numbers alone, all of which may be traced.
-
-    Full recomputation is the layers' forward once more, in I or, where the table has R cells for
-    the stage, in R; `recompute` is what a layer itself recomputes, "none" or "selective".
-    """
-    parameters = stage_parameters(model, layout, stages)
-    element = model.element_bytes
-    tied = model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
-    return StageWork(
-        layout=layout,
-        stages=stages,
-        layers=layers_by_kind(model, stages.layers, stages.last),
-        recomputed=layers_by_kind(model, stages.recomputed, 0 * stages.last),
-        kinds=tuple(
-            PartWork(
-                layer_ops(model, layout, kind, recompute),
-                layer_collectives(model, layout, kind),
-                whole_layer(model, layout, kind, recompute),
-                whole_layer_collectives(model, layout),
-                weights,
-            )
-            for kind, weights in layer_weights(model, layout).items()
-        ),
-        embedding=PartWork(
-            embedding_ops(model, layout),
-            embedding_collectives(model, layout),
-            (),
-            (),
-            Parameters(0.0, 0.0),
-        ),
-        head=PartWork(
-            head_ops(model, layout),
-            head_collectives(model, layout),
-            whole_head(model, layout),
-            (),
-            Parameters(model.head_parameters / layout.tensor, 0.0),
-        ),
-        heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
-        message_bytes=boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by,
-        parameters=parameters,
-        gradient_bytes=model.accumulated_bytes,
-        element_bytes=element,
-        update_bytes=2 * element + 2 * model.optimizer_bytes,
-        tied_parameters=tied,
-        overlap=overlap,
-    )
+FORWARD, _, WEIGHT_GRAD = range(len(PHASES))
+ByPhase = Float[Array, " phases"]
 
 
 class _Seconds(NamedTuple):
-    """What a phase takes on accelerator and host, each alone [s]."""
+    """What phases take on accelerator and host, each alone [s]."""
 
     device: Number
     host: Number
@@ -205,9 +52,11 @@ def work_costs(work: StageWork, system: System) -> Costs:
     On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
     as the slower of both, joined smoothly.
     """
-    forward, input_grad, weight_grad = (_phase(work, system, phase) for phase in PHASES)
-    again = _layers(work, system, "forward", work.recomputed)
-    input_grad += again
+    parts = _parts(work, system)
+    forward, input_grad, weight_grad = (
+        _phase(work, system, parts, each) for each in range(len(PHASES))
+    )
+    input_grad += _layers(parts, FORWARD, work.recomputed)
 
     def lasts(seconds: _Seconds) -> Number:
         return phase_time(system, *seconds)
@@ -218,7 +67,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
         backward=lasts(input_grad + weight_grad),
         input_grad=lasts(input_grad),
         weight_grad=lasts(weight_grad),
-        recompute=lasts(_layers(work, system, "forward", work.layers)),
+        recompute=lasts(_layers(parts, FORWARD, work.layers)),
         all_reduce=_gradient_exchange(work, system, lasts(input_grad + weight_grad)),
         update=_update(work, system, lasts(forward)),
         latency=_both_ways(near.latency),
@@ -226,70 +75,129 @@ def work_costs(work: StageWork, system: System) -> Costs:
     )
 
 
-def _phase(work: StageWork, system: System, phase: str) -> _Seconds:
+def _phase(work: StageWork, system: System, parts: Sequence[_Seconds], phase: int) -> _Seconds:
     """Seconds (stages) of one microbatch's F, I or W, without what full recomputation adds."""
-    edges = [
-        _part(work, system, part, phase) * where
-        for part, where in ((work.embedding, work.stages.first), (work.head, work.heads))
-    ]
-    passes = 0.0 if phase == "weight_grad" else 1.0  # I and W are one pass of the host
+    *_, embedding, head = parts
+    passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     once = _Seconds(0.0, host_time(system, microbatches=passes))
-    return sum(edges, _layers(work, system, phase, work.layers) + once)
+    edges = _at(embedding, phase) * work.stages.first + _at(head, phase) * work.heads
+    return _layers(parts, phase, work.layers) + edges + once
 
 
-def _layers(work: StageWork, system: System, phase: str, layers: PerKind) -> _Seconds:
+def _layers(parts: Sequence[_Seconds], phase: int, layers: PerKind) -> _Seconds:
     """Seconds (stages) of so many layers (stages) of each kind."""
-    found = _Seconds(0.0, 0.0)
-    for part, count in zip(work.kinds, layers, strict=True):
-        own = _Seconds(0.0, host_time(system, layers=1.0))
-        found += (_part(work, system, part, phase) + own) * count
-    return found
+    *kinds, _, _ = parts
+    each = [_at(part, phase) * count for part, count in zip(kinds, layers, strict=True)]
+    return _Seconds(*(sum(column) for column in zip(*each, strict=True)))
 
 
-def _part(work: StageWork, system: System, part: PartWork, phase: str) -> _Seconds:
-    """Seconds of one layer, of the embedding or of the head.
+def _at(part: _Seconds, phase: int) -> _Seconds:
+    return _Seconds(jnp.asarray(part.device)[phase], jnp.asarray(part.host)[phase])
+
+
+def _parts(work: StageWork, system: System) -> list[_Seconds]:
+    """Seconds (phases) of one layer of each kind, of the embedding and of the head.
 
     Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
     their gradients are given back so: what is longer counts.
     """
-    by_kernel, whole = (
-        sum((device_time(system, op, phase) for op in ops), 0.0)
-        + sum((_exposed(work, system, part, each, phase) for each in collectives), 0.0)
-        for ops, collectives in (
-            (part.ops, part.collectives),
-            (part.whole, part.whole_collectives),
+    kernels = iter(_kernels(system, [op for part in work.parts for op in (*part.ops, *part.whole)]))
+    exchanges = (
+        each for part in work.parts for each in (*part.collectives, *part.whole_collectives)
+    )
+    waits = iter(_exchanges(work, system, list(exchanges)))
+    found = []
+    is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
+    for part, gathers, layers in zip(work.parts, _gathers(work, system), is_layer, strict=True):
+        by_kernel = _device(work, part.ops, part.collectives, kernels, waits)
+        whole = _device(work, part.whole, part.whole_collectives, kernels, waits)
+        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
+        sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gathers), device)
+        host = host_time(
+            system,
+            launches=sum((_array(op.launches) for op in part.ops), jnp.zeros(len(PHASES))),
+            collectives=sum((_array(each.count) for each in part.collectives), 0.0),
+            layers=layers,
         )
-    )
-    device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
-    kind = "reduce_scatter" if phase == "weight_grad" else "all_gather"
-    gather = sum(
-        collective_time(system, kind, weights * work.element_bytes, ranks.on(system.gpus_per_node))
-        for weights, ranks in zip(part.weights, work.layout.replica_groups, strict=True)
-    )
-    sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gather), device)
-    launches = sum((getattr(op.launches, phase) for op in part.ops), 0.0)
-    collectives = sum((getattr(each.count, phase) for each in part.collectives), 0.0)
-    return _Seconds(sharded, host_time(system, launches=launches, collectives=collectives))
+        found.append(_Seconds(sharded, host))
+    return found
 
 
-def _exposed(
-    work: StageWork, system: System, part: PartWork, exchange: Collective, phase: str
-) -> Number:
-    """Seconds of an exchange within a layer that compute does not hide."""
+def _device(
+    work: StageWork,
+    ops: Iterable[LayerOp],
+    exchanges: Iterable[Collective],
+    kernels: Iterator[ByPhase],
+    waits: Iterator[ByPhase],
+) -> ByPhase:
+    """Seconds (phases) of ops and of what compute does not hide of their exchanges."""
+    total = attention = jnp.zeros(len(PHASES))
+    for op in ops:
+        seconds = next(kernels)
+        total = total + seconds
+        attention = attention + seconds * (op.kind == "attention")
+    for exchange in exchanges:
+        wait = next(waits)
+        if exchange.beside == "attention":
+            wait = jnp.asarray(exposed_ring(wait, attention, work.layout.context))
+        total = total + wait
+    return total
+
+
+def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
+    """Seconds (phases) of each op: those of one kind and precision as one array."""
+    kinds = [(op.kind, op.precision) for op in ops]
+    found: dict[int, ByPhase] = {}
+    for kind in dict.fromkeys(kinds):
+        members = [index for index, each in enumerate(kinds) if each == kind]
+        alike = _stacked([dataclasses.replace(ops[index], name="") for index in members])
+        columns = [device_time(system, alike, phase) for phase in PHASES]
+        seconds = jnp.stack(columns, axis=-1)  # (ops, phases)
+        found |= {index: seconds[row] for row, index in enumerate(members)}
+    return [found[index] for index in range(len(ops))]
+
+
+def _exchanges(work: StageWork, system: System, exchanges: Sequence[Collective]) -> list[ByPhase]:
+    """Seconds (phases) of each exchange within a layer: those of one kind as one array."""
     groups = {
         "tensor": work.layout.tensor_group,
         "context": work.layout.context_group,
         "expert": work.layout.expert_group,
     }
-    group = groups[exchange.group].on(system.gpus_per_node)
-    count = getattr(exchange.count, phase)
-    volume = getattr(exchange.volume, phase)
-    seconds = count * collective_time(system, exchange.kind, volume, group)
-    if exchange.beside != "attention":
-        return seconds
-    beside = [op for op in part.ops if op.kind == "attention"]
-    attention = sum((device_time(system, op, phase) for op in beside), 0.0)
-    return exposed_ring(seconds, attention, group.size)
+    sizes = {name: ranks.on(system.gpus_per_node) for name, ranks in groups.items()}
+    found: dict[int, ByPhase] = {}
+    for kind in dict.fromkeys(each.kind for each in exchanges):
+        members = [index for index, each in enumerate(exchanges) if each.kind == kind]
+        volume, count = (
+            jnp.stack([_array(getattr(exchanges[index], name)) for index in members])
+            for name in ("volume", "count")
+        )
+        group = _stacked([sizes[exchanges[index].group] for index in members])
+        columns = Group(*(each[:, None] for each in group))
+        seconds = jnp.asarray(collective_time(system, kind, volume, columns, count))
+        found |= {index: seconds[row] for row, index in enumerate(members)}
+    return [found[index] for index in range(len(exchanges))]
+
+
+def _gathers(work: StageWork, system: System) -> list[ByPhase]:
+    """Seconds (phases) in which split weights of each part are gathered, and gradients summed."""
+    weights = jnp.stack([_array(part.weights) for part in work.parts])  # (parts, groups)
+    group = _stacked([ranks.on(system.gpus_per_node) for ranks in work.layout.replica_groups])
+    volume = weights * work.element_bytes
+    gather, reduce = (
+        jnp.where(volume > 0, collective_time(system, kind, volume, group), 0.0).sum(axis=1)
+        for kind in ("all_gather", "reduce_scatter")
+    )
+    return list(jnp.stack([gather, gather, reduce], axis=-1))
+
+
+def _array(values: Sequence[Number]) -> Float[Array, " values"]:
+    return jnp.stack([jnp.asarray(value, float) for value in values])
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """One tree of arrays (trees) from several of numbers."""
+    return jax.tree.map(lambda *leaves: _array(leaves), *trees)
 
 
 def _message_link(work: StageWork, system: System) -> Link:
@@ -310,14 +218,13 @@ def _exchange(work: StageWork, system: System, kind: str, element: Number) -> Pe
     """
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
-    copies_inside = jnp.where(near, stages.copies, 1.0)
-    total = jnp.zeros_like(stages.copies)
-    for parameters, ranks in zip(work.parameters, layout.replica_groups, strict=True):
-        size, inside = ranks.on(system.gpus_per_node)
-        group = Group(size * stages.copies, inside * copies_inside)
-        seconds = collective_time(system, kind, parameters * element, group)
-        total = total + jnp.where(parameters > 0, seconds, 0.0)
-    return total
+    size, inside = _stacked([ranks.on(system.gpus_per_node) for ranks in layout.replica_groups])
+    group = Group(
+        size[:, None] * stages.copies, inside[:, None] * jnp.where(near, stages.copies, 1.0)
+    )
+    volume = jnp.stack([part + 0 * stages.copies for part in work.parameters]) * element
+    seconds = collective_time(system, kind, volume, group)  # (groups, stages)
+    return jnp.where(volume > 0, seconds, 0.0).sum(axis=0)
 
 
 def _gradient_exchange(work: StageWork, system: System, backward: Number) -> PerStage:
