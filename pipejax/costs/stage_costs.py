@@ -17,8 +17,8 @@ from pipejax.base.checks import check_types
 from pipejax.costs.collectives import collective_time
 from pipejax.costs.costs import Costs
 from pipejax.costs.kernel_time import device_time, host_time, phase_time, update_time
+from pipejax.costs.kernels import LayerOp
 from pipejax.costs.layer_collectives import Collective
-from pipejax.costs.layer_ops import LayerOp
 from pipejax.costs.layout import Group
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
@@ -182,7 +182,8 @@ def _exchanges(work: StageWork, system: System, exchanges: Sequence[Collective])
 def _gathers(work: StageWork, system: System) -> list[ByPhase]:
     """Seconds (phases) in which split weights of each part are gathered, and gradients summed."""
     weights = jnp.stack([_array(part.weights) for part in work.parts])  # (parts, groups)
-    group = _stacked([ranks.on(system.gpus_per_node) for ranks in work.layout.replica_groups])
+    ranks = [each.on(system.gpus_per_node) for each in work.layout.replica_groups]
+    group = Group(*(each[None, :] for each in _stacked(ranks)))
     volume = weights * work.element_bytes
     gather, reduce = (
         jnp.where(volume > 0, collective_time(system, kind, volume, group), 0.0).sum(axis=1)
@@ -220,7 +221,8 @@ def _exchange(work: StageWork, system: System, kind: str, element: Number) -> Pe
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     size, inside = _stacked([ranks.on(system.gpus_per_node) for ranks in layout.replica_groups])
     group = Group(
-        size[:, None] * stages.copies, inside[:, None] * jnp.where(near, stages.copies, 1.0)
+        size[:, None] * stages.copies[None, :],
+        inside[:, None] * jnp.where(near, stages.copies, 1.0)[None, :],
     )
     volume = jnp.stack([part + 0 * stages.copies for part in work.parameters]) * element
     seconds = collective_time(system, kind, volume, group)  # (groups, stages)

@@ -8,6 +8,7 @@ that many layouts are one batch.
 from typing import NamedTuple
 
 from pipejax.costs.activations import boundary_bytes
+from pipejax.costs.kernels import LayerOp
 from pipejax.costs.layer_collectives import (
     Collective,
     embedding_collectives,
@@ -16,7 +17,6 @@ from pipejax.costs.layer_collectives import (
     whole_layer_collectives,
 )
 from pipejax.costs.layer_ops import (
-    LayerOp,
     embedding_ops,
     head_ops,
     layer_ops,
