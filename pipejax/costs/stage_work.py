@@ -27,7 +27,7 @@ from pipejax.costs.layout import Layout
 from pipejax.costs.model import Model
 from pipejax.costs.system import Number
 from pipejax.costs.workload import (
-    Parameters,
+    ParameterCounts,
     PerStage,
     StageLayers,
     Stages,
@@ -58,7 +58,7 @@ class PartWork(NamedTuple):
     collectives: tuple[Collective, ...]
     whole: tuple[LayerOp, ...]
     whole_collectives: tuple[Collective, ...]
-    weights: Parameters
+    weights: ParameterCounts
 
 
 class StageWork(NamedTuple):
@@ -91,7 +91,7 @@ class StageWork(NamedTuple):
     head: PartWork
     heads: PerStage
     message_bytes: Number
-    parameters: Parameters
+    parameters: ParameterCounts
     gradient_bytes: Number
     element_bytes: Number
     update_bytes: Number
@@ -158,14 +158,14 @@ def work_of_stages(
             embedding_collectives(model, layout),
             (),
             (),
-            Parameters(0.0, 0.0),
+            ParameterCounts(0.0, 0.0),
         ),
         head=PartWork(
             head_ops(model, layout),
             head_collectives(model, layout),
             whole_head(model, layout),
             (),
-            Parameters(model.head_parameters / layout.tensor, 0.0),
+            ParameterCounts(model.head_parameters / layout.tensor, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
         message_bytes=boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by,

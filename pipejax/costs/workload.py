@@ -294,7 +294,7 @@ def layers_by_kind(model: Model, layers: PerStage, last: PerStage) -> tuple[PerS
     return dense, layers - dense + extra
 
 
-class Parameters(NamedTuple):
+class ParameterCounts(NamedTuple):
     """Parameters of one accelerator, before replicas split them.
 
     Attributes:
@@ -306,17 +306,17 @@ class Parameters(NamedTuple):
     experts: Number
 
 
-def layer_weights(model: Model, layout: Layout) -> dict[str, Parameters]:
+def layer_weights(model: Model, layout: Layout) -> dict[str, ParameterCounts]:
     """Parameters of one layer on one accelerator, by kind of layer."""
     shared = {"dense": model.layer_parameters, "moe": model.shared_parameters}
     experts = {"dense": 0.0, "moe": model.expert_parameters}
     return {
-        kind: Parameters(shared[kind] / layout.tensor, experts[kind] / layout.expert)
+        kind: ParameterCounts(shared[kind] / layout.tensor, experts[kind] / layout.expert)
         for kind in model.layers_by_kind
     }
 
 
-def stage_parameters(model: Model, layout: Layout, stages: Stages) -> Parameters:
+def stage_parameters(model: Model, layout: Layout, stages: Stages) -> ParameterCounts:
     """Parameters (stages) of one copy of each stage on one accelerator.
 
     A tied head is a second copy of the embedding where it lies on another stage.
@@ -327,7 +327,7 @@ def stage_parameters(model: Model, layout: Layout, stages: Stages) -> Parameters
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
     edges = stages.first * model.embedding_parameters + heads * model.head_parameters
-    return Parameters(dense + edges / layout.tensor, experts)
+    return ParameterCounts(dense + edges / layout.tensor, experts)
 
 
 class StageBytes(NamedTuple):
