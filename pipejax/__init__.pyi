@@ -50,6 +50,7 @@ from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order
 from pipejax.search.tuning.tune import tune as tune
 from pipejax.sweep.declaration import read_sweep as read_sweep
+from pipejax.sweep.plan.plan import plan as plan
 from pipejax.sweep.run import run_sweep as run_sweep
 
 __version__: str

@@ -45,6 +45,7 @@ NAMES = [
     "memory_bytes",
     "optimize",
     "order",
+    "plan",
     "read_costs",
     "read_sweep",
     "read_table",

@@ -419,8 +419,7 @@ def bytes_of_stages(
         optimizer=shared(model.optimizer_bytes, 1),
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) + 0 * first,
         activations=activations,
-        # a stage that holds the embedding alone may leave nothing
-        weight_share=(needed + recomputed_inputs + head_needs) / (activations + (activations == 0)),
+        weight_share=(needed + recomputed_inputs + head_needs) / activations,
         checkpoint=sum(layers) * inputs + edges,
         version=model.element_bytes * (parameters.dense + parameters.experts),
     )

@@ -1,0 +1,237 @@
+"""`pipejax plan`: the layout of a training job that takes the shortest step."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+import pipejax as pj
+from pipejax.base.interruption import if_interrupted
+from pipejax.cli.options.declared import Count, JsonFlag, Text, flag
+from pipejax.cli.output.files import (
+    DRAWING,
+    NO_OUTPUT,
+    PLAN,
+    SWEEPS,
+    Output,
+    check_modules,
+    drawing,
+    end_all,
+)
+from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
+from pipejax.cli.output.report import grid, print_all, print_plain, print_written, progress
+
+if TYPE_CHECKING:
+    from pipejax.sweep.plan.result import PlannedLayout, PlanResult
+
+COLUMNS = {  # of the report: what stands over each degree
+    "schedule": "schedule",
+    "tensor": "t",
+    "context": "c",
+    "expert": "e",
+    "data": "d",
+    "pipeline": "p",
+    "stages_per_worker": "v",
+    "microbatch_size": "b",
+    "microbatches": "M",
+    "zero": "ZeRO",
+    "recompute": "recompute",
+    "embedding_units": "edges",
+}
+
+
+class LayoutChoices(NamedTuple):
+    """Values of the axes that are searched, each a number or several.
+
+    Attributes:
+      tensor: Degrees t, as 4,8; all inside a node if not given.
+      context: Degrees c.
+      expert: Degrees e.
+      data: Replicas d.
+      pipeline: Workers p of a pipeline.
+      stages_per_worker: Stages v of a worker; up to 16 that divide the layers if not given.
+      microbatch_size: Microbatch sizes b in sequences.
+      recompute: Recomputation: none, selective, full.
+      zero: What replicas split: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too).
+      edge_units: Layers that embedding and head each count as, as 0,1.
+    """
+
+    tensor: Text = None
+    context: Text = None
+    expert: Text = None
+    data: Text = None
+    pipeline: Text = None
+    stages_per_worker: Text = None
+    microbatch_size: Text = None
+    recompute: Text = None
+    zero: Text = None
+    edge_units: Text = None
+
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """Read the values of each axis that is given."""
+        given = {name: text for name, text in self._asdict().items() if text is not None}
+        return {name: tuple(_values(name, text)) for name, text in given.items()}
+
+
+def _values(name: str, text: str) -> list[Any]:
+    """Read values that commas separate."""
+    words = [word.strip() for word in text.split(",")]
+    if name == "recompute":
+        return words
+    for word in words:
+        if not word.isdecimal():
+            raise ValueError(f"{flag(name)} must be whole numbers, as 1,2,4, got {text!r}")
+    return [int(word) for word in words]
+
+
+def plan(
+    choices: LayoutChoices,
+    links: pj.Links,
+    model: str,
+    system: str,
+    gpus: Count,
+    minibatch: Count,
+    schedules: Annotated[
+        str, typer.Option(help="Schedules to choose from.")
+    ] = "1f1b,interleaved-1f1b,zb-h1",
+    sequence: Annotated[int | None, typer.Option(min=1)] = None,
+    precision: str = "bf16",
+    rank_order: str = "tp-cp-ep-dp-pp",
+    overlap: bool = False,
+    scatter_gather: bool = False,
+    runners_up: Annotated[int, typer.Option(min=0)] = 9,
+    exhaustive: bool = False,
+    out: Annotated[Output, PLAN] = NO_OUTPUT,
+    resume: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+    json: JsonFlag = False,
+) -> None:
+    """Find the layout of a training job that takes the shortest step, among all that fit.
+
+    Options:
+      model: Model: a name or a JSON file.
+      system: System: a name or a JSON file.
+      gpus: Accelerators, all of which are used.
+      minibatch: Sequences per step of the whole job.
+      sequence: Tokens of a sequence; the model's own if not given.
+      precision: Precision of the products.
+      rank_order: How ranks are numbered: tp-cp-ep-dp-pp or tp-pp-dp.
+      overlap: Let gradients travel beside compute.
+      scatter_gather: Split messages between stages over the t accelerators of a worker.
+      runners_up: How many layouts after the best to show.
+      exhaustive: Evaluate every layout exactly; else only those that can be among the best.
+      out: Table of all layouts: .zarr, or .csv.
+      resume: Go on with a store that is there.
+      figure: Picture of step time against memory, its front exact: .png, .pdf or .svg.
+    """
+    if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
+        raise ValueError("--resume goes on with --out STORE.zarr, without --force")
+    check_modules("plan needs", SWEEPS, "sweeps")
+    transformer = pj.load_model(model)
+    if sequence is not None:
+        transformer = dataclasses.replace(transformer, sequence=sequence)
+
+    def say() -> str | None:
+        return (
+            None
+            if out.path is None or out.path.suffix != ".zarr"
+            else (f"{out.path} keeps what was evaluated, go on with --resume")
+        )
+
+    with if_interrupted(say), progress("layouts", None) as bar:
+        found = pj.plan(
+            transformer,
+            pj.load_system(system),
+            gpus=gpus,
+            minibatch=minibatch,
+            schedules=[name.strip() for name in schedules.split(",")],
+            choices=choices.values(),
+            link=links,
+            overlap=overlap,
+            scatter_gather=scatter_gather,
+            precision=precision,
+            rank_order=rank_order,
+            runners_up=runners_up,
+            exhaustive=exhaustive,
+            front=figure.path is not None,
+            out=out.path,
+            resume=resume,
+            replace=out.force,
+            on_progress=lambda what, done, total: bar.move(
+                description=f"layouts {what}", completed=done, total=total
+            ),
+        )
+    _draw(found, figure)
+    if json:
+        print_json(_as_json(found) | ({} if out.path is None else {"out": out.path}))
+    else:
+        _print(found)
+        print_written("all layouts in", out.path)
+        print_written("picture in", figure.written)
+    end_all(figure, json=json)
+
+
+def _as_json(found: "PlanResult") -> dict[str, Any]:
+    counts = ("enumerated", "fitting", "evaluated", "programs", "seconds")
+    return {
+        "model": found.request.model.name,
+        "system": found.request.system.name,
+        "gpus": found.request.gpus,
+        "minibatch": found.request.minibatch,
+        "best": dataclasses.asdict(found.best),
+        "runners_up": [dataclasses.asdict(one) for one in found.runners_up],
+        **{name: getattr(found, name) for name in counts},
+    }
+
+
+def _print(found: "PlanResult") -> None:
+    """Say what is best, how it compares, and how many layouts that stands on."""
+    best, request = found.best, found.request
+    print_all(
+        f"[bold]{request.model.name}[/] on {request.gpus} {request.system.name}, minibatch "
+        f"{request.minibatch}: [bold]{seconds(best.step_time)}[/]{_band(best)}, MFU "
+        f"{percent(best.mfu)}, bound by {best.bound_by}"
+    )
+    shown = (best, *found.runners_up)
+    columns = [(header, [one.layout[name] for one in shown]) for name, header in COLUMNS.items()]
+    columns += [
+        ("step", [seconds(one.step_time) for one in shown]),
+        ("MFU", [percent(one.mfu) for one in shown]),
+        ("memory", [gigabytes(one.memory_bytes) for one in shown]),
+        ("left", [gigabytes(one.memory_left) for one in shown]),
+        ("bound by", [one.bound_by for one in shown]),
+    ]
+    # a column that is the same for all, where the headline says it or it is what is usual
+    usual = {"c": 1, "e": 1, "edges": 0, "bound by": best.bound_by}
+    columns = [
+        (name, cells) for name, cells in columns if any(cell != usual.get(name) for cell in cells)
+    ]
+    print_all(grid(columns, title="the shortest steps of all layouts that fit"))
+    print_plain(
+        f"{found.enumerated:,} layouts, {found.fitting:,} fit the memory, {found.evaluated:,} "
+        f"evaluated exactly with {found.programs:,} programs in {found.seconds:.1f} s: the lower "
+        "bounds of the others are beyond these"
+    )
+
+
+def _band(one: "PlannedLayout") -> str:
+    """The band of a step time, where there is one."""
+    if one.band is None:
+        return ""
+    low, high = one.band
+    return f" (90 %: {seconds(low)} to {seconds(high)})"
+
+
+def _draw(found: "PlanResult", figure: Output) -> None:
+    """Draw step time against memory."""
+    if figure.path is None:
+        return
+    from pipejax.plots.plan import draw_plan  # matplotlib is an extra
+
+    with drawing(figure, columns=2, height=3.2) as (_, axes):
+        draw_plan(
+            axes,
+            found.columns(),
+            found.front,
+            capacity=found.request.room,
+        )

@@ -1,0 +1,223 @@
+"""The layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax import schedules
+from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.checks import divisors
+from pipejax.costs.model import RECOMPUTE, Model
+from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
+
+LEAST_TOKENS = (
+    1024  # of a sequence on one accelerator of context parallelism, if c is not asked for
+)
+MOST_STAGES = 16  # of a worker, if v is not asked for
+IN_GROUPS = "interleaved-1f1b"  # whose runtimes take microbatches in whole groups of P
+
+Column = Int[NumpyArray, " layouts"]
+
+
+class Layouts(NamedTuple):
+    """Layouts as columns, one entry for each.
+
+    Attributes:
+      schedule: place of its name in the request's `schedules`.
+      pipeline: P.
+      stages_per_worker: V.
+      tensor: t.
+      context: c.
+      expert: e.
+      data: d.
+      microbatch_size: b [sequences].
+      microbatches: M.
+      recompute: place of its name in `RECOMPUTE`.
+      zero: what replicas split, 0 to 3.
+      edge_units: layers that embedding and head each count as when layers are assigned.
+    """
+
+    schedule: Column
+    pipeline: Column
+    stages_per_worker: Column
+    tensor: Column
+    context: Column
+    expert: Column
+    data: Column
+    microbatch_size: Column
+    microbatches: Column
+    recompute: Column
+    zero: Column
+    edge_units: Column
+
+    def __len__(self) -> int:
+        """Count the layouts."""
+        return len(self.schedule)
+
+    def take(self, some: Bool[NumpyArray, " layouts"] | Column) -> "Layouts":
+        """Keep some of them."""
+        return Layouts(*(column[some] for column in self))
+
+    @property
+    def stages(self) -> Column:
+        """Number of stages of each."""
+        return self.pipeline * self.stages_per_worker
+
+    def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
+        """Name what one layout is, as in rows of measured runs."""
+        found = {name: int(column[place]) for name, column in self._asdict().items()}
+        units = found.pop("edge_units")
+        return found | {
+            "schedule": request.schedules[found["schedule"]],
+            "recompute": RECOMPUTE[found["recompute"]],
+            "sequence_parallel": found["tensor"] > 1,
+            "embedding_units": units,
+            "loss_units": units,
+        }
+
+
+def enumerate_layouts(request: PlanRequest) -> Layouts:
+    """List every legal layout.
+
+    Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
+    accelerators; d b M is the minibatch; experts are spread over divisors of t c d; a sequence is
+    cut for context parallelism in 2 c parts of equal length, which balance the causal mask. Where
+    a worker has several stages, layers (and edge units) divide evenly over all of them.
+
+    Raises:
+      ValueError: if there is none; the message says which condition leaves none.
+    """
+    rows = [
+        (*of_pipe, *degrees, size, request.minibatch // (degrees[-1] * size))
+        for of_pipe in _pipes(request)
+        for degrees in _degrees(request, of_pipe[1])
+        for size in _sizes(request, degrees[-1])
+    ]
+    if not rows:
+        raise ValueError(_why_none(request))
+    beside = [
+        (RECOMPUTE.index(recompute), zero, units)
+        for recompute in request.allowed("recompute", _recomputations(request.model))
+        for zero in request.allowed("zero", ZERO)
+        for units in request.allowed("edge_units", request.choices.get("edge_units", EDGE_UNITS))
+    ]
+    base, more = np.array(rows, np.int64), np.array(beside, np.int64).reshape(-1, 3)
+    both = np.hstack([np.repeat(base, len(more), axis=0), np.tile(more, (len(base), 1))])
+    found = Layouts(*both.T)
+    found = found.take(_is_legal(request, found))
+    if not len(found):
+        raise ValueError(_why_none(request))
+    return found
+
+
+def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
+    """Whether schedule, stages and what replicas split go together (layouts)."""
+    layers = int(request.model.layers) + 2 * rows.edge_units
+    is_even = (rows.stages_per_worker == 1) | (layers % rows.stages == 0)
+    is_even |= "stages_per_worker" in request.choices
+    in_groups = np.array([name == IN_GROUPS for name in request.schedules])[rows.schedule]
+    whole_groups = ~in_groups | (rows.microbatches % rows.pipeline == 0)
+    splits = (rows.zero == 0) | (rows.data * rows.context > 1)  # else there is nobody to split with
+    return is_even & whole_groups & splits
+
+
+def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
+    """List (schedule, P, V) with at least a layer for every stage."""
+    found = []
+    most = int(request.model.layers)
+    for place, name in enumerate(request.schedules):
+        for workers in request.allowed("pipeline", divisors(request.gpus)):
+            if workers > most:
+                continue
+            several = "stages_per_worker" in schedules.REGISTRY[name].options
+            limit = most // workers
+            if "stages_per_worker" not in request.choices:
+                limit = min(limit, MOST_STAGES)
+            every = range(2, limit + 1) if several else [_stages_of_worker(name)]
+            if several and workers == 1:
+                continue  # one worker has no neighbour: more stages change nothing
+            found += [
+                (place, workers, stages)
+                for stages in request.allowed("stages_per_worker", every)
+                if workers * stages <= most
+            ]
+    return found
+
+
+def _stages_of_worker(name: str) -> int:
+    """Stages that each worker has in a schedule that leaves no choice."""
+    return schedules.build(name, num_workers=2, num_microbatches=4).num_stages // 2
+
+
+def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int]]:
+    """List (t, c, e, d) that use all accelerators with so many workers in a pipeline."""
+    if request.gpus % workers:
+        return []
+    rest, found = request.gpus // workers, []
+    for tensor in request.allowed("tensor", divisors(rest)):
+        if rest % tensor or not _splits_layer(request, tensor):
+            continue
+        for context in request.allowed("context", divisors(rest // tensor)):
+            if (rest // tensor) % context or not _splits_sequence(request, context):
+                continue
+            data = rest // tensor // context
+            if data not in request.allowed("data", [data]):
+                continue
+            experts = int(getattr(request.model, "experts", 0) or 0) or 1
+            spread = [e for e in divisors(experts) if rest % e == 0]
+            found += [(tensor, context, e, data) for e in request.allowed("expert", spread)]
+    return found
+
+
+def _splits_layer(request: PlanRequest, tensor: int) -> bool:
+    """Whether t accelerators can split a layer: they stay in a node unless t is asked for."""
+    model = request.model
+    inside = tensor <= request.system.gpus_per_node or "tensor" in request.choices
+    parts = (model.heads, model.kv_heads, model.ffn_hidden)
+    return inside and all(int(part) % tensor == 0 for part in parts)
+
+
+def _splits_sequence(request: PlanRequest, context: int) -> bool:
+    """Whether c accelerators can split a sequence; short pieces only if c is asked for."""
+    sequence = int(request.model.sequence)
+    if context == 1:
+        return True
+    enough = sequence // context >= LEAST_TOKENS or "context" in request.choices
+    return enough and sequence % (2 * context) == 0
+
+
+def _sizes(request: PlanRequest, data: int) -> list[int]:
+    """List microbatch sizes: all that divide a replica's share of the minibatch."""
+    share, rest = divmod(request.minibatch, data)
+    if rest:
+        return []
+    return request.allowed("microbatch_size", divisors(share))
+
+
+def _recomputations(model: Model) -> tuple[str, ...]:
+    """Modes that differ: flash attention recomputes the scores anyway."""
+    return tuple(name for name in RECOMPUTE if not (name == "selective" and model.flash_attention))
+
+
+def _why_none(request: PlanRequest) -> str:
+    """Say which condition leaves no layout."""
+    what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
+    pipes = _pipes(request)
+    if not pipes:
+        return what + (
+            f"no number of workers that divides {request.gpus}, with its stages, has at least one "
+            f"of {int(request.model.layers)} layers for every stage"
+        )
+    degrees = [each for pipe in pipes for each in _degrees(request, pipe[1])]
+    if not degrees:
+        return what + (
+            "no degrees of tensor, context and data parallelism use all accelerators and divide "
+            f"heads, MLP and sequence (tensor: at most {request.system.gpus_per_node} in a node)"
+        )
+    replicas = sorted({each[-1] for each in degrees})
+    if all(request.minibatch % data for data in replicas):
+        return what + (
+            f"a minibatch of {request.minibatch} is divided by none of the possible numbers of "
+            f"replicas, {', '.join(map(str, replicas))}"
+        )
+    return what + "what is asked of schedules, stages, ZeRO and microbatches does not go together"

@@ -1,0 +1,222 @@
+"""`pj.plan`: the layout of a training job that takes the shortest step."""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.checks import check_types, whole_number
+from pipejax.base.provenance import is_dataset
+from pipejax.costs.flop import step_flop
+from pipejax.costs.model import Model, load_model
+from pipejax.costs.system import System, load_system
+from pipejax.schedules.table.links import Links
+from pipejax.sweep.plan.bottleneck import bounds_of_steps
+from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
+from pipejax.sweep.plan.request import SCHEDULES, PlanRequest
+from pipejax.sweep.plan.result import (
+    PlannedLayout,
+    PlanResult,
+    columns_of,
+    known_step_times,
+    save_columns,
+)
+from pipejax.sweep.plan.search import Evaluator, Known, OnProgress, Times, estimate
+
+RUNNERS_UP = 9
+PATIENCE = 10.0  # seconds of work that an interruption may cost
+
+
+def plan(
+    model: Model | str | Path,
+    system: System | str | Path,
+    *,
+    gpus: int,
+    minibatch: int,
+    schedules: Sequence[str] = SCHEDULES,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    link: str | Links = "delay",
+    runners_up: int = RUNNERS_UP,
+    exhaustive: bool = False,
+    front: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    replace: bool = False,
+    on_progress: Callable[[str, int, int], object] | None = None,
+    **shared: Any,
+) -> PlanResult:
+    """Find the layout of a training job on so many accelerators that takes the shortest step.
+
+    All legal layouts are enumerated: tensor, context, expert, data and pipeline parallelism, stages
+    per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
+    as layers. All are priced: those without room on the accelerators are out, and the others are
+    evaluated exactly in the order of a lower bound of their step times, till no other can be among
+    the best. So best and runners-up are the optimum of all enumerated layouts.
+
+    Args:
+      model: the transformer, or its name.
+      system: the machine, or its name.
+      gpus: accelerators, all of which are used.
+      minibatch: sequences per step of the whole job.
+      schedules: names of schedules whose order of ops is fixed.
+      choices: by axis the values that are allowed: tensor, context, expert, data, pipeline,
+        stages_per_worker, microbatch_size, recompute, zero, edge_units. Of an axis that is not
+        named all legal values are: tensor parallelism inside a node, at least 1024 tokens of a
+        sequence on an accelerator, at most 16 stages per worker, which divide the layers evenly.
+      link: link model, or `Links`.
+      runners_up: how many layouts after the best must be exact.
+      exhaustive: whether all layouts that fit are evaluated exactly.
+      front: whether the front of step time against memory is found exactly, too.
+      out: Zarr store for all layouts, written now and then; or a CSV, written at the end.
+      resume: whether to go on from a store that is there.
+      replace: whether to replace what is there.
+      on_progress: called with what is done ("priced" or "evaluated"), how many and of how many.
+      **shared: fields of `Workload` that all layouts have in common: overlap, precision,
+        rank_order, scatter_gather.
+
+    Returns:
+      The best layout, runners-up, and what is known of all layouts.
+
+    Raises:
+      ValueError: if a name is unknown, no layout is legal, or none fits the memory; the message
+        names the nearest one, and what it lacks.
+      OSError: if the store cannot be written.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.plan("gpt-22b", "h100", gpus=64, minibatch=1,
+      ...         choices={"tensor": [4], "pipeline": [4]})
+      Traceback (most recent call last):
+      ...
+      ValueError: no layout of gpt-22b on 64 accelerators is legal: a minibatch of 1 is divided by
+      none of the possible numbers of replicas, 2, 4
+    """
+    began = time.perf_counter()
+    check_types(exhaustive=(exhaustive, bool), front=(front, bool), resume=(resume, bool))
+    runners_up = whole_number(runners_up, "runners_up", least=0)
+    request = PlanRequest(
+        model if isinstance(model, Model) else load_model(model),
+        system if isinstance(system, System) else load_system(system),
+        gpus,
+        minibatch,
+        tuple(schedules),
+        {name: tuple(values) for name, values in (choices or {}).items()},
+        Links.of(link),
+        shared,
+    )
+    earlier = None if out is None else _left_at(Path(out), request, resume, replace)
+    tell = on_progress or (lambda what, done, total: None)
+    layouts = enumerate_layouts(request)
+    known = estimate(request, layouts, tell)
+    if not known.fits.any():
+        raise ValueError(_nearest(request, layouts, known))
+    if earlier is not None:
+        known.step_time[:] = earlier
+    keep = _Keeper(request, layouts, known, tell, None if out is None else Path(out))
+    evaluator = Evaluator(request, layouts, known, keep.after_program)
+    if exhaustive:
+        evaluator.evaluate_all()
+    best = evaluator.find_best(1 + runners_up)
+    on_front = evaluator.find_front() if front else None
+    reasons = bounds_of_steps(request, layouts, best)
+    found = [
+        _planned(request, layouts, known, row, reason)
+        for row, reason in zip(best.tolist(), reasons, strict=True)
+    ]
+    result = PlanResult(
+        best=found[0],
+        runners_up=tuple(found[1:]),
+        enumerated=len(layouts),
+        fitting=int(known.fits.sum()),
+        evaluated=int((~np.isnan(known.step_time)).sum()),
+        programs=evaluator.programs,
+        seconds=time.perf_counter() - began,
+        request=request,
+        layouts=layouts,
+        known=known,
+        front=on_front,
+    )
+    if out is not None:
+        result.save(out, replace=True)
+    return result
+
+
+def _left_at(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
+    """What an earlier run left there, if it is to be gone on with: step times [s].
+
+    Raises:
+      FileExistsError: if something is there, and neither resume nor replace is given.
+    """
+    if not os.path.lexists(out):
+        return None
+    if replace:
+        if out.is_dir() and not is_dataset(out):
+            raise ValueError(f"{out} is not a dataset that was written here: it is never replaced")
+        return None
+    if not resume:
+        how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
+        raise FileExistsError(errno.EEXIST, how, str(out))
+    return known_step_times(out, request)
+
+
+class _Keeper:
+    """Tells how far the search is, and writes now and then what is known."""
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        layouts: Layouts,
+        known: Known,
+        tell: OnProgress,
+        out: Path | None,
+    ) -> None:
+        """Begin to count the time."""
+        self._given = request, layouts, known
+        self._tell, self._out = tell, out
+        self._saved = time.perf_counter()
+
+    def after_program(self) -> None:
+        """Tell, and write if the last time is long ago."""
+        known = self._given[2]
+        self._tell("evaluated", int((~np.isnan(known.step_time)).sum()), int(known.fits.sum()))
+        if self._out is None or self._out.suffix != ".zarr":
+            return
+        if time.perf_counter() - self._saved > PATIENCE:
+            save_columns(self._out, self._given[0], columns_of(*self._given), replace=True)
+            self._saved = time.perf_counter()
+
+
+def _planned(
+    request: PlanRequest, layouts: Layouts, known: Known, row: int, bound_by: str
+) -> PlannedLayout:
+    """Say what is to be said of one of the best layouts."""
+    step, need = float(known.step_time[row]), float(known.memory_bytes[row])
+    flop = float(step_flop(request.model, request.minibatch))
+    peak = request.gpus * float(request.system.peak_flops)
+    return PlannedLayout(
+        layout=layouts.described(request, row),
+        step_time=step,
+        band=None,
+        mfu=flop / (step * peak),
+        tokens_per_second=request.minibatch * float(request.model.sequence) / step,
+        memory_bytes=need,
+        memory_left=request.room - need,
+        bound_by=bound_by,
+    )
+
+
+def _nearest(request: PlanRequest, layouts: Layouts, known: Known) -> str:
+    """Say which layout comes nearest to the memory, and what it lacks."""
+    row = int(known.memory_bytes.argmin())
+    need, capacity = known.memory_bytes[row] / 1e9, request.room / 1e9
+    named = layouts.described(request, row).items()
+    what = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named)
+    return (
+        f"none of {len(layouts)} layouts of {request.model.name} on {request.gpus} accelerators "
+        f"fits the memory: the nearest ({what}) needs {need:.1f} GB per accelerator, "
+        f"{need - capacity:.1f} GB more than the {capacity:.1f} GB of {request.system.name}"
+    )

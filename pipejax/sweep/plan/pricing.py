@@ -1,0 +1,185 @@
+"""Prices and memory of many layouts at once: one compilation serves all of them.
+
+Layouts with the same stages differ in numbers only: degrees, microbatch size, layers of each stage.
+The axis of stages is filled up, the axis of layouts cut into chunks of one size: whatever is
+searched has one shape, and compiling, which takes longer than all else, is done once.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs
+from pipejax.costs.layout import Layout
+from pipejax.costs.model import RECOMPUTE, Model
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import work_of_stages
+from pipejax.costs.system import Number, System
+from pipejax.costs.workload import (
+    StageBytes,
+    Stages,
+    Workload,
+    assign_layers,
+    bytes_of_stages,
+    stages_of,
+)
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.sweep.plan.layouts import Layouts
+from pipejax.sweep.plan.programs import ProgramShape, table_of
+from pipejax.sweep.plan.request import PlanRequest
+
+CHUNK = 1024  # layouts that are priced at once
+LENGTH = 128  # stages are filled up to a multiple of it
+Rows = Int[NumpyArray, " some"]
+FULL = RECOMPUTE.index("full")
+
+
+class Priced(NamedTuple):
+    """Layouts of one shape with their prices.
+
+    Attributes:
+      costs: (layouts, stages) seconds; messages (layouts, 2, pipes, stages - 1).
+      memory: (layouts, stages) bytes.
+    """
+
+    costs: Costs
+    memory: StageBytes
+
+
+def workload_of(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
+    """The workload of one layout, as any other command takes it."""
+    one = layouts.described(request, place)
+    return Workload(
+        request.model,
+        one["microbatch_size"] * one["microbatches"],
+        tensor_parallel=one["tensor"],
+        data_parallel=one["data"],
+        sequence_parallel=one["sequence_parallel"],
+        recompute=one["recompute"],
+        context_parallel=one["context"],
+        expert_parallel=one["expert"],
+        zero=one["zero"],
+        embedding_units=one["embedding_units"],
+        loss_units=one["loss_units"],
+        **request.shared,
+    )
+
+
+def price(
+    request: PlanRequest, shape: ProgramShape, layouts: Layouts, systems: System | None = None
+) -> Priced:
+    """Price layouts of one shape in float64, each on its own system (layouts) where they differ."""
+    machine = systems if systems is not None else request.system
+    numbers = (
+        dataclasses.replace(
+            jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine),
+            name="",
+            source="",
+        ),
+        _layout_numbers(request, shape, layouts),
+        _stages(request, shape, layouts),
+    )
+    in_layer = np.where(layouts.recompute == FULL, 0, layouts.recompute)
+    with jax.enable_x64(True):
+        parts = [
+            (own, _priced_chunk(request, numbers, own, mode))
+            for mode in np.unique(in_layer).tolist()
+            for own in _chunks(np.flatnonzero(in_layer == mode))
+        ]
+    order = np.argsort(np.concatenate([own for own, _ in parts]))
+    joined: Priced = jax.tree.map(
+        lambda *leaves: np.concatenate(leaves)[order], *(found for _, found in parts)
+    )
+    return _cut(joined, shape.stages)
+
+
+def _chunks(rows: Rows) -> list[Rows]:
+    return [rows[low : low + CHUNK] for low in range(0, len(rows), CHUNK)]
+
+
+def _priced_chunk(
+    request: PlanRequest, numbers: tuple[System, Layout, Stages], rows: Rows, mode: int
+) -> Priced:
+    """Price at most `CHUNK` layouts that recompute the same within a layer."""
+    filled = jax.tree.map(lambda leaf: leaf[np.resize(rows, CHUNK)], numbers)
+    model = dataclasses.replace(request.model, name="", source="")
+    overlap = float(request.shared.get("overlap", False))
+    found = _priced(model, *filled, overlap, recompute=RECOMPUTE[mode])
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(rows)], found)
+
+
+@functools.partial(jax.jit, static_argnames="recompute")
+def _priced(
+    model: Model,
+    systems: System,
+    layouts: Layout,
+    stages: Stages,
+    overlap: Number,
+    *,
+    recompute: str,
+) -> Priced:
+    def one(system: System, layout: Layout, stages: Stages) -> Priced:
+        work = work_of_stages(model, layout, stages, recompute=recompute, overlap=overlap)
+        memory = bytes_of_stages(model, layout, stages, recompute)
+        whole = jnp.zeros(len(stages.layers))
+        wide = jax.tree.map(lambda leaf: leaf + whole if leaf.ndim < 2 else leaf, memory)
+        return Priced(work_costs(work, system), wide)
+
+    return jax.vmap(one)(systems, layouts, stages)
+
+
+def _layout_numbers(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Layout:
+    """The layouts as one whose numbers are columns."""
+    one = workload_of(request, layouts, 0).layout(_short_table(shape), 1.0)
+    names = ("tensor", "context", "expert", "data", "zero", "microbatch_size")
+    columns = {name: getattr(layouts, name).astype(float) for name in names}
+    columns["sequence_parallel"] = (layouts.tensor > 1).astype(float)
+    every = dataclasses.replace(one, **columns)
+    found: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), every)
+    return found
+
+
+def _short_table(shape: ProgramShape) -> ScheduleTable:
+    """A table of the shape: where stages lie does not depend on the microbatches."""
+    return table_of(shape, 2 * shape.workers)
+
+
+def _stages(request: PlanRequest, shape: ProgramShape, layouts: Layouts) -> Stages:
+    """What the stages of each layout hold: (layouts, length), padded with empty stages."""
+    table = _short_table(shape)
+    more = -shape.stages % LENGTH
+    _, first, kind = np.unique(
+        np.stack([layouts.edge_units, layouts.recompute == FULL], axis=1),
+        axis=0,
+        return_index=True,
+        return_inverse=True,
+    )
+    found = []
+    for place in first.tolist():
+        workload = workload_of(request, layouts, place)
+        stages = stages_of(table, assign_layers(workload, table))
+        found.append(jax.tree.map(functools.partial(_padded, more=more), stages))
+    each: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind.ravel()], *found)
+    return each
+
+
+def _padded(leaf: NumpyArray, more: int) -> Float[NumpyArray, "..."]:
+    """Add empty stages, or boundaries between them, on the last axis."""
+    return np.pad(np.asarray(leaf, float), [(0, 0)] * (np.ndim(leaf) - 1) + [(0, more)])
+
+
+def _cut(priced: Priced, stages: int) -> Priced:
+    """Drop the padding."""
+    messages = {name: getattr(priced.costs, name)[..., : stages - 1] for name in MESSAGE_FIELDS}
+    memory = jax.tree.map(lambda leaf: leaf[:, :stages], priced.memory)
+    ops = {
+        name: leaf[:, :stages]
+        for name, leaf in vars(priced.costs).items()
+        if name not in messages and np.ndim(leaf) == 2
+    }
+    return Priced(dataclasses.replace(priced.costs, **ops, **messages), memory)

@@ -1,0 +1,104 @@
+"""What a plan is asked for: a job on so many accelerators, and what may be chosen."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipejax import schedules
+from pipejax.base.checks import (
+    MAX_COUNT,
+    check_types,
+    known_as,
+    one_of,
+    unknown,
+    whole_number,
+)
+from pipejax.costs.model import RECOMPUTE, Model
+from pipejax.costs.system import System
+from pipejax.costs.workload import Workload
+from pipejax.schedules.table.links import Links
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
+ZERO = (0, 1, 2, 3)  # what replicas split: nothing, optimizer state, gradients too, weights too
+EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
+COUNTED = ("tensor", "context", "expert", "data", "pipeline", "stages_per_worker")
+SHARED = ("overlap", "precision", "rank_order", "scatter_gather")
+CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """A training job, and the layouts that may be chosen for it.
+
+    Attributes:
+      model: the transformer.
+      system: the machine.
+      gpus: accelerators, all of which are used.
+      minibatch: sequences per step of the whole job.
+      schedules: names of schedules with a fixed order of ops.
+      choices: by axis (`CHOICES`) the values that are allowed; for the others all that are legal.
+      links: link model, and what is shared.
+      shared: fields of `Workload` that all layouts have in common (`SHARED`).
+    """
+
+    model: Model
+    system: System
+    gpus: int
+    minibatch: int
+    schedules: tuple[str, ...] = SCHEDULES
+    choices: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    links: Links = dataclasses.field(default_factory=Links)
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the numbers and names."""
+        check_types(model=(self.model, Model), system=(self.system, System))
+        for name in ("gpus", "minibatch"):
+            count = whole_number(getattr(self, name), name, most=MAX_COUNT)
+            object.__setattr__(self, name, count)
+        object.__setattr__(self, "schedules", _known_schedules(self.schedules))
+        chosen = {name: _known_values(name, values) for name, values in self.choices.items()}
+        object.__setattr__(self, "choices", chosen)
+        object.__setattr__(self, "links", Links.of(self.links))
+        for name in self.shared:
+            if name not in SHARED:
+                raise ValueError(unknown("field of all layouts", name, SHARED))
+        Workload(self.model, self.minibatch, **self.shared)  # which checks them
+
+    @property
+    def room(self) -> float:
+        """Memory of an accelerator that a layout may need [B]."""
+        return float(self.system.memory_capacity) - float(self.system.memory_reserve)
+
+    def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
+        """Keep those of an axis's values that may be chosen."""
+        wanted = self.choices.get(axis)
+        return [value for value in values if wanted is None or value in wanted]
+
+
+def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(known_as(name, schedules.REGISTRY, "schedule") for name in names)
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"schedules must be different names, got {', '.join(names) or 'none'}")
+    for name in found:
+        if schedules.REGISTRY[name].planned:
+            raise ValueError(
+                f"schedule {name} is planned from the times of one layout: a plan takes schedules "
+                "with a fixed order of ops"
+            )
+        if schedules.build(name, num_workers=2, num_microbatches=4).updates_within:
+            raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
+    return found
+
+
+def _known_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    if axis not in CHOICES:
+        raise ValueError(unknown("choice", axis, CHOICES))
+    if not values:
+        raise ValueError(f"{axis} must have at least one value")
+    if axis == "recompute":
+        return tuple(one_of(value, RECOMPUTE, axis) for value in values)
+    if axis == "zero":
+        return tuple(one_of(value, ZERO, axis) for value in values)
+    least = 0 if axis == "edge_units" else 1
+    return tuple(whole_number(value, axis, least=least, most=MAX_COUNT) for value in values)

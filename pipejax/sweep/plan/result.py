@@ -1,0 +1,190 @@
+"""What a plan says: the best layouts, and all others as a table or a dataset."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.files import drafted
+from pipejax.base.provenance import provenance
+from pipejax.base.short_repr import short_repr
+from pipejax.costs.model import RECOMPUTE
+from pipejax.sweep.plan.layouts import Layouts
+from pipejax.sweep.plan.request import PlanRequest
+from pipejax.sweep.plan.search import Known
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SAME = ("request", "pipejax", "jax", "numpy", "code")  # of runs whose step times may be joined
+_MEANING = {
+    "schedule": "name",
+    "pipeline": "workers of one pipeline",
+    "stages_per_worker": "stages of each worker",
+    "tensor": "tensor parallelism",
+    "context": "context parallelism",
+    "expert": "expert parallelism",
+    "data": "replicas",
+    "microbatch_size": "sequences of a microbatch",
+    "microbatches": "microbatches of a step",
+    "recompute": "what is recomputed",
+    "zero": "what replicas split: 1 optimizer state, 2 gradients too, 3 weights too",
+    "edge_units": "layers that embedding and head each count as",
+}
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
+class PlannedLayout:
+    """A layout, evaluated exactly.
+
+    Attributes:
+      layout: its degrees, schedule and sizes by name, as columns of measured runs.
+      step_time: [s].
+      band: 90 % band of the step time, where the system's calibration gives one [s].
+      mfu: share of the peak that the model's own FLOP reach.
+      tokens_per_second: of the whole job.
+      memory_bytes: need of the fullest worker, per accelerator [B].
+      memory_left: what is left of the capacity there [B].
+      bound_by: the resource with the largest share of the critical path, as `sensitivity` says.
+    """
+
+    layout: Mapping[str, Any]
+    step_time: float
+    band: tuple[float, float] | None
+    mfu: float
+    tokens_per_second: float
+    memory_bytes: float
+    memory_left: float
+    bound_by: str
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class PlanResult:
+    """The best layouts of a job, and what is known of all others.
+
+    Attributes:
+      best: the layout of the shortest step.
+      runners_up: the next ones, shortest first.
+      enumerated: legal layouts.
+      fitting: those of them that the memory has room for.
+      evaluated: those evaluated exactly; the others' lower bounds are beyond the runners-up.
+      programs: schedules that were evaluated, each once for all layouts that have it.
+      seconds: that it took.
+      request: what was asked for.
+      layouts: all of them as columns.
+      known: bounds, memory and step times of all of them.
+      front: (layouts) whether no other layout has both less memory and a shorter step; only where
+        it was asked for.
+    """
+
+    best: PlannedLayout
+    runners_up: tuple[PlannedLayout, ...]
+    enumerated: int
+    fitting: int
+    evaluated: int
+    programs: int
+    seconds: float
+    request: PlanRequest
+    layouts: Layouts
+    known: Known
+    front: Bool[NumpyArray, " layouts"] | None = None
+
+    def columns(self) -> dict[str, NumpyArray]:
+        """Return all layouts by column, with names instead of numbers where there are names.
+
+        Returns:
+          (layouts) degrees, memory, lower bound and step time, NaN where it is not known.
+        """
+        return columns_of(self.request, self.layouts, self.known)
+
+    def to_dataset(self) -> "xr.Dataset":
+        """Return all layouts as a labelled dataset, one dimension `layout`.
+
+        Returns:
+          Degrees as coordinates; step time, lower bound, memory and whether it fits as variables.
+        """
+        return as_dataset(self.request, self.columns())
+
+    def save(self, path: str | Path, *, replace: bool = False) -> None:
+        """Write all layouts as a CSV or, where the name ends in .zarr, a Zarr store.
+
+        Args:
+          path: file or store.
+          replace: whether to replace one that is there.
+
+        Raises:
+          OSError: if it cannot be written, or is there and may not be replaced.
+        """
+        save_columns(Path(path), self.request, self.columns(), replace=replace)
+
+
+def columns_of(request: PlanRequest, layouts: Layouts, known: Known) -> dict[str, NumpyArray]:
+    """All layouts by column, with names instead of numbers where there are names."""
+    named: dict[str, NumpyArray] = dict(layouts._asdict())
+    named["schedule"] = np.array(request.schedules)[layouts.schedule]
+    named["recompute"] = np.array(RECOMPUTE)[layouts.recompute]
+    return named | known._asdict()
+
+
+def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.Dataset":
+    """Label columns of layouts, with what is needed to go on from them."""
+    import xarray as xr  # an extra
+
+    units = {"memory_bytes": "B", "lower_bound": "s", "step_time": "s"}
+    data = {
+        name: ("layout", column, {"units": units.get(name, "1")})
+        for name, column in columns.items()
+        if name not in _MEANING
+    }
+    degrees = {
+        name: ("layout", columns[name], {"long_name": meaning})
+        for name, meaning in _MEANING.items()
+    }
+    return xr.Dataset(data, degrees, {"request": as_text(request)} | provenance())
+
+
+def as_text(request: PlanRequest) -> str:
+    """All that decides the numbers of a plan: equal texts are equal requests."""
+    return json.dumps(dataclasses.asdict(request), default=float, sort_keys=True)
+
+
+def save_columns(
+    path: Path, request: PlanRequest, columns: Mapping[str, NumpyArray], *, replace: bool
+) -> None:
+    """Write columns as a CSV or, where the name ends in .zarr, a store: whole or not at all."""
+    with drafted(path, replace=replace) as draft:
+        if path.suffix == ".zarr":
+            as_dataset(request, columns).to_zarr(draft, zarr_format=2)
+            return
+        with draft.open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(columns)
+            rows.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+
+
+def known_step_times(path: str | Path, request: PlanRequest) -> Float[NumpyArray, " layouts"]:
+    """Read the step times that an earlier run of the same request left (layouts) [s].
+
+    Raises:
+      ValueError: if the store is of another request, or was begun by other code.
+    """
+    import xarray as xr
+
+    try:
+        with xr.open_zarr(path, chunks=None) as found:
+            attributes, times = dict(found.attrs), found["step_time"].values
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path} is not the dataset of a plan: {error}") from None
+    own = {"request": as_text(request)} | provenance()
+    for name in SAME:
+        if attributes.get(name) != own[name]:
+            what = "is of another request" if name == "request" else f"was begun by other {name}"
+            raise ValueError(f"{path} {what}: give another --out, or --force to begin anew")
+    return np.array(times, float)

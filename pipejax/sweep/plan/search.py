@@ -1,0 +1,168 @@
+"""The best of all layouts, by branch and bound: exact, though few layouts are evaluated exactly.
+
+Every layout is priced, so its memory and a lower bound of its step time are known. Layouts are
+evaluated exactly in the order of their bounds, with all others of the same program that could still
+be among the best; what is left when the next bound is beyond the last of the best cannot be.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.costs.workload import StageBytes
+from pipejax.sweep.plan.bounds import lower_bounds
+from pipejax.sweep.plan.layouts import Layouts
+from pipejax.sweep.plan.pricing import Priced, price
+from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, pipe_of
+from pipejax.sweep.plan.request import PlanRequest
+
+ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
+
+Times = Float[NumpyArray, " layouts"]
+Rows = Int[NumpyArray, " some"]
+OnProgress = Callable[[str, int, int], object]  # what is done, of how many
+
+
+class Known(NamedTuple):
+    """What is known of every layout.
+
+    Attributes:
+      lower_bound: (layouts) of the step time [s].
+      memory_bytes: (layouts) need of the fullest worker, per accelerator [B].
+      fits: (layouts) whether there is room for it.
+      step_time: (layouts) exact, NaN where it was not evaluated [s].
+    """
+
+    lower_bound: Times
+    memory_bytes: Float[NumpyArray, " layouts"]
+    fits: Bool[NumpyArray, " layouts"]
+    step_time: Times
+
+
+def groups_of(columns: tuple[Rows, ...]) -> list[Rows]:
+    """Group rows that agree in all columns; the groups in the order of their first rows."""
+    _, first, group = np.unique(
+        np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    order = np.argsort(group.ravel(), kind="stable")
+    starts = np.searchsorted(group.ravel()[order], np.arange(len(first)))
+    parts = np.split(order, starts[1:])
+    return [parts[k] for k in np.argsort(first, kind="stable")]
+
+
+def shape_of(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
+    """What makes the tables of a layout."""
+    return ProgramShape(
+        request.schedules[layouts.schedule[row]],
+        int(layouts.pipeline[row]),
+        int(layouts.stages_per_worker[row]),
+    )
+
+
+def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Known:
+    """Price all layouts: bounds of their step times, and their memory."""
+    bound, memory = np.empty((2, len(layouts)))
+    done = 0
+    for rows in groups_of((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
+        own = layouts.take(rows)
+        shape = shape_of(request, own, 0)
+        priced = price(request, shape, own)
+        bound[rows] = lower_bounds(pipe_of(shape), priced.costs, own.microbatches)
+        for same in groups_of((own.microbatches,)):
+            memory[rows[same]] = _memory(shape, priced, same, int(own.microbatches[same[0]]))
+        done += len(rows)
+        tell("priced", done, len(layouts))
+    fits = memory <= request.room
+    return Known(bound, memory, fits, np.full(len(layouts), np.nan))
+
+
+def _memory(
+    shape: ProgramShape, priced: Priced, rows: Rows, microbatches: int
+) -> Float[NumpyArray, " some"]:
+    """Need of the fullest worker (some) of layouts of one program, per accelerator [B]."""
+    held = held_in(shape, microbatches)
+    sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], priced.memory)
+    need = held.static_bytes(sizes.static, sizes.version) + held.activation_bytes(sizes.parts)
+    return need.max(axis=1)
+
+
+class Evaluator:
+    """Fills in exact step times, program by program.
+
+    Attributes:
+      request: what is asked for.
+      layouts: all layouts.
+      known: what is known of them; `step_time` is filled in, what an earlier run left stays.
+      tell: called after every program.
+      programs: how many were evaluated.
+    """
+
+    def __init__(
+        self, request: PlanRequest, layouts: Layouts, known: Known, tell: Callable[[], object]
+    ) -> None:
+        """Say which layouts share a program."""
+        self.request, self.layouts, self.known, self.tell = request, layouts, known, tell
+        self.programs = 0
+        self._of_program = groups_of((*layouts[:3], layouts.microbatches))
+        self._program = np.empty(len(layouts), int)
+        for number, rows in enumerate(self._of_program):
+            self._program[rows] = number
+
+    def find_best(self, wanted: int) -> Rows:
+        """Evaluate all that can be among the `wanted` best; return these, shortest step first."""
+        bound, times = self.known.lower_bound, self.known.step_time
+        rows = np.flatnonzero(self.known.fits)
+        for row in rows[np.argsort(bound[rows], kind="stable")].tolist():
+            limit = self._last_of_best(wanted) * (1 + ROUNDING)
+            if bound[row] > limit:
+                break
+            if np.isnan(times[row]):
+                self._evaluate(self._program[row], bound <= limit)
+        order = np.lexsort((self.known.memory_bytes, times))
+        return order[~np.isnan(times[order])][:wanted]
+
+    def find_front(self) -> Bool[NumpyArray, " layouts"]:
+        """Evaluate all that can be on the front of step time against memory; return (layouts)."""
+        memory, fits = self.known.memory_bytes, self.known.fits
+        while True:
+            times = self.known.step_time
+            least = np.where(np.isnan(times), self.known.lower_bound * (1 - ROUNDING), times)
+            order = np.flatnonzero(fits)
+            order = order[np.lexsort((memory[order], least[order]))]
+            # by step time: on the front is what needs less memory than all that are shorter
+            before = np.minimum.accumulate(np.append(np.inf, memory[order]))[:-1]
+            front = np.zeros(len(fits), bool)
+            front[order[memory[order] < before]] = True
+            missing = np.flatnonzero(front & np.isnan(times))
+            if not len(missing):
+                return front
+            for number in np.unique(self._program[missing]):
+                self._evaluate(number, front)
+
+    def evaluate_all(self) -> None:
+        """Evaluate all layouts that fit."""
+        for number in range(len(self._of_program)):
+            self._evaluate(number, self.known.fits)
+
+    def _evaluate(self, number: int, wanted: Bool[NumpyArray, " layouts"]) -> None:
+        """Evaluate those layouts of a program that fit, are wanted and are not known yet."""
+        rows = self._of_program[number]
+        rows = rows[(self.known.fits & wanted & np.isnan(self.known.step_time))[rows]]
+        if not len(rows):
+            return
+        own = self.layouts.take(rows)
+        shape, count = shape_of(self.request, own, 0), int(own.microbatches[0])
+        costs = price(self.request, shape, own).costs
+        self.known.step_time[rows] = exact_times(shape, count, costs, self.request.links)
+        self.programs += 1
+        self.tell()
+
+    def _last_of_best(self, wanted: int) -> float:
+        """The longest of the best step times known [s]; infinite as long as there are too few."""
+        times = self.known.step_time[~np.isnan(self.known.step_time)]
+        return (
+            float(np.partition(times, wanted - 1)[wanted - 1]) if len(times) >= wanted else np.inf
+        )

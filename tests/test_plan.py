@@ -1,0 +1,206 @@
+"""The plan search: legal layouts, bounds that hold, and the optimum among all of them."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+import strategies
+from hypothesis import assume, given
+
+import pipejax as pj
+from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.cli.app import run
+from pipejax.costs.model import RECOMPUTE
+from pipejax.schedules.table.held_activations import held_counts
+from pipejax.sweep.plan.bottleneck import resource_shares_of
+from pipejax.sweep.plan.bounds import Pipe, lower_bounds
+from pipejax.sweep.plan.layouts import enumerate_layouts
+from pipejax.sweep.plan.pricing import workload_of
+from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, table_of
+from pipejax.sweep.plan.request import PlanRequest
+from pipejax.sweep.plan.search import shape_of
+
+GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
+FEW = {
+    "tensor": (2, 4),
+    "microbatch_size": (1, 2),
+    "zero": (1,),
+    "recompute": ("none", "full"),
+    "edge_units": (0,),
+    "stages_per_worker": (1, 3),
+    "pipeline": (2,),
+}
+SMALL = {"gpus": 8, "minibatch": 8, "choices": FEW}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return pj.plan(GPT, H100, **SMALL, front=True)
+
+
+def one_by_one(request, layouts, row):
+    """Step time and memory of a layout by `evaluate`, as any other command finds them."""
+    table = table_of(shape_of(request, layouts, row), int(layouts.microbatches[row]))
+    workload = workload_of(request, layouts, row)
+    costs = pj.stage_costs(workload, request.system, table)
+    return pj.evaluate(table, costs).step_time, pj.memory_bytes(workload, table).max()
+
+
+@pytest.mark.compiles
+def test_the_best_is_that_of_brute_force(small):
+    request, layouts = small.request, small.layouts
+    times, memory = np.array([one_by_one(request, layouts, k) for k in range(len(layouts))]).T
+    np.testing.assert_allclose(small.known.memory_bytes, memory, rtol=1e-12)
+    fits = memory <= H100.memory_capacity
+    assert small.fitting == fits.sum() < small.enumerated == len(layouts)
+    shortest = np.sort(times[fits])[: 1 + len(small.runners_up)]
+    found = [one.step_time for one in (small.best, *small.runners_up)]
+    np.testing.assert_allclose(found, shortest, rtol=1e-12)
+    assert (small.known.lower_bound <= times * (1 + 1e-9)).all()
+    assert small.evaluated < small.fitting  # some were left out, and rightly so
+    front = [
+        not any(fits & (memory <= memory[k]) & (times < times[k] * (1 - 1e-12)))
+        and not any(fits & (memory < memory[k]) & (times <= times[k] * (1 - 1e-12)))
+        for k in np.flatnonzero(small.front)
+    ]
+    assert all(front)
+    for k in np.flatnonzero(fits):  # every layout is reached by a point of the front
+        reached = (memory[small.front] <= memory[k]) & (times[small.front] <= times[k] * (1 + 1e-9))
+        assert reached.any()
+
+
+@pytest.mark.compiles
+def test_shares_of_the_step_are_of_one_whole(small):
+    best = np.array([np.nanargmin(small.known.step_time)])
+    shares = resource_shares_of(small.request, small.layouts.take(best))
+    np.testing.assert_allclose(shares.sum(axis=0), 1, atol=1e-3)
+    assert small.best.bound_by == RESOURCES[shares.argmax()] == "compute.peak"
+
+
+@given(strategies.cases(step_end=True))
+def test_bounds_are_never_above_the_makespan(case):
+    assume(not case.table.updates_within)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], case.costs)
+    bound = lower_bounds(Pipe.of(case.table), one, np.array([case.table.num_microbatches]))
+    assert bound[0] <= pj.evaluate(case.table, case.costs).makespan * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1"])
+def test_bounds_are_reached_without_messages(schedule):
+    shape = ProgramShape(schedule, 4, 2 if schedule == "interleaved-1f1b" else 1)
+    table = table_of(shape, 16)
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf, float)[None], costs)
+    bound = lower_bounds(Pipe.of(table), batch, np.array([16]))
+    assert bound[0] == pj.evaluate(table, costs).makespan
+
+
+def test_layouts_are_legal_and_complete():
+    request = PlanRequest(GPT, H100, 64, 96)
+    found = enumerate_layouts(request)
+    used = found.tensor * found.context * found.data * found.pipeline
+    assert (used == 64).all()
+    assert (found.data * found.microbatch_size * found.microbatches == 96).all()
+    assert (found.tensor <= 8).all()
+    assert (GPT.heads % found.tensor == 0).all()
+    assert (found.stages <= GPT.layers).all()
+    several = found.stages_per_worker > 1
+    assert ((GPT.layers + 2 * found.edge_units)[several] % found.stages[several] == 0).all()
+    assert (found.microbatches[several] % found.pipeline[several] == 0).all()
+    rows = set(zip(*(column.tolist() for column in found), strict=True))
+    assert len(rows) == len(found)
+    # 1F1B, p = 4, t = 8, d = 2, b = 1: with and without recomputation, ZeRO, and units at the edges
+    own = [r for r in rows if (r[1], r[2], r[3], r[6], r[7]) == (4, 1, 8, 2, 1) and r[0] == 0]
+    assert len(own) == len(RECOMPUTE) * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"gpus": 7, "minibatch": 8, "choices": {"tensor": (8,)}}, "no degrees"),
+        ({"gpus": 64, "minibatch": 1, "choices": {"pipeline": (1,), "tensor": (8,)}}, "divided by"),
+        ({"gpus": 64, "minibatch": 8, "choices": {"pipeline": (64,)}}, "48 layers"),
+        ({"gpus": 64, "minibatch": 8, "choices": {"tenser": (8,)}}, "did you mean tensor"),
+        ({"gpus": 64, "minibatch": 8, "choices": {"zero": (4,)}}, "zero must be one of 0, 1, 2, 3"),
+        ({"gpus": 64, "minibatch": 8, "schedules": ["zb-2p"]}, "planned"),
+        ({"gpus": 64, "minibatch": 8, "schedules": ["pipedream"]}, "asynchronous"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(given_, message):
+    with pytest.raises(ValueError, match=message):
+        pj.plan(GPT, H100, **given_)
+
+
+@pytest.mark.compiles
+def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():
+    tiny = dataclasses.replace(H100, memory_capacity=5e9)
+    with pytest.raises(ValueError, match=r"nearest \(.*tensor 2.*\) needs .* more than the 5.0 GB"):
+        pj.plan(GPT, tiny, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("gpipe", 1)]
+)
+def test_what_workers_hold_with_many_microbatches_is_what_the_whole_table_says(schedule, stages):
+    shape = ProgramShape(schedule, 4, stages)
+    for count in (4, 12, 16, 40):
+        whole = pj.schedules.build(
+            schedule,
+            num_workers=4,
+            num_microbatches=count,
+            **({"stages_per_worker": stages} if stages > 1 else {}),
+        )
+        sizes = np.random.default_rng(0).random((3, 1, 4 * stages))
+        np.testing.assert_array_equal(
+            held_in(shape, count).activation_bytes(tuple(sizes)),
+            held_counts(whole).activation_bytes(tuple(sizes)),
+        )
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("gpipe", 1)]
+)
+def test_long_programs_have_the_times_of_whole_ones(schedule, stages, monkeypatch):
+    shape, rng = ProgramShape(schedule, 2, stages), np.random.default_rng(1)
+    values = {
+        name: rng.random((3, 2 * stages))
+        for name in ("forward", "input_grad", "weight_grad", "all_reduce", "update")
+    }
+    costs = pj.Costs(**values, transmit=rng.random((3, 2, 1, 2 * stages - 1)))
+    whole = exact_times(shape, 26, costs, pj.Links())
+    monkeypatch.setattr("pipejax.sweep.plan.programs.MOST_OPS", 10)
+    np.testing.assert_allclose(exact_times(shape, 26, costs, pj.Links()), whole, rtol=1e-12)
+
+
+@pytest.mark.compiles
+def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys):
+    given_ = ["plan", "--model", "gpt-22b", "--system", "h100", "--gpus", "8", "--minibatch", "8"]
+    given_ += ["--tensor", "4", "--zero", "1", "--recompute", "none,full"]
+    given_ += ["--edge-units", "0", "--stages-per-worker", "1", "--microbatch-size", "1,2"]
+    out = tmp_path / "plan.zarr"
+    assert run([*given_, "--runners-up", "2", "--json", "--out", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    says = "layout step_time band mfu memory_bytes bound_by memory_left tokens_per_second"
+    assert set(found["best"]) == set(says.split())
+    assert len(found["runners_up"]) == 2
+    assert found["best"]["layout"]["tensor"] == 4
+    assert found["evaluated"] <= found["fitting"] <= found["enumerated"]
+    assert run([*given_, "--out", str(out)]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run([*given_, "--out", str(out), "--resume", "--exhaustive", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["best"] == found["best"]
+    assert again["evaluated"] == again["fitting"]
+    assert run([*given_[:-1], "1,4", "--out", str(out), "--resume"]) == 2
+    assert "another request" in capsys.readouterr().err
+    text, picture = tmp_path / "plan.csv", tmp_path / "plan.svg"
+    assert run([*given_, "--out", str(text), "--figure", str(picture)]) == 0
+    assert "evaluated exactly" in capsys.readouterr().out
+    assert {"does not fit", "front", "1f1b"} <= set(
+        re.findall(">([^<>]+)</text>", picture.read_text())
+    )
+    assert len(text.read_text().splitlines()) == 1 + again["enumerated"]
