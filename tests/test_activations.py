@@ -68,3 +68,12 @@ def test_gradients_that_are_accumulated_in_a_wider_type_have_a_buffer_each():
     assert buffer_bytes(wide, Layout(), **stage) == 2 * (matrices + tokens * (3 * f + 2 * h))
     head = buffer_bytes(wide, Layout(tensor=2), dense=1, moe=0, head=1)
     assert head == matrices + 2 * tokens * 2 * h + 128256 * h
+
+
+def test_all_experts_share_one_buffer_for_their_gradients():
+    model = dataclasses.replace(pj.load_model("mixtral-8x7b"), gradient_bytes=4)
+    h, f, tokens = 4096, 14336, 32768
+    matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
+    routed = tokens * 2 * (3 * f + 2 * h)
+    found = buffer_bytes(model, Layout(expert=4), dense=0, moe=1, head=0)
+    assert found == 2 * (matrices + routed + tokens * 2 * h)

@@ -131,6 +131,8 @@ def test_narrow_products_move_fewer_bytes_and_are_cast_first():
     for ops, factor in ((wide, 2), (narrow, 1)):
         op = of(ops, "qkv")
         assert op.volume.forward == factor * (m * k + k * n) + 2 * m * n
+        assert op.volume.input_grad == factor * (m * n + k * n) + 2 * m * k
+        assert op.volume.weight_grad == factor * (m * n + m * k) + 2 * 2 * k * n
     assert of(narrow, "qkv").precision == "fp8"
     assert of(narrow, "attention") == of(wide, "attention")
     assert {op.name for op in narrow} - {op.name for op in wide} == {"quantization"}
