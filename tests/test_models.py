@@ -10,7 +10,6 @@ import pytest
 import pipejax as pj
 from pipejax.costs.flop import layer_flop, step_flop
 from pipejax.costs.model import model_names
-from pipejax.costs.sublayers import MixtureOfExperts
 from pipejax.costs.system import data_file
 
 PUBLISHED = {  # billions: all, and those that one token meets
@@ -56,7 +55,7 @@ def test_flop_are_six_per_active_parameter_and_token():
 
 def test_experts_as_wide_as_the_mlp_that_all_tokens_meet_are_that_mlp():
     dense = pj.load_model("llama3-8b")
-    moe = MixtureOfExperts(experts=1, top_k=1, expert_hidden=dense.ffn_hidden)
+    moe = pj.MixtureOfExperts(experts=1, top_k=1, expert_hidden=dense.ffn_hidden)
     mixed = dataclasses.replace(dense, moe=moe)
     router = dense.hidden
     assert mixed.shared_parameters + mixed.expert_parameters == dense.layer_parameters + router
