@@ -135,6 +135,10 @@ def test_narrow_products_move_fewer_bytes_and_are_cast_first():
         assert op.volume.weight_grad == factor * (m * n + m * k) + 2 * 2 * k * n
     assert of(narrow, "qkv").precision == "fp8"
     assert of(narrow, "attention") == of(wide, "attention")
+    h, kv, f = 8192, 1024, 28672
+    cast = of(narrow, "quantization")  # two bytes read, two times one written
+    assert cast.volume == (4 * m * (h + f), 4 * m * (h + 2 * kv + h + 2 * f + h), 0)
+    assert cast.launches == (2, 4, 0)
     assert {op.name for op in narrow} - {op.name for op in wide} == {"quantization"}
     assert {op.precision for op in head_ops(model, Layout(precision="fp8"))} == {"bf16"}
 

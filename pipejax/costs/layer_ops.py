@@ -78,20 +78,34 @@ WIDE = ("bf16", "fp16")  # precisions in which products take activations as they
 
 
 def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
-    """Casts: every product's rows are read once, and written row by row and column by column.
+    """Casts: rows are read once, and written row by row for I or F and column by column for W.
 
-    Those of F that a norm or an activation function puts out are cast by it: only the bytes are
-    written, without a kernel of their own.
+    A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
+    gradient is cast.
     """
-    read, written = model.element_bytes, 2 * operand_bytes(model, layout)
+    moved = model.element_bytes + 2 * operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
     products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
+    apart = [op for op in products if op.name not in BEHIND_A_NORM]
+    for op in apart:
+        forward += moved * op.batch * op.shape.m * op.shape.k
     for op in products:
-        rows = op.batch * op.shape.m
-        forward += (written + (read if op.name == "projection" else 0.0)) * rows * op.shape.k
-        backward += (written + read) * rows * op.shape.n
-    return memory("quantization", forward, backward, (1.0, float(len(products))))
+        backward += moved * op.batch * op.shape.m * op.shape.n
+    kernels = (float(len(apart)), float(len(products)))
+    return memory("quantization", forward, backward, kernels)
+
+
+BEHIND_A_NORM = (
+    "qkv",
+    "query",
+    "query_down",
+    "kv_down",
+    "query_up",
+    "kv_up",
+    "mlp_in",
+    "shared_in",
+)
 
 
 def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerOp:
