@@ -24,12 +24,14 @@ from pipejax.base.checks import (
 )
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.activations import (
+    buffer_bytes,
     edge_activation_bytes,
+    head_weight_grad_bytes,
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS, Layout
-from pipejax.costs.model import Model, check_recompute
+from pipejax.costs.model import KINDS, Model, check_recompute
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
@@ -250,6 +252,7 @@ class Stages(NamedTuple):
       farthest: (stages) the last of them.
       senders: (pipes, boundaries) workers that send activations.
       receivers: (pipes, boundaries) workers that wait for them.
+      share: (stages) 1 over the stages of the worker that holds it.
     """
 
     layers: PerStage
@@ -261,11 +264,15 @@ class Stages(NamedTuple):
     farthest: PerStage
     senders: Workers
     receivers: Workers
+    share: PerStage | float = 1.0
 
 
 def stages_of(table: ScheduleTable, assigned: StageLayers) -> Stages:
     """Say what the stages of a schedule hold, and which workers hold them."""
     placement, ends = table.placement, np.eye(table.num_stages)
+    held = np.zeros((table.num_workers, table.num_stages))
+    for of_pipe in placement:
+        held[of_pipe, np.arange(table.num_stages)] = 1
     return Stages(
         *assigned,
         first=ends[0],
@@ -275,6 +282,7 @@ def stages_of(table: ScheduleTable, assigned: StageLayers) -> Stages:
         farthest=placement.max(axis=0).astype(float),
         senders=placement[:, :-1].astype(float),
         receivers=placement[:, 1:].astype(float),
+        share=1 / held.sum(axis=1)[placement].max(axis=0),
     )
 
 
@@ -338,6 +346,7 @@ class StageBytes(NamedTuple):
       gradients: (stages) [B].
       optimizer: (stages) optimizer state [B].
       gathered: (stages) weights of the layers at work, where replicas split all weights [B].
+      buffers: (stages) what the backward needs once per worker, spread over its stages [B].
       activations: (stages) what one microbatch leaves there until its backward [B].
       weight_share: (stages) share of that which W needs after I.
       checkpoint: (stages) what it leaves between F and R, where the table recomputes it [B].
@@ -348,6 +357,7 @@ class StageBytes(NamedTuple):
     gradients: Number
     optimizer: Number
     gathered: Number
+    buffers: Number
     activations: Number
     weight_share: Number
     checkpoint: Number
@@ -355,8 +365,9 @@ class StageBytes(NamedTuple):
 
     @property
     def static(self) -> Number:
-        """Weights, gradients and optimizer state (stages), what is gathered included [B]."""
-        return self.weights + self.gradients + self.optimizer + self.gathered
+        """Weights, gradients, optimizer state, what is gathered, and buffers (stages) [B]."""
+        lasting = self.weights + self.gradients + self.optimizer
+        return lasting + self.gathered + self.buffers
 
     @property
     def parts(self) -> tuple[Number, Number, Number]:
@@ -402,8 +413,7 @@ def bytes_of_stages(
         needed += (count - again) * layer_weight_grad_bytes(model, layout, kind)
     recomputed_inputs = sum(recomputed) * inputs
     activations = kept + recomputed_inputs + edges
-    # the head's product needs what the final norm puts out and the logits' gradient
-    head_needs = last * (head - inputs * (model.vocabulary > 0))
+    head_needs = last * head_weight_grad_bytes(model, layout)
     parameters = stage_parameters(model, layout, stages)
     sharing = layout.replicas, layout.expert_replicas
 
@@ -417,12 +427,23 @@ def bytes_of_stages(
         weights=shared(model.element_bytes, 3),
         gradients=shared(model.accumulated_bytes, 2),
         optimizer=shared(model.optimizer_bytes, 1),
-        gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) + 0 * first,
+        gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
+        buffers=_buffers(model, layout, layers, stages),
         activations=activations,
         weight_share=(needed + recomputed_inputs + head_needs) / activations,
         checkpoint=sum(layers) * inputs + edges,
         version=model.element_bytes * (parameters.dense + parameters.experts),
     )
+
+
+def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages: Stages) -> Number:
+    """Buffers of the backward (stages): stages of one worker share those of their layers [B]."""
+    kinds = dict(zip(model.layers_by_kind, layers, strict=True))
+    dense, moe = (1.0 * (kinds.get(kind, 0.0 * stages.last) > 0) for kind in KINDS)
+    own, with_head = (
+        buffer_bytes(model, layout, dense=dense, moe=moe, head=head) for head in (0.0, stages.last)
+    )
+    return own * stages.share + (with_head - own)
 
 
 def memory_bytes(
