@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_marked_and_never_the_best(answer, call):
         16,
     )
     rows = answer(*given, *LARGE)["rows"]
-    capacity = pj.load_system("h100").memory_capacity
+    capacity = pj.load_system("h100").memory_available
     assert [row["fits"] for row in rows] == [max(row["memory_bytes"]) <= capacity for row in rows]
     assert [row["fits"] for row in rows] == [False, True, False]
     assert min(rows, key=lambda row: row["makespan"])["fits"] is False

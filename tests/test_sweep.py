@@ -91,7 +91,7 @@ def test_points_are_single_evaluations(data):
         assert float(at.tokens_per_second) == pytest.approx(tokens / result.makespan, rel=1e-12)
         need = pj.memory_bytes(workload, table).max()
         assert float(at.memory_bytes) == need
-        fits = need <= float(at["memory.capacity"])
+        fits = need <= system.memory_available
         assert STATUS[int(at.status)] == ("feasible" if fits else "out of memory")
         assert float(at.share.sum()) == pytest.approx(1, abs=1e-5)
         assert int(at.bound_by) == int(at.share.argmax("resource"))

@@ -45,7 +45,7 @@ from pipejax.search.tuning.system_design import PartPrices, design_systems, pric
 
 pytestmark = pytest.mark.compiles
 
-SYSTEM = pj.load_system("h100")
+SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0)
 SMALL = dataclasses.replace(pj.load_model("gpt-22b"), layers=16)
 WORKLOAD = pj.Workload(SMALL, minibatch=64, tensor_parallel=8)
 

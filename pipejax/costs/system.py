@@ -113,6 +113,11 @@ class System:
         """Take all numbers as floats."""
         floats_in(self)
 
+    @property
+    def memory_available(self) -> Number:
+        """Memory of one accelerator that tensors can have [B]."""
+        return self.memory_capacity - self.memory_reserve
+
     def reached(self, peers: Number) -> Number:
         """Share of the node's bandwidth that leads to so many other accelerators at once."""
         others = jnp.maximum(self.gpus_per_node - 1.0, 1.0)
@@ -256,7 +261,7 @@ def load_system(name: str | Path) -> System:
     Example:
       >>> import pipejax as pj
       >>> pj.load_system("h100").memory_capacity
-      80000000000.0
+      85520000000.0
     """
     path = data_file("hardware", name, "system")
     data = load_json(path)

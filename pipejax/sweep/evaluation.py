@@ -90,7 +90,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
-    fits = need <= np.asarray(systems.memory_capacity)
+    fits = need <= np.asarray(systems.memory_available)
     values["memory_bytes"][...] = need
     values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
     step = max(1, MAX_NUMBERS // point.table.num_stages)

@@ -143,7 +143,7 @@ def _workers(
         ),
     ]
     if "memory_bytes" in result and pricing.system is not None:
-        room = float(pricing.system.memory_capacity)
+        room = float(pricing.system.memory_available)
         needs = (
             gigabytes(need) + "  [red]too much[/]" * (need > room)
             for need in result["memory_bytes"].tolist()

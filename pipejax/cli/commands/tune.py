@@ -67,7 +67,7 @@ def tune(
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
     if what == "system" and prices is None:
         raise ValueError(f"--what system needs --prices, as {EXAMPLE}")
-    minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_capacity)
+    minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_available)
 
     def report(found: "TuningResult", stopped: str | None = None) -> None:
         result = dataclasses.asdict(found) | {"what": what, "schedule": schedule}

@@ -41,7 +41,7 @@ class Pricing(NamedTuple):
         if self.workload is None or self.system is None:
             return {}
         need = pj.memory_bytes(self.workload, table)
-        fits = bool(need.max() <= float(self.system.memory_capacity))
+        fits = bool(need.max() <= float(self.system.memory_available))
         return {"memory_bytes": need, "fits": fits}
 
 

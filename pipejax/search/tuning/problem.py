@@ -126,7 +126,7 @@ class TuningProblem:
     ) -> "TuningProblem":
         """Stack the pairs as arrays."""
         pairs = stack_pairs(workloads, systems, family.table(family.few_microbatches[0]))
-        limit = pairs.system.memory_capacity
+        limit = pairs.system.memory_available
         capacity = np.asarray(limit) if memory_limit else np.full(len(workloads), np.inf)
         return cls(family, workloads[0], pairs, capacity)
 

@@ -246,7 +246,7 @@ def _tune(
             step_time=best.step_time,
             memory_bytes=best.memory_bytes,
             # a budget buys as much memory as is needed
-            fits=what == "system" or best.memory_bytes <= float(task.system.memory_capacity),
+            fits=what == "system" or best.memory_bytes <= float(task.system.memory_available),
             seconds=time.perf_counter() - began,
             evaluated=sum(each.evaluated for each in found.values()),
             setting=best.setting,
@@ -305,7 +305,7 @@ def _size(task: _Task, way: str) -> _Found:
         keys = ("microbatch_size", *names[1:])
         sizes = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
         for one in sizes:  # also where the limit was lifted
-            one["fits"] = one["memory_bytes"] <= float(task.system.memory_capacity)
+            one["fits"] = one["memory_bytes"] <= float(task.system.memory_available)
         count, step, need = (getattr(found, name)[0].item() for name in names[1:])
         relaxed = {} if found.relaxed is None else found.relaxed._asdict()
         relaxed = {name: each[0].item() for name, each in relaxed.items()}
