@@ -15,10 +15,11 @@ from pipejax.costs.activations import (
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
+from pipejax.costs.collectives import collective_time
 from pipejax.costs.flop import head_flop, layer_flop, step_flop
-from pipejax.costs.layout import Layout
+from pipejax.costs.layout import Group, Layout
 from pipejax.costs.model import RECOMPUTE, model_names
-from pipejax.costs.system import all_reduce_time, data_file, roofline_time, system_names
+from pipejax.costs.system import data_file, roofline_time, system_names
 from pipejax.costs.workload import Stages, stage_bytes, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
@@ -153,14 +154,6 @@ def test_efficiency_depends_on_size():
     assert (small, large) == (0.1, 0.95)
 
 
-@pytest.mark.compiles
-def test_all_reduce():
-    system = pj.load_system("mid_nw_mid_cp")
-    latency, volume = 500e-9, 1e9
-    expected = 2 * 2 * latency + 2 * 3 / 4 * volume / 50e9  # r = 4: 2 log2 r hops, 2 (r-1)/r bytes
-    assert float(all_reduce_time(system.network, volume, 4)) == pytest.approx(expected)
-
-
 def everything_of(model, size, layers):
     """All that is counted from a model."""
     layout = Layout(microbatch_size=size)
@@ -281,7 +274,8 @@ def test_parallelism_and_recomputation_move_costs_the_right_way():
     split = total(tensor_parallel=8)
     assert plain[0] / 8 < split[0] < plain[0]  # the all-reduces of tensor parallelism cost time
     forward, backward = total(tensor_parallel=8, recompute="full")
-    exchange = 48 * 2 * float(all_reduce_time(system.node, 2048 * 6144 * 2, 8))  # two per layer
+    alone = collective_time(system, "all_reduce", 2048 * 6144 * 2, Group(8, 8))
+    exchange = 48 * 2 * float(alone)  # two per layer
     assert forward == split[0]
     assert backward - split[1] > exchange  # the forward again, its all-reduces too
     across = total(tensor_parallel=16)  # more than a node holds: over the network

@@ -166,19 +166,6 @@ def roofline_time(system: System, flop: Number, volume: Number, precision: str =
     return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
 
 
-def all_reduce_time(link: Link, volume: Number, participants: Number) -> Number:
-    """Time [s] of an all-reduce by Rabenseifner's algorithm.
-
-        t = 2 log2(r) latency + 2 (r - 1) / r bytes / bandwidth
-
-    References:
-      Chimera (arXiv:2107.06925), section 3.4.
-    """
-    volume, participants = as_float(volume), as_float(participants)
-    hops = 2 * jnp.log2(participants)
-    return hops * link.latency + 2 * (participants - 1) / participants * volume / link.rate
-
-
 def system_names() -> tuple[str, ...]:
     """Return the names of the systems that come with pipejax."""
     return _names("hardware")
