@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+import pipejax as pj
 from pipejax.analysis.prediction_errors import prediction_errors, relative_errors
 from pipejax.analysis.step_line import StepLine, median_times, on_one_line, step_line
 from pipejax.costs.rows_file import read_rows
 from pipejax.costs.system import DATA
-from sweeps import zero_bubble_accuracy
+from sweeps import llama3_accuracy, zero_bubble_accuracy
 from sweeps.accuracy import EACH, Accuracy, report
 
 
@@ -95,3 +96,28 @@ def test_beyond_its_tolerance_a_report_ends_with_exit_code_1(capsys):
         out = capsys.readouterr().out
         assert "fails" in out
         assert "because" in out
+
+
+def test_llama_3_405b_fits_without_recomputation():
+    runs = llama3_accuracy.RUNS
+    assert [run.accelerators for run in runs] == [8192, 16384, 16384]
+    tokens = [run.sequence * run.microbatches * run.data for run in runs]
+    assert tokens == [2**24] * 3  # 16M in every step
+    needed = [llama3_accuracy.memory(run) for run in runs]
+    assert 70e9 < min(needed) < max(needed) < llama3_accuracy.DEVICE_BYTES
+    flop = llama3_accuracy.model_flop(pj.load_model("llama3-405b"))
+    assert flop == pytest.approx(8192 * (6 * 405.8e9 + 6 * 126 * 16384 * 8192), rel=2e-3)
+
+
+@pytest.mark.slow  # a step of 16 workers with 128 stages, four times
+def test_llama_3_405b_reaches_its_share_of_the_peak():
+    run, system = llama3_accuracy.RUNS[0], pj.load_system("h100")
+    stacks = llama3_accuracy.STACKS
+    ours = {name: llama3_accuracy.mfu(run, stack, system) for name, stack in stacks.items()}
+    assert ours[llama3_accuracy.AS_REPORTED] == pytest.approx(run.mfu, abs=llama3_accuracy.POINTS)
+    assert min(ours.values()) == ours[llama3_accuracy.AS_REPORTED]
+
+
+def test_differences_of_shares_are_in_points():
+    found = llama3_accuracy.points(np.array([44.0, 39.0]), np.array([43.0, 41.0]))
+    assert (found.rows, found.mape, found.bias, found.largest) == (2, 1.5, -0.5, 2.0)

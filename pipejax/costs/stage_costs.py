@@ -34,16 +34,23 @@ ByPhase = Float[Array, " phases"]
 
 
 class _Seconds(NamedTuple):
-    """What phases take on accelerator and host, each alone [s]."""
+    """What phases take on accelerator and host, each alone [s].
+
+    Attributes:
+      device: each phase by itself.
+      one_pass: the same where I and W are one pass, whose products hide each other's exchanges.
+      host: that starts the kernels.
+    """
 
     device: Number
+    one_pass: Number
     host: Number
 
     def __add__(self, other: "_Seconds") -> "_Seconds":  # type: ignore[override]  # not a sequence
-        return _Seconds(self.device + other.device, self.host + other.host)
+        return _Seconds(*(one + two for one, two in zip(self, other, strict=True)))
 
     def __mul__(self, factor: Number) -> "_Seconds":  # type: ignore[override]  # not a sequence
-        return _Seconds(self.device * factor, self.host * factor)
+        return _Seconds(*(each * factor for each in self))
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
@@ -59,16 +66,18 @@ def work_costs(work: StageWork, system: System) -> Costs:
     input_grad += _layers(parts, FORWARD, work.recomputed)
 
     def lasts(seconds: _Seconds) -> Number:
-        return phase_time(system, *seconds)
+        return phase_time(system, seconds.device, seconds.host)
 
+    both = input_grad + weight_grad
+    backward = phase_time(system, both.one_pass, both.host)
     near = _message_link(work, system)
     return Costs(
         forward=lasts(forward),
-        backward=lasts(input_grad + weight_grad),
+        backward=backward,
         input_grad=lasts(input_grad),
         weight_grad=lasts(weight_grad),
         recompute=lasts(_layers(parts, FORWARD, work.layers)),
-        all_reduce=_gradient_exchange(work, system, lasts(input_grad + weight_grad)),
+        all_reduce=_gradient_exchange(work, system, backward),
         update=_update(work, system, lasts(forward)),
         latency=_both_ways(near.latency),
         transmit=_both_ways(work.message_bytes / near.rate),
@@ -79,7 +88,7 @@ def _phase(work: StageWork, system: System, parts: Sequence[_Seconds], phase: in
     """Seconds (stages) of one microbatch's F, I or W, without what full recomputation adds."""
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
-    once = _Seconds(0.0, host_time(system, microbatches=passes))
+    once = _Seconds(0.0, 0.0, host_time(system, microbatches=passes))
     edges = _at(embedding, phase) * work.stages.first + _at(head, phase) * work.heads
     return _layers(parts, phase, work.layers) + edges + once
 
@@ -92,7 +101,7 @@ def _layers(parts: Sequence[_Seconds], phase: int, layers: PerKind) -> _Seconds:
 
 
 def _at(part: _Seconds, phase: int) -> _Seconds:
-    return _Seconds(jnp.asarray(part.device)[phase], jnp.asarray(part.host)[phase])
+    return _Seconds(*(jnp.asarray(each)[phase] for each in part))
 
 
 def _parts(work: StageWork, system: System) -> list[_Seconds]:
@@ -111,15 +120,15 @@ def _parts(work: StageWork, system: System) -> list[_Seconds]:
     for part, gathers, layers in zip(work.parts, _gathers(work, system), is_layer, strict=True):
         by_kernel = _device(work, part.ops, part.collectives, kernels, waits)
         whole = _device(work, part.whole, part.whole_collectives, kernels, waits)
-        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
-        sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gathers), device)
+        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)  # (2, phases)
+        sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gathers[None]), device)
         host = host_time(
             system,
             launches=sum((_array(op.launches) for op in part.ops), jnp.zeros(len(PHASES))),
             collectives=sum((_array(each.count) for each in part.collectives), 0.0),
             layers=layers,
         )
-        found.append(_Seconds(sharded, host))
+        found.append(_Seconds(sharded[0], sharded[1], host))
     return found
 
 
@@ -129,19 +138,27 @@ def _device(
     exchanges: Iterable[Collective],
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
-) -> ByPhase:
-    """Seconds (phases) of ops and of what compute does not hide of their exchanges."""
-    total = attention = jnp.zeros(len(PHASES))
+) -> Float[Array, "2 phases"]:
+    """Seconds of ops and of what compute does not hide of their exchanges: apart, and in one pass.
+
+    In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
+    workload lets exchanges travel beside compute.
+    """
+    total = attention = products = jnp.zeros(len(PHASES))
     for op in ops:
         seconds = next(kernels)
         total = total + seconds
         attention = attention + seconds * (op.kind == "attention")
+        products = products + seconds * (op.kind == "gemm")
+    hidden = jnp.zeros(len(PHASES))
     for exchange in exchanges:
         wait = next(waits)
         if exchange.beside == "attention":
             wait = jnp.asarray(exposed_ring(wait, attention, work.layout.context))
+        elif exchange.beside:
+            hidden = hidden + jnp.minimum(wait, products[PHASES.index(exchange.beside)])
         total = total + wait
-    return total
+    return jnp.stack([total, total - work.overlap * hidden])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:

@@ -430,7 +430,8 @@ def bytes_of_stages(
         gathered=2 * model.element_bytes * biggest * (layout.zero >= 3) * stages.share,
         buffers=_buffers(model, layout, layers, stages),
         activations=activations,
-        weight_share=(needed + recomputed_inputs + head_needs) / activations,
+        # a stage that holds the embedding alone may leave nothing
+        weight_share=(needed + recomputed_inputs + head_needs) / (activations + (activations == 0)),
         checkpoint=sum(layers) * inputs + edges,
         version=model.element_bytes * (parameters.dense + parameters.experts),
     )

@@ -1,0 +1,57 @@
+"""Exchanges of tensor parallelism that a backward in one pass hides beside its products."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.collectives import collective_time
+from pipejax.costs.kernel_time import device_time
+from pipejax.costs.layer_ops import layer_ops
+from pipejax.costs.layout import Group, Layout
+from pipejax.costs.system_parts import Kernels
+
+H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0))
+MODEL = pj.load_model("gpt-22b")
+TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+LAYERS = MODEL.layers / 4
+LAYOUT = Layout(tensor=8, sequence_parallel=1)
+pytestmark = pytest.mark.compiles
+
+
+def costs(system, *, overlap):
+    workload = pj.Workload(MODEL, 4, tensor_parallel=8, sequence_parallel=True, overlap=overlap)
+    return pj.stage_costs(workload, system, TABLE)
+
+
+def products(system, phase):
+    ops = layer_ops(MODEL, LAYOUT)
+    return sum(float(device_time(system, op, phase)) for op in ops if op.kind == "gemm")
+
+
+def test_a_backward_in_one_pass_hides_exchanges_that_its_products_do_not_wait_for():
+    apart, beside = (costs(H100, overlap=overlap) for overlap in (False, True))
+    volume = 2.0 * MODEL.sequence * MODEL.hidden  # bytes of the whole hidden state, b = 1
+    group = Group(8.0, 8.0)
+    hidden = (
+        2
+        * LAYERS
+        * sum(  # both of a layer's, in I and in W
+            float(collective_time(H100, kind, volume, group))
+            for kind in ("reduce_scatter", "all_gather")
+        )
+    )
+    middle = 1  # neither embedding nor head
+    difference = np.asarray(apart.backward - beside.backward)[middle]
+    assert difference == pytest.approx(hidden, rel=1e-9)
+    for phase in ("forward", "input_grad", "weight_grad"):  # I alone has no W beside it
+        np.testing.assert_array_equal(getattr(apart, phase), getattr(beside, phase))
+
+
+def test_what_is_longer_than_the_products_stays_exposed():
+    slow = dataclasses.replace(H100, node=dataclasses.replace(H100.node, bandwidth=1e9))
+    apart, beside = (costs(slow, overlap=overlap) for overlap in (False, True))
+    difference = np.asarray(apart.backward - beside.backward)[1]
+    both = products(slow, "input_grad") + products(slow, "weight_grad")
+    assert difference == pytest.approx(LAYERS * both, rel=1e-9)
