@@ -1,0 +1,386 @@
+"""Step times of measured rows, and their exact gradients by numbers of the system.
+
+Rows whose models and layouts differ in numbers alone are priced by one compiled function, with
+stages filled up to the most that a row has. Each program then solves the costs of all its rows,
+under all values of the numbers, as one batch. Its counts of the costs on the critical path turn the
+step time into a plain sum of costs, so that one reverse pass gives the gradient by all numbers.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax import schedules
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
+from pipejax.costs.layout import Layout
+from pipejax.costs.measured_rows import MeasuredRows
+from pipejax.costs.model import Model
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import work_of_stages
+from pipejax.costs.system import Number, System
+from pipejax.costs.system_numbers import put_number
+from pipejax.costs.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.engine.batched.makespans import makespans_and_grad
+from pipejax.engine.lowering.lower import lower
+from pipejax.engine.lowering.program import Program
+from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+
+AT_ONCE = 8  # sets of values that one compiled call prices: a fixed number, so that few compile
+BLOCKS = (64, 1024)  # configurations that the engine solves at once, likewise
+
+ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
+
+Rows = Int[NumpyArray, " rows"]
+Varying = tuple[Array, ...]
+Leaves = dict[str, Array]
+Values = Float[NumpyArray, "batch values"]
+
+
+class RowInputs(NamedTuple):
+    """What the price of a row depends on beside the system: numbers, with a row axis first.
+
+    Attributes:
+      model: the transformer.
+      layout: how accelerators share the work.
+      stages: what each stage holds, and where; filled up with empty stages.
+      gpus_per_node: accelerators of a node, 0 where the system says it.
+      layer_group: which factor the time of its layers has, where they have factors.
+      overlap: 1 where gradients travel beside compute, else 0.
+    """
+
+    model: Model
+    layout: Layout
+    stages: Stages
+    gpus_per_node: Number
+    layer_group: Number
+    overlap: Number
+
+
+class PricingKind(NamedTuple):
+    """What a compiled price is for: XLA leaves out what these say is not there.
+
+    Attributes:
+      recompute: what a layer itself recomputes.
+      reads: fields of `Costs` that the programs read.
+      form: structure of `RowInputs`.
+      constants: (leaves) the number that all rows share, None where they differ.
+      flags: what `flags_of` the system says.
+      names: numbers of the system that values are given for.
+    """
+
+    recompute: str
+    reads: tuple[str, ...]
+    form: Any
+    constants: tuple[float | None, ...]
+    flags: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def row(self, varying: Sequence[Array]) -> RowInputs:
+        """Put together the inputs of a row."""
+        rest = iter(varying)
+        leaves = [next(rest) if each is None else each for each in self.constants]
+        row: RowInputs = jax.tree.unflatten(self.form, leaves)
+        return row
+
+    def flagged(self, system: System) -> System:
+        """Put what the system says of its flags in their place, as constants."""
+        priced, *algorithms = self.flags
+        known = dict(zip(ALGORITHMS, algorithms, strict=True))
+        return dataclasses.replace(
+            system,
+            kernels=dataclasses.replace(system.kernels, priced=priced),
+            collectives=dataclasses.replace(system.collectives, **known),
+        )
+
+
+class RowBatch(NamedTuple):
+    """Rows that are priced together.
+
+    Attributes:
+      rows: which of all rows.
+      inputs: the leaves of their inputs that differ, with a row axis first.
+      kind: all else.
+      programs: each program, and which of these rows run it.
+    """
+
+    rows: Rows
+    inputs: tuple[NumpyArray, ...]
+    kind: PricingKind
+    programs: tuple[tuple[Program, Rows], ...]
+
+
+class StepTimes:
+    """Step times of measured rows on any system."""
+
+    def __init__(
+        self, rows: MeasuredRows, *, link: str | Links = "delay", layer_group: Rows | None = None
+    ) -> None:
+        """Build the schedule of every row, and lay the numbers of all rows out as arrays.
+
+        `layer_group` says which factor the time of a row's layers has (`predict_and_grad`).
+        """
+        check_types(rows=(rows, MeasuredRows))
+        group = np.zeros(len(rows), int) if layer_group is None else layer_group
+        self.size = len(rows)
+        self.workloads = workloads_of(rows)
+        self.tables = tables_of(rows)
+        program = functools.cache(lambda table: lower(table, link=link, step_end=True))
+        alike: dict[Hashable, list[int]] = {}
+        inputs = []
+        for k, (workload, table) in enumerate(zip(self.workloads, self.tables, strict=True)):
+            one = _inputs(workload, table)._replace(
+                gpus_per_node=float(rows.accelerators_per_node[k]), layer_group=float(group[k])
+            )
+            inputs.append(one)
+            kind = (jax.tree.structure(one), table.num_pipes, workload.recompute_in_layer)
+            alike.setdefault(kind, []).append(k)
+        self.batches = tuple(
+            _row_batch(
+                np.array(members),
+                [inputs[k] for k in members],
+                self.workloads[members[0]].recompute_in_layer,
+                [program(self.tables[k]) for k in members],
+            )
+            for members in alike.values()
+        )
+
+    def predict(self, system: System) -> Float[NumpyArray, " rows"]:
+        """Predict the step time of each row [s]."""
+        seconds = np.empty(self.size)
+        flags, system = flags_of(system), _numbers(system)
+        values = np.zeros((1, 0))
+        with jax.enable_x64(True):
+            for batch in self.batches:
+                kind = batch.kind._replace(flags=flags)
+                costs = _prices(system, values, batch.inputs, kind=kind)
+                solved, _ = _solved(batch.programs, jax.tree.map(np.asarray, costs))
+                seconds[batch.rows] = solved[0]
+        return seconds
+
+    def predict_and_grad(
+        self, system: System, names: Sequence[str], values: Values
+    ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
+        """Predict all rows under each set of values of named numbers of the system.
+
+        More values than names are factors of layer times, one for each group of layers.
+        Returns (batch, rows) step times [s], and (batch, rows, values) their derivatives.
+        """
+        flags, system = flags_of(system), _numbers(system)
+        seconds = np.empty((len(values), self.size))
+        slopes = np.empty((len(values), self.size, values.shape[1]))
+        with jax.enable_x64(True):
+            for batch in self.batches:
+                kind = batch.kind._replace(flags=flags, names=tuple(names))
+                price = functools.partial(_prices, system, kind=kind)
+                pull = functools.partial(_slopes, system, kind=kind)
+                costs = _in_chunks(price, values, batch.inputs)
+                seconds[:, batch.rows], counts = _solved(batch.programs, costs)
+                slopes[:, batch.rows] = _in_chunks(pull, (values, counts), batch.inputs)
+        return seconds, slopes
+
+
+def _numbers(system: System) -> System:
+    """A system whose name compiles nothing anew."""
+    unnamed = dataclasses.replace(system, name="", source="", calibration=None)
+    numbers: System = jax.tree.map(lambda leaf: np.asarray(leaf, float), unnamed)
+    return numbers
+
+
+def flags_of(system: System) -> tuple[float, ...]:
+    """Say what the system prices, and which algorithms its collectives may use."""
+    algorithms = (getattr(system.collectives, name) for name in ALGORITHMS)
+    return tuple(map(float, (system.kernels.priced, *algorithms)))
+
+
+def _in_chunks(function: Callable[..., Any], batch: Any, inputs: tuple[NumpyArray, ...]) -> Any:
+    """Call a compiled function on `AT_ONCE` entries of a batch at a time, the last repeated."""
+    size = len(jax.tree.leaves(batch)[0])
+    index = np.minimum(np.arange(-(-size // AT_ONCE) * AT_ONCE), size - 1).reshape(-1, AT_ONCE)
+    cut = [jax.tree.map(operator.itemgetter(own), batch) for own in index]
+    parts = [jax.tree.map(np.asarray, function(part, inputs)) for part in cut]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
+
+
+def workloads_of(rows: MeasuredRows) -> tuple[Workload, ...]:
+    """Return what each row trains, and how its accelerators share the work."""
+    columns: dict[str, Sequence[Any]] = {
+        "model": [rows.models[k] for k in rows.model.tolist()],
+        "minibatch": (rows.microbatches * rows.microbatch_size).tolist(),
+        "tensor_parallel": rows.tensor.tolist(),
+        "sequence_parallel": (rows.sequence_parallel > 0).tolist(),
+        "context_parallel": rows.context.tolist(),
+        "expert_parallel": rows.expert.tolist(),
+        "data_parallel": rows.data.tolist(),
+        "zero": rows.zero.tolist(),
+        "overlap": (rows.overlap > 0).tolist(),
+        "scatter_gather": [True] * len(rows),  # as Megatron, DeepSpeed and NeMo do
+        "recompute": rows.recompute.tolist(),
+        "precision": rows.precision.tolist(),
+        "embedding_units": rows.embedding_units.tolist(),
+        "loss_units": rows.loss_units.tolist(),
+    }
+    return tuple(
+        Workload(**dict(zip(columns, row, strict=True)))
+        for row in zip(*columns.values(), strict=True)
+    )
+
+
+def tables_of(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
+    """Build the schedule of each row; rows of one shape share a table."""
+
+    @functools.cache
+    def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
+        options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
+        return schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+
+    columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
+    shapes = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(build(*shape) for shape in shapes)
+
+
+def _inputs(workload: Workload, table: ScheduleTable) -> RowInputs:
+    model = dataclasses.replace(workload.model, name="", source="")
+    stages = stages_of(table, assign_layers(workload, table))
+    return RowInputs(model, workload.layout(table), stages, 0.0, 0.0, float(workload.overlap))
+
+
+def _row_batch(
+    rows: Rows, inputs: Sequence[RowInputs], recompute: str, programs: Sequence[Program]
+) -> RowBatch:
+    """Stack rows, with stages filled up to the most: a stage without layers is never read."""
+    most = max(one.stages.layers.shape[-1] for one in inputs)
+
+    def filled(stages: Stages) -> Stages:
+        more = [(0, 0)] * 2 + [(0, most - stages.layers.shape[-1])]
+        full = Stages(*(np.pad(leaf, more[-leaf.ndim :]) for leaf in stages))
+        return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
+
+    alike = [jax.tree.flatten(one._replace(stages=filled(one.stages))) for one in inputs]
+    columns = [np.array(column, float) for column in zip(*(one for one, _ in alike), strict=True)]
+    shared = [column.ndim == 1 and bool((column == column[0]).all()) for column in columns]
+    pairs = list(zip(columns, shared, strict=True))
+    constants = tuple(float(column[0]) if is_one else None for column, is_one in pairs)
+    return RowBatch(
+        rows,
+        tuple(column for column, is_one in pairs if not is_one),
+        PricingKind(recompute, _reads(programs), alike[0][1], constants),
+        _by_program(programs),
+    )
+
+
+def _reads(programs: Sequence[Program]) -> tuple[str, ...]:
+    """Name the costs that any of the programs reads."""
+    layouts = {id(program): program.layout for program in programs}.values()
+    phases = {phase for each in layouts for phase in (*each.phases, *each.paired_phases)}
+    fields = {PHASE_FIELDS[phase.name] for phase in (*phases, Phase.A, Phase.U)}
+    return (*sorted(fields), *MESSAGE_FIELDS)
+
+
+def _by_program(programs: Sequence[Program]) -> tuple[tuple[Program, Rows], ...]:
+    users: dict[int, list[int]] = {}
+    for k, program in enumerate(programs):
+        users.setdefault(id(program), []).append(k)
+    return tuple((programs[rows[0]], np.array(rows)) for rows in users.values())
+
+
+def _price(system: System, values: Array, varying: Varying, kind: PricingKind) -> Leaves:
+    """Costs of one row under one set of values, those that programs read."""
+    row, system = kind.row(varying), kind.flagged(system)
+    for k, name in enumerate(kind.names):
+        system = put_number(system, name, values[k])
+    per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
+    work = work_of_stages(
+        row.model, row.layout, row.stages, recompute=kind.recompute, overlap=row.overlap
+    )
+    factors = values[len(kind.names) :]
+    if factors.size:
+        factor = factors[jnp.asarray(row.layer_group).astype(int)]
+        layers, recomputed = (
+            tuple(count * factor for count in counts) for counts in (work.layers, work.recomputed)
+        )
+        work = work._replace(layers=layers, recomputed=recomputed)
+    costs = work_costs(work, dataclasses.replace(system, gpus_per_node=per_node))
+    return {name: jnp.asarray(getattr(costs, name), float) for name in kind.reads}
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def _prices(system: System, values: Array, inputs: Varying, *, kind: PricingKind) -> Leaves:
+    """Costs of all rows under all sets of values: batch and rows first on every leaf."""
+
+    def of_rows(one: Array) -> Leaves:
+        found: Leaves = jax.vmap(lambda row: _price(system, one, row, kind))(inputs)
+        return found
+
+    costs: Leaves = jax.vmap(of_rows)(values)
+    return costs
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def _slopes(
+    system: System, batch: tuple[Array, Leaves], inputs: Varying, *, kind: PricingKind
+) -> Float[Array, "batch rows values"]:
+    """Differentiate the sum of the costs on each row's critical path by the values."""
+
+    def seconds(values: Array, row: Varying, counts: Leaves) -> Array:
+        costs = _price(system, values, row, kind)
+        return sum(((counts[name] * cost).sum() for name, cost in costs.items()), jnp.zeros(()))
+
+    by_row = jax.vmap(jax.grad(seconds), in_axes=(None, 0, 0))
+    slopes: Array = jax.vmap(lambda values, counts: by_row(values, inputs, counts))(*batch)
+    return slopes
+
+
+def _solved(
+    programs: Sequence[tuple[Program, Rows]], costs: Mapping[str, NumpyArray]
+) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
+    """Solve the programs of all rows: makespans, and counts of all costs on the critical path."""
+    counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
+    seconds = np.empty(costs["forward"].shape[:2])
+    for program, rows in programs:
+        of_program = _of_program(rows, program.layout.num_stages)
+        shape = seconds[:, rows].shape
+        size = shape[0] * shape[1]
+        read = {name: leaf[of_program(name, leaf)] for name, leaf in costs.items()}
+        flat = {name: leaf.reshape(size, *leaf.shape[2:]) for name, leaf in read.items()}
+        values, found = _solved_in_blocks(program, flat, size)
+        seconds[:, rows] = values.reshape(shape)
+        for name, leaf in counts.items():
+            leaf[of_program(name, leaf)] = found[name].reshape(*shape, *found[name].shape[1:])
+    return seconds, counts
+
+
+def _solved_in_blocks(
+    program: Program, leaves: Mapping[str, NumpyArray], size: int
+) -> tuple[NumpyArray, dict[str, NumpyArray]]:
+    """Solve configurations in blocks of few sizes, for which the engine compiles once each."""
+    block = next((each for each in BLOCKS if each >= size), BLOCKS[-1])
+    index = np.minimum(np.arange(-(-size // block) * block), size - 1).reshape(-1, block)
+    parts = []
+    for own in index:
+        costs: Any = {name: leaf[own] for name, leaf in leaves.items()}
+        values, found = makespans_and_grad(program, Costs(**costs), batch_size=block)
+        parts.append(
+            (np.asarray(values), {name: np.asarray(getattr(found, name)) for name in leaves})
+        )
+    values, counts = jax.tree.map(lambda *each: np.concatenate(each)[:size], *parts)
+    return values, counts
+
+
+def _of_program(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
+    """Index of some rows in a leaf of costs, without the stages that they are filled up with."""
+
+    def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
+        own = slice(stages - (name in MESSAGE_FIELDS))
+        return (slice(None), rows, ..., own) if leaf.ndim > 2 else (slice(None), rows)
+
+    return index

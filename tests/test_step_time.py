@@ -1,0 +1,86 @@
+"""Step times of measured rows: each is what `evaluate` says, with exact gradients."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.analysis.step_time import StepTimes
+from pipejax.costs.rows_file import read_rows
+from pipejax.costs.system_numbers import number_of, put_number
+
+pytestmark = pytest.mark.compiles
+HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
+LAYOUTS = ((1, 2, 1, 2, 8), (2, 1, 2, 1, 4), (8, 2, 4, 1, 24), (2, 4, 4, 2, 64))
+NAMES = (
+    "compute.efficiency",
+    "compute.latency",
+    "memory.efficiency",
+    "kernels.sharpness",
+    "host.launch",
+    "host.step",
+    "network.latency",
+    "network.efficiency",
+    "collectives.latency",
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    lines = [
+        f"{layers},1024,16,512,{t},{d},{p},{b},{batch},1f1b,0,none,0.5"
+        for layers in (8, 12)
+        for t, d, p, b, batch in LAYOUTS
+    ]
+    path.write_text(HEADER + "sequence_parallel,recompute,seconds\n" + "\n".join(lines))
+    with pytest.warns():
+        return read_rows(path)
+
+
+@pytest.fixture(scope="module")
+def system():
+    found = pj.load_system("a100")
+    return dataclasses.replace(found, kernels=dataclasses.replace(found.kernels, priced=1.0))
+
+
+@pytest.fixture(scope="module")
+def times(rows):
+    return StepTimes(rows, layer_group=rows.tensor // 8)
+
+
+@pytest.fixture(scope="module")
+def at(system):
+    return np.array([float(number_of(system, name)) or 1e-4 for name in NAMES] + [1.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def found(times, system, at):
+    """All values as they are, then each of them a little more and a little less."""
+    steps = np.diag(1e-5 * at)
+    return times.predict_and_grad(system, NAMES, np.array([at, *(at + steps), *(at - steps)]))
+
+
+def test_rows_take_what_evaluate_says(times, system, at, found):
+    assert len(times.batches) == 1
+    for name, value in zip(NAMES, at, strict=False):
+        system = put_number(system, name, value)
+    for k in (1, 6):
+        table = times.tables[k]
+        costs = pj.stage_costs(times.workloads[k], system, table)
+        assert found[0][0, k] == pytest.approx(pj.evaluate(table, costs).makespan, rel=1e-12)
+
+
+def test_gradients_are_those_of_finite_differences(at, found):
+    seconds, slopes = found
+    count = len(at)
+    rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
+    np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
+    assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
+
+
+def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, found):
+    of_group = found[1][0, :, len(NAMES) :]
+    np.testing.assert_array_equal(of_group > 0, (rows.tensor // 8)[:, None] == np.arange(2))
+    assert (of_group.sum(axis=1) < found[0][0]).all()
