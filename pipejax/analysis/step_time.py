@@ -261,8 +261,8 @@ def _row_batch(
     most = max(one.stages.layers.shape[-1] for one in inputs)
 
     def filled(stages: Stages) -> Stages:
-        more = [(0, 0)] * 2 + [(0, most - stages.layers.shape[-1])]
-        full = Stages(*(np.pad(leaf, more[-leaf.ndim :]) for leaf in stages))
+        more = [(0, 0)] * 2 + [(0, most - np.shape(stages.layers)[-1])]
+        full = Stages(*(np.pad(leaf, more[-np.ndim(leaf) :]) for leaf in stages))
         return full._replace(copies=np.maximum(full.copies, 1.0))  # a group of none has no price
 
     alike = [jax.tree.flatten(one._replace(stages=filled(one.stages))) for one in inputs]
