@@ -15,6 +15,7 @@ from pipejax.analysis.jitter import jitter as jitter
 from pipejax.analysis.robustness import robustness as robustness
 from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness
+from pipejax.analysis.step_report import StepReport as StepReport, step_report as step_report
 from pipejax.analysis.timeline import chrome_trace as chrome_trace
 from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs

@@ -45,8 +45,8 @@ _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),
     "backward (B), or input_grad (I) and weight_grad (W)",
 ) | {
-    "offload": "offload (O) in seconds, as F=1,B=2,O=1: a system has no host link, so a model and "
-    "a system do not say it",
+    "offload": "offload (O) in seconds, as F=1,B=2,O=1; a model has it on a system whose file says "
+    "what its host_link is",
     "load": "load (L), or offload (O)",
 }
 

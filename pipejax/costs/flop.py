@@ -73,3 +73,22 @@ def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Numbe
     projection = 3 * 2 * tokens_of(model, minibatch) * 2 * model.hidden**2
     further = sum(layer_flop(model, minibatch, recompute, model.last_kind)) + projection + head
     return layers + head + model.mtp_layers * further
+
+
+def model_flop(model: Model, sequences: Number) -> Number:
+    """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU.
+
+    Products of the layers and of the output head, forward and backward; attention counts all pairs
+    of tokens, as `layer_flop` does. The backward has two products for each of the forward.
+
+    References:
+      Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
+    """
+    head = head_flop(model, sequences).forward
+    layers = sum(
+        count * layer_flop(model, sequences, kind=kind).forward
+        for kind, count in model.layers_by_kind.items()
+    )
+    projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
+    further = layer_flop(model, sequences, kind=model.last_kind).forward + projection + head
+    return 3 * (layers + head + model.mtp_layers * further)

@@ -7,10 +7,11 @@ exchanges of one kind are priced as one array, which keeps that compilation shor
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import check_types
@@ -22,7 +23,7 @@ from pipejax.costs.layer_collectives import Collective
 from pipejax.costs.layout import Group
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
-from pipejax.costs.precision import in_float64
+from pipejax.costs.precision import in_float64, is_traced
 from pipejax.costs.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system import Link, Number, System
 from pipejax.costs.workload import PerStage, Workload
@@ -31,26 +32,15 @@ from pipejax.schedules.table.table import ScheduleTable
 PHASES = ("forward", "input_grad", "weight_grad")
 FORWARD, _, WEIGHT_GRAD = range(len(PHASES))
 ByPhase = Float[Array, " phases"]
+ByPart = Float[Array, "ways parts phases"]
 
 
-class _Seconds(NamedTuple):
-    """What phases take on accelerator and host, each alone [s].
-
-    Attributes:
-      device: each phase by itself.
-      one_pass: the same where I and W are one pass, whose products hide each other's exchanges.
-      host: that starts the kernels.
-    """
-
-    device: Number
-    one_pass: Number
-    host: Number
-
-    def __add__(self, other: "_Seconds") -> "_Seconds":  # type: ignore[override]  # not a sequence
-        return _Seconds(*(one + two for one, two in zip(self, other, strict=True)))
-
-    def __mul__(self, factor: Number) -> "_Seconds":  # type: ignore[override]  # not a sequence
-        return _Seconds(*(each * factor for each in self))
+# what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
+# layers and of gathered weights, and beside the accelerator its host
+PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
+HOST = PARTS.index("host")
+Seconds = Float[Array, "ways parts stages"]
+APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
 
 
 def work_costs(work: StageWork, system: System) -> Costs:
@@ -59,53 +49,61 @@ def work_costs(work: StageWork, system: System) -> Costs:
     On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
     as the slower of both, joined smoothly.
     """
-    parts = _parts(work, system)
-    forward, input_grad, weight_grad = (
-        _phase(work, system, parts, each) for each in range(len(PHASES))
-    )
-    input_grad += _layers(parts, FORWARD, work.recomputed)
-
-    def lasts(seconds: _Seconds) -> Number:
-        return phase_time(system, seconds.device, seconds.host)
-
-    both = input_grad + weight_grad
-    backward = phase_time(system, both.one_pass, both.host)
+    lasts = {name: _lasts(system, each) for name, each in op_seconds(work, system).items()}
     near = _message_link(work, system)
     return Costs(
-        forward=lasts(forward),
-        backward=backward,
-        input_grad=lasts(input_grad),
-        weight_grad=lasts(weight_grad),
-        recompute=lasts(_layers(parts, FORWARD, work.layers)),
-        all_reduce=_gradient_exchange(work, system, backward),
-        update=_update(work, system, lasts(forward)),
+        **lasts,
+        all_reduce=_gradient_exchange(work, system, lasts["backward"]),
+        update=_update(work, system, lasts["forward"]),
+        offload=_host_transfer(work, system),
         latency=_both_ways(near.latency),
         transmit=_both_ways(work.message_bytes / near.rate),
     )
 
 
-def _phase(work: StageWork, system: System, parts: Sequence[_Seconds], phase: int) -> _Seconds:
-    """Seconds (stages) of one microbatch's F, I or W, without what full recomputation adds."""
+def op_seconds(work: StageWork, system: System) -> dict[str, Float[Array, "parts stages"]]:
+    """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
+    parts = _parts(work, system)
+    forward, input_grad, weight_grad = (
+        _phase(work, system, parts, each) for each in range(len(PHASES))
+    )
+    input_grad += _layers(parts, FORWARD, work.recomputed)
+    return {
+        "forward": forward[APART],
+        "backward": (input_grad + weight_grad)[ONE_PASS],
+        "input_grad": input_grad[APART],
+        "weight_grad": weight_grad[APART],
+        "recompute": _layers(parts, FORWARD, work.layers)[APART],
+    }
+
+
+def _lasts(system: System, seconds: Float[Array, "parts stages"]) -> Float[Array, " stages"]:
+    """Seconds (stages) of an op: the longer of accelerator and host."""
+    return jnp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
+
+
+def _phase(work: StageWork, system: System, parts: Sequence[ByPart], phase: int) -> Seconds:
+    """Seconds of one microbatch's F, I or W, without what full recomputation adds."""
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
-    once = _Seconds(0.0, 0.0, host_time(system, microbatches=passes))
-    edges = _at(embedding, phase) * work.stages.first + _at(head, phase) * work.heads
-    return _layers(parts, phase, work.layers) + edges + once
+    once = host_time(system, microbatches=passes)
+    edges = embedding[..., phase, None] * work.stages.first[None, None]
+    edges += head[..., phase, None] * work.heads[None, None]
+    return (_layers(parts, phase, work.layers) + edges).at[:, HOST].add(once)
 
 
-def _layers(parts: Sequence[_Seconds], phase: int, layers: PerKind) -> _Seconds:
-    """Seconds (stages) of so many layers (stages) of each kind."""
+def _layers(parts: Sequence[ByPart], phase: int, layers: PerKind) -> Seconds:
+    """Seconds of so many layers (stages) of each kind."""
     *kinds, _, _ = parts
-    each = [_at(part, phase) * count for part, count in zip(kinds, layers, strict=True)]
-    return _Seconds(*(sum(column) for column in zip(*each, strict=True)))
+    each = [
+        part[..., phase, None] * count[None, None]
+        for part, count in zip(kinds, layers, strict=True)
+    ]
+    return sum(each[1:], start=each[0])
 
 
-def _at(part: _Seconds, phase: int) -> _Seconds:
-    return _Seconds(*(jnp.asarray(each)[phase] for each in part))
-
-
-def _parts(work: StageWork, system: System) -> list[_Seconds]:
-    """Seconds (phases) of one layer of each kind, of the embedding and of the head.
+def _parts(work: StageWork, system: System) -> list[ByPart]:
+    """Seconds of one layer of each kind, of the embedding and of the head.
 
     Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
     their gradients are given back so: what is longer counts.
@@ -120,15 +118,17 @@ def _parts(work: StageWork, system: System) -> list[_Seconds]:
     for part, gathers, layers in zip(work.parts, _gathers(work, system), is_layer, strict=True):
         by_kernel = _device(work, part.ops, part.collectives, kernels, waits)
         whole = _device(work, part.whole, part.whole_collectives, kernels, waits)
-        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)  # (2, phases)
-        sharded = jnp.where(work.layout.zero >= 3, jnp.maximum(device, gathers[None]), device)
+        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
+        beyond = jnp.maximum(gathers[None] - device.sum(axis=1), 0.0)  # (ways, phases)
         host = host_time(
             system,
             launches=sum((_array(op.launches) for op in part.ops), jnp.zeros(len(PHASES))),
             collectives=sum((_array(each.count) for each in part.collectives), 0.0),
             layers=layers,
         )
-        found.append(_Seconds(sharded[0], sharded[1], host))
+        sharded = jnp.where(work.layout.zero >= 3, beyond, 0.0)
+        beside = jnp.stack([sharded, jnp.broadcast_to(host, sharded.shape)], axis=1)
+        found.append(jnp.concatenate([device, beside], axis=1))
     return found
 
 
@@ -138,27 +138,30 @@ def _device(
     exchanges: Iterable[Collective],
     kernels: Iterator[ByPhase],
     waits: Iterator[ByPhase],
-) -> Float[Array, "2 phases"]:
-    """Seconds of ops and of what compute does not hide of their exchanges: apart, and in one pass.
+) -> ByPart:
+    """Seconds of ops and, by group, of what compute does not hide of their exchanges.
 
     In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
     workload lets exchanges travel beside compute.
     """
-    total = attention = products = jnp.zeros(len(PHASES))
+    compute, *groups = PARTS[: PARTS.index("weights")]
+    none = attention = products = jnp.zeros(len(PHASES))
+    apart, hidden = dict.fromkeys((compute, *groups), none), dict.fromkeys((compute, *groups), none)
     for op in ops:
         seconds = next(kernels)
-        total = total + seconds
+        apart[compute] = apart[compute] + seconds
         attention = attention + seconds * (op.kind == "attention")
         products = products + seconds * (op.kind == "gemm")
-    hidden = jnp.zeros(len(PHASES))
     for exchange in exchanges:
-        wait = next(waits)
+        wait, group = next(waits), exchange.group
         if exchange.beside == "attention":
             wait = jnp.asarray(exposed_ring(wait, attention, work.layout.context))
         elif exchange.beside:
-            hidden = hidden + jnp.minimum(wait, products[PHASES.index(exchange.beside)])
-        total = total + wait
-    return jnp.stack([total, total - work.overlap * hidden])
+            beside = jnp.minimum(wait, products[PHASES.index(exchange.beside)])
+            hidden[group] = hidden[group] + beside
+        apart[group] = apart[group] + wait
+    whole = jnp.stack(list(apart.values()))
+    return jnp.stack([whole, whole - work.overlap * jnp.stack(list(hidden.values()))])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
@@ -216,6 +219,19 @@ def _array(values: Sequence[Number]) -> Float[Array, " values"]:
 def _stacked(trees: Sequence[Any]) -> Any:
     """One tree of arrays (trees) from several of numbers."""
     return jax.tree.map(lambda *leaves: _array(leaves), *trees)
+
+
+def _host_transfer(work: StageWork, system: System) -> Number | None:
+    """Seconds (stages) of O, and so of L; None where the system's host link is unknown."""
+    if work.offload_bytes is None or not has_host_link(system):
+        return None
+    return system.host_link.latency + work.offload_bytes / system.host_link.rate
+
+
+def has_host_link(system: System) -> bool:
+    """Whether the host link is known; one that is traced has to be."""
+    bandwidth = system.host_link.bandwidth
+    return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 
 
 def _message_link(work: StageWork, system: System) -> Link:
@@ -332,8 +348,31 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     return _stage_costs(workload.model, system, workload, table)
 
 
+def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
+    """Break the ops of `stage_costs` down: costs by part, whose sum they are."""
+    return _stage_parts(workload.model, system, workload, table)
+
+
+@in_float64
+def _stage_parts(
+    model: Model, system: System, workload: Workload, table: ScheduleTable
+) -> dict[str, Costs]:
+    workload = dataclasses.replace(workload, model=model)
+    seconds = {
+        # of the host only what it adds
+        name: each.at[HOST].set(_lasts(system, each) - each[:HOST].sum(axis=0))
+        for name, each in op_seconds(stage_work(workload, table), system).items()
+    }
+    others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
+    return {
+        part: Costs(**{name: each[row] for name, each in seconds.items()}, **others)
+        for row, part in enumerate(PARTS)
+    }
+
+
 @in_float64
 def _stage_costs(model: Model, system: System, workload: Workload, table: ScheduleTable) -> Costs:
     """Price with the model beside its workload, into which JAX does not look: it may be traced."""
     workload = dataclasses.replace(workload, model=model)
-    return work_costs(stage_work(workload, table), system)
+    offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
+    return work_costs(stage_work(workload, table, offloads=offloads), system)

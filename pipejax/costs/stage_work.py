@@ -33,6 +33,7 @@ from pipejax.costs.workload import (
     Stages,
     Workload,
     assign_layers,
+    bytes_of_stages,
     layer_weights,
     layers_by_kind,
     stage_parameters,
@@ -80,6 +81,7 @@ class StageWork(NamedTuple):
       update_bytes: bytes per parameter that the optimizer reads and writes.
       tied_parameters: of an embedding that first and last stage both hold.
       overlap: 1 where gradients travel beside compute, else 0.
+      offload_bytes: (stages) bytes that O takes to the host, if activations may go there.
     """
 
     layout: Layout
@@ -97,6 +99,7 @@ class StageWork(NamedTuple):
     update_bytes: Number
     tied_parameters: Number
     overlap: Number
+    offload_bytes: Number | None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -110,8 +113,12 @@ def stage_work(
     *,
     assigned: StageLayers | None = None,
     microbatch_size: Number | None = None,
+    offloads: bool = False,
 ) -> StageWork:
-    """Count what every op and message of a schedule computes, moves and sends."""
+    """Count what every op and message of a schedule computes, moves and sends.
+
+    `offloads` counts what O moves also where the schedule has none.
+    """
     found = assign_layers(workload, table) if assigned is None else assigned
     return work_of_stages(
         workload.model,
@@ -119,6 +126,7 @@ def stage_work(
         stages_of(table, found),
         recompute=workload.recompute_in_layer,
         overlap=float(workload.overlap),
+        offloads=offloads or table.offloads,
     )
 
 
@@ -129,6 +137,7 @@ def work_of_stages(
     *,
     recompute: str = "none",
     overlap: Number = 0.0,
+    offloads: bool = False,
 ) -> StageWork:
     """Count the work of stages from numbers alone, all of which may be traced.
 
@@ -136,6 +145,7 @@ def work_of_stages(
     the stage, in R; `recompute` is what a layer itself recomputes, "none" or "selective".
     """
     parameters = stage_parameters(model, layout, stages)
+    kept = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes
     tied = model.head_parameters / layout.tensor if model.tied_embeddings else 0.0
     return StageWork(
@@ -175,4 +185,5 @@ def work_of_stages(
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         overlap=overlap,
+        offload_bytes=kept,
     )

@@ -480,6 +480,22 @@ def memory_bytes(
     return static_bytes(table, np.asarray(memory.static), np.asarray(memory.version)) + peaks
 
 
+def static_parts(
+    workload: Workload, table: ScheduleTable
+) -> dict[str, Float[NumpyArray, " workers"]]:
+    """Memory that lasts the whole step, by part: (workers) bytes per accelerator."""
+    memory = stage_bytes(workload, table)
+    of_stages = {
+        "parameters": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "buffers": memory.gathered,
+    }
+    found = {name: static_bytes(table, np.asarray(each)) for name, each in of_stages.items()}
+    older = static_bytes(table, np.zeros(table.num_stages), np.asarray(memory.version))
+    return found | {"parameters": found["parameters"] + older}
+
+
 _tables: WeakValueDictionary[Hashable, ScheduleTable] = WeakValueDictionary()
 
 

@@ -28,6 +28,7 @@ from pipejax.base.checks import (
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
 from pipejax.base.units import check_keys, quantity
+from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import SECTIONS, System, load_system
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
@@ -149,9 +150,10 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
       given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
         a list: schedules (a name, or `{name, stages_per_worker, waves}`), models, systems,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
-        data_parallel, recompute, link, queues, host_links (as 0+1,2+3), posting, shared_links (as
-        0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the systems. Further: title,
-        outputs, dtype.
+        scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
+        rank_order, embedding_units, loss_units, recompute, link, queues, host_links (as 0+1,2+3),
+        posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the
+        systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -375,7 +377,16 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "microbatch_size": ("microbatch_size", count, None),
     "tensor_parallel": ("tensor_parallel", count, 1),
     "sequence_parallel": ("sequence_parallel", _flag, False),
+    "scatter_gather": ("scatter_gather", _flag, False),
+    "context_parallel": ("context_parallel", count, 1),
+    "expert_parallel": ("expert_parallel", count, 1),
     "data_parallel": ("data_parallel", count, 1),
+    "zero": ("zero", partial(whole_number, least=0, most=3), 0),
+    "overlap": ("overlap", _flag, False),
+    "precision": ("precision", _one_of(PRECISIONS), PRECISIONS[0]),
+    "rank_order": ("rank_order", _one_of(RANK_ORDERS), RANK_ORDERS[0]),
+    "embedding_units": ("embedding_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
+    "loss_units": ("loss_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),

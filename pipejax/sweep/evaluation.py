@@ -33,7 +33,22 @@ CURVES = ("compute_efficiency", "memory_efficiency")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
 # axes that are fields of the workload
-WORKLOAD = ("minibatch", "tensor_parallel", "sequence_parallel", "data_parallel", "recompute")
+WORKLOAD = (
+    "minibatch",
+    "tensor_parallel",
+    "sequence_parallel",
+    "scatter_gather",
+    "context_parallel",
+    "expert_parallel",
+    "data_parallel",
+    "zero",
+    "overlap",
+    "precision",
+    "rank_order",
+    "embedding_units",
+    "loss_units",
+    "recompute",
+)
 
 Values = dict[str, Any]  # array by variable
 
@@ -90,6 +105,8 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     except MismatchError as error:
         reason = error.reason if isinstance(error, ScheduleError) else str(error)
         return values | {"reason": np.array(reason, object)}
+    if point.table.offloads and not np.all(np.asarray(systems.host_link.bandwidth) > 0):
+        raise ValueError("activations are offloaded, and a system has no host_link")
     fits = need <= np.asarray(systems.memory_available)
     values["memory_bytes"][...] = need
     values["status"][:] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)

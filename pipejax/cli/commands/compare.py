@@ -11,6 +11,7 @@ from pipejax.cli.options.numbers import is_plain
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all, print_plain, progress
+from pipejax.cli.output.step import step_json
 from pipejax.schedules import REGISTRY
 
 if TYPE_CHECKING:
@@ -83,14 +84,16 @@ def _row(
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
-        point: Comparison = pj.compare(table, pricing.of(table), link=links, slots=slots)
+        costs = pricing.of(table)
+        point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
         return {"schedule": name, "microbatches": count, "error": str(error)}
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
     row = point._asdict()
-    if pricing.workload is not None:
-        row["step_time"] = point.makespan
+    if pricing.workload is not None and pricing.system is not None:
+        run = pj.evaluate(table, costs, link=links)
+        row |= step_json(run, pricing.workload, pricing.system)
     return row | pricing.memory(table)
 
 
@@ -111,6 +114,7 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
         ("bound by", lambda row: row["bound_by"]),
     ]
     if pricing.workload is not None:
+        columns.append(("MFU", lambda row: percent(row["mfu"])))
         columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
         columns.append(("fits", lambda row: "yes" if row["fits"] else "[red]no"))
     shown = [

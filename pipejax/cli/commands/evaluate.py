@@ -15,6 +15,7 @@ from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
+from pipejax.cli.output.step import memory_json, step_facts, step_json, step_parts
 from pipejax.schedules.table.links import format_pairs
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
@@ -58,13 +59,15 @@ def evaluate(
         ("largest span", f"{seconds(result['max_span'])}, of which idle {idle}"),
         ("critical path", ", ".join(f"{name} {100 * share:.3g} %" for name, share in path)),
     ]
-    if "tokens_per_second" in result:
-        totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
+    if priced.workload is not None:
+        totals += step_facts(result)
     print_all(
         heading(evaluation, f"{_link(evaluation)} links"),
         facts(totals),
         _workers(evaluation, result, priced, held),
     )
+    if priced.workload is not None:
+        print_all(step_parts(result))
     if slack:
         print_all(values_by_phase(spare, "slack", seconds))
     print_written("wrote the certificate to", certificate.written)
@@ -96,12 +99,9 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
         "bound_by",
     )
     result["critical_path"] = dict(evaluation.path_share)
-    if pricing.workload is not None:
-        work = pricing.workload
-        tokens = work.minibatch * work.data_parallel * work.model.sequence
-        result["step_time"] = evaluation.step_time
-        result["memory_bytes"] = held.stages.static + held.memory.peak
-        result["tokens_per_second"] = tokens / evaluation.step_time
+    if pricing.workload is not None and pricing.system is not None:
+        result |= step_json(evaluation, pricing.workload, pricing.system)
+        result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)
     return result | {"activation_memory": held.as_json()}
 
 

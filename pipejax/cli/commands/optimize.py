@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from pipejax.search.schedule.store import SolvedProblems
 
 
+BY_LINK = "system"  # as --offload: what the host link of the system takes
+
+
 class HostTimes(NamedTuple):
     """What an activation takes to the host and back.
 
     Attributes:
       offload: Seconds of O, an activation to the host, a number or one per stage: lets them go
-        there.
+        there; with --model also system, as long as its host link takes.
       load: Seconds of L, back from it, a number or one per stage; as O.
     """
 
@@ -63,7 +66,7 @@ class HostTimes(NamedTuple):
     @property
     def seconds(self) -> dict[str, list[float]]:
         """Times by name, of those that are given: one for all stages, or one for each."""
-        given = self._asdict().items()
+        given = self._asdict().items() if self.offload != BY_LINK else ()
         return {name: parse_list(text, flag(name)) for name, text in given if text is not None}
 
 
@@ -199,11 +202,13 @@ def _pose(
     host_times: HostTimes,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
-    host = host_times.seconds
+    host, is_plain = host_times.seconds, pricing.workload is None
 
     def price(table: pj.ScheduleTable) -> "pj.Costs":
         costs = pricing.of(table)
-        if host and _takes_time(costs):
+        if host_times.offload == BY_LINK and (is_plain or costs.offload is None):
+            raise ValueError("--offload system needs --model, and a --system with a host_link")
+        if host and is_plain and _takes_time(costs):
             raise ValueError(
                 f"--offload {host_times.offload} and the times of O or L given besides: choose one"
             )
@@ -227,7 +232,9 @@ def _pose(
     table = choice._replace(pricing=pricing._replace(of=price)).build()
     costs = price(table)
     room = limit.room(table, activations, pricing.workload)
-    return _PosedTask(table, costs, room, bool(host) or _takes_time(costs))
+    # a model's times of O and L stand there whether or not activations are to go to the host
+    is_said = host_times.offload is not None or table.offloads
+    return _PosedTask(table, costs, room, is_said or (is_plain and _takes_time(costs)))
 
 
 def _takes_time(costs: "pj.Costs") -> bool:

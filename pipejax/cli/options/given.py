@@ -35,6 +35,7 @@ NEEDS: Mapping[str, Needs] = {
     "posting": Needs("link", ("rendezvous",), POSTINGS),
     "shared_links": Needs("link", LINKS[1:]),  # under delay messages use no resource
     "sequence_parallel": Needs("tensor_parallel"),
+    "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
 }
 # arguments of the library whose option has another name

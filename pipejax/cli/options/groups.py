@@ -105,13 +105,23 @@ class TableChoice(NamedTuple):
         return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
 
 
+NumberIfGiven = Annotated[int | None, typer.Option(min=0)]
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
 _WITH_MODEL = (
     "system",
     "minibatch",
     "tensor_parallel",
     "sequence_parallel",
+    "scatter_gather",
+    "context_parallel",
+    "expert_parallel",
     "data_parallel",
+    "zero",
+    "overlap",
+    "precision",
+    "rank_order",
+    "embedding_units",
+    "loss_units",
     "recompute",
 )
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
@@ -132,9 +142,19 @@ class PricingSettings(NamedTuple):
       model: Model: a name or a JSON file.
       system: System: a name or a JSON file.
       minibatch: Sequences per step and pipeline, with --model.
-      tensor_parallel: Accelerators per worker, with --model.
+      tensor_parallel: Accelerators that split every product of a layer, with --model.
       sequence_parallel: Split norms and messages over them too.
+      scatter_gather: Let each of them send its part of a message.
+      context_parallel: Accelerators that split every sequence, with --model.
+      expert_parallel: Accelerators that the experts are spread over, with --model.
       data_parallel: Replicas of the pipeline, with --model.
+      zero: What replicas split, with --model: 0 nothing, 1 optimizer state, 2 gradients too, 3
+        weights too.
+      overlap: Let gradients and gathered weights travel beside compute, with --model.
+      precision: Of the products, with --model: bf16, fp16, fp8, mxfp8 or nvfp4.
+      rank_order: Which ranks are neighbours, with --model: tp-cp-ep-dp-pp or tp-pp-dp.
+      embedding_units: Layers that the embedding counts as when stages get theirs, with --model.
+      loss_units: Layers that the head and its loss count as, with --model.
       recompute: Recomputation, with --model: none, selective or full.
       weight_share: as `WeightShare`.
       comm: Seconds of a message: latency 0, this transmit time.
@@ -150,7 +170,16 @@ class PricingSettings(NamedTuple):
     minibatch: CountIfGiven = None
     tensor_parallel: CountIfGiven = None
     sequence_parallel: bool = False
+    scatter_gather: bool = False
+    context_parallel: CountIfGiven = None
+    expert_parallel: CountIfGiven = None
     data_parallel: CountIfGiven = None
+    zero: Annotated[int | None, typer.Option(min=0, max=3)] = None
+    overlap: bool = False
+    precision: Text = None
+    rank_order: Text = None
+    embedding_units: NumberIfGiven = None
+    loss_units: NumberIfGiven = None
     recompute: Text = None
     weight_share: WeightShare = None
     comm: Text = None
@@ -207,14 +236,25 @@ class PricingSettings(NamedTuple):
 def _price_model(
     model: str, system: Text = None, minibatch: int | None = None, **given: Any
 ) -> Pricing:
+    from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
     from pipejax.costs.model import RECOMPUTE
 
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
-    if "recompute" in given:
-        given["recompute"] = one_of(given["recompute"], RECOMPUTE, "--recompute")
-    workload = pj.Workload(pj.load_model(model), minibatch, **given)
-    machine = pj.load_system(system)
+    for name, known in (
+        ("recompute", RECOMPUTE),
+        ("precision", PRECISIONS),
+        ("rank_order", RANK_ORDERS),
+    ):
+        if name in given:
+            given[name] = one_of(given[name], known, flag(name))
+    found, machine = pj.load_model(model), pj.load_system(system)
+    if given.get("expert_parallel", 1) > 1 and found.moe is None:
+        raise ValueError(
+            f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"
+        )
+    workload = pj.Workload(found, minibatch, **given)
+    machine.peak(workload.precision)  # or it says that it has none
     return Pricing(lambda table: pj.stage_costs(workload, machine, table), workload, machine)
 
 

@@ -1,0 +1,172 @@
+"""Where the seconds of a training step go, and what they buy: MFU, tokens, price, bands.
+
+The mean worker spends part of a step in ops: its accelerator computes, exchanges within layers
+that compute does not hide, or waits for the host that starts its kernels. The rest of the step it
+waits, and each reason is as long as the step would be shorter without it: without messages,
+exchange of gradients and update only the bubble of the schedule is left. Since no cost makes a
+step shorter, no part is negative, and the parts sum to the step.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from pipejax.analysis.evaluate import Evaluation, op_counts
+from pipejax.base.checks import check_types
+from pipejax.base.short_repr import short_repr
+from pipejax.costs.costs import Costs
+from pipejax.costs.flop import model_flop
+from pipejax.costs.stage_costs import PARTS, stage_parts
+from pipejax.costs.system import Number, System
+from pipejax.costs.workload import Workload
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import cost_vector
+from pipejax.engine.recurrence_host import run_on_host
+
+# what makes a step longer than its ops, in the order in which the breakdown adds them
+WAITS: Mapping[str, tuple[str, ...]] = {
+    "bubble": (),
+    "messages": ("latency", "transmit"),
+    "offloads": ("offload", "load"),
+    "gradients": ("all_reduce",),
+    "optimizer": ("update",),
+}
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, repr=False)
+class StepReport:
+    """Where the seconds of a training step go, and what they buy.
+
+    Attributes:
+      step_time: [s].
+      breakdown: seconds by part, which sum to the step time: compute, host (that it keeps the
+        accelerator waiting), tensor, context, expert (collectives of layers that compute does not
+        hide), weights (gathered layer by layer), bubble, messages, offloads, gradients (their
+        exchange), optimizer (with the weights gathered after it).
+      accelerators: of the whole job.
+      precision: of the products, whose peak MFU refers to.
+      mfu: share of that peak that the model's FLOP reach, in [0, 1].
+      flops_per_accelerator: the model's FLOP per second and accelerator.
+      tokens_per_second: of the whole job.
+      bands: by percent: bounds of the step time that the system's calibration gives [s].
+      cost_per_step: None where the system has no price [USD].
+      cost_per_token: likewise [USD].
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8, tensor_parallel=8)
+      >>> system = pj.load_system("h100")
+      >>> run = pj.evaluate(table, pj.stage_costs(workload, system, table))
+      >>> report = pj.step_report(run, workload, system)
+      >>> report.accelerators, max(report.breakdown, key=report.breakdown.get)
+      (32, 'compute')
+    """
+
+    step_time: float
+    breakdown: Mapping[str, float]
+    accelerators: int
+    precision: str
+    mfu: float
+    flops_per_accelerator: float
+    tokens_per_second: float
+    bands: Mapping[str, tuple[float, float]]
+    cost_per_step: float | None
+    cost_per_token: float | None
+
+
+def step_report(evaluation: Evaluation, workload: Workload, system: System) -> StepReport:
+    """Say where the seconds of a step go, and what they buy.
+
+    Args:
+      evaluation: the run, priced by `stage_costs` of the same workload and system.
+      workload: model, minibatch and parallelism.
+      system: the machine.
+
+    Returns:
+      Its breakdown, MFU, tokens per second, price, and bands where the system is calibrated.
+
+    Raises:
+      ValueError: if the evaluation was priced in another way.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
+      >>> workload = pj.Workload(pj.load_model("gpt3-175b"), minibatch=64, tensor_parallel=8)
+      >>> system = pj.load_system("h100")
+      >>> run = pj.evaluate(table, pj.stage_costs(workload, system, table))
+      >>> report = pj.step_report(run, workload, system)
+      >>> abs(sum(report.breakdown.values()) / run.step_time - 1) < 1e-9
+      True
+    """
+    check_types(
+        evaluation=(evaluation, Evaluation), workload=(workload, Workload), system=(system, System)
+    )
+    step, sequences = evaluation.step_time, workload.minibatch * workload.data_parallel
+    accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
+    tokens, flop = sequences * float(workload.model.sequence), model_flop(workload.model, sequences)
+    price = float(system.price) * accelerators * step if float(system.price) > 0 else None
+    return StepReport(
+        step_time=step,
+        breakdown=breakdown(evaluation, workload, system),
+        accelerators=accelerators,
+        precision=workload.precision,
+        mfu=float(mfu(flop, step, accelerators, system.peak(workload.precision))),
+        flops_per_accelerator=float(flop) / (step * accelerators),
+        tokens_per_second=tokens / step,
+        bands=bands(system, step),
+        cost_per_step=price,
+        cost_per_token=None if price is None else price / tokens,
+    )
+
+
+def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> Number:
+    """Model FLOP utilisation: share of the peak [FLOP/s] that the model's own FLOP reach."""
+    return flop / (step_time * accelerators * peak)
+
+
+def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
+    """Bounds of a step time by percent [s], from how far measured times lay from predicted ones."""
+    if system.calibration is None:
+        return {}
+    return {
+        f"{band.percent:g}": (band.low * step_time, band.high * step_time)
+        for band in system.calibration.bands
+    }
+
+
+def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
+    """Break a step down into parts that sum to it [s]."""
+    parts, without = stage_parts(workload, system, evaluation.table), _no_waits(evaluation.costs)
+    found = {name: _mean_busy(evaluation.program, parts[name]) for name in PARTS}
+    total = sum(found.values())
+    if not np.isclose(total, _mean_busy(evaluation.program, without), rtol=1e-6):
+        raise ValueError(
+            f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
+            "the costs that stage_costs gives for them"
+        )
+    for name, end in zip(WAITS, _ends(evaluation), strict=True):
+        found[name] = end - total
+        total = end
+    return found
+
+
+def _no_waits(costs: Costs) -> Costs:
+    """Costs of ops alone."""
+    return dataclasses.replace(costs, **{name: 0.0 for names in WAITS.values() for name in names})
+
+
+def _mean_busy(program: Program, costs: Costs) -> float:
+    """Seconds that the mean worker spends in ops."""
+    return float(op_counts(program).mean(axis=0) @ np.asarray(cost_vector(program, costs)))
+
+
+def _ends(evaluation: Evaluation) -> Iterator[float]:
+    """Step times with the costs of `WAITS`, one after the other [s]."""
+    costs = _no_waits(evaluation.costs)
+    for names in WAITS.values():
+        costs = dataclasses.replace(costs, **{n: getattr(evaluation.costs, n) for n in names})
+        vector = np.asarray(cost_vector(evaluation.program, costs), float)
+        yield float(run_on_host(evaluation.program, vector).finish.max())
