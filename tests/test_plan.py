@@ -3,25 +3,27 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import strategies
-from hypothesis import assume, given
+from hypothesis import assume, given, strategies as st
 
 import pipejax as pj
 from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.model import RECOMPUTE
 from pipejax.schedules.table.held_activations import held_counts
+from pipejax.sweep.plan import search
 from pipejax.sweep.plan.bottleneck import resource_shares_of
 from pipejax.sweep.plan.bounds import Pipe, lower_bounds
-from pipejax.sweep.plan.layouts import enumerate_layouts
+from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
 from pipejax.sweep.plan.pricing import workload_of
 from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, table_of
 from pipejax.sweep.plan.request import PlanRequest
-from pipejax.sweep.plan.search import shape_of
+from pipejax.sweep.plan.search import Known, shape_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 FEW = {
@@ -78,6 +80,33 @@ def test_shares_of_the_step_are_of_one_whole(small):
     shares = resource_shares_of(small.request, small.layouts.take(best))
     np.testing.assert_allclose(shares.sum(axis=0), 1, atol=1e-3)
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "compute.peak"
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8))
+def test_search_finds_what_brute_force_finds(seed, wanted):
+    rng = np.random.default_rng(seed)
+    number = np.arange(150)
+    exact = rng.integers(400, 600, len(number)) / 8  # ties happen
+    memory = rng.integers(1, 40, len(number)) * 1e9
+    columns = dict.fromkeys(Layouts._fields, np.zeros(len(number), int))
+    columns |= {"pipeline": rng.integers(1, 5, len(number)), "data": number}
+    columns["microbatches"] = rng.integers(1, 8, len(number))
+    bound = exact * rng.uniform(0.9, 1, len(number))
+    known = Known(bound, memory, memory < 3e10, np.full(len(number), np.nan))
+    request = SimpleNamespace(schedules=("1f1b",), links=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "price", lambda _, shape, own: SimpleNamespace(costs=own.data))
+        patch.setattr(search, "exact_times", lambda shape, count, rows, links: exact[rows])
+        evaluator = search.Evaluator(request, Layouts(**columns), known, lambda: None)
+        best = evaluator.find_best(wanted)
+        np.testing.assert_array_equal(exact[best], np.sort(exact[known.fits])[:wanted])
+        front = evaluator.find_front()
+    no_worse = (exact[:, None] <= exact) & (memory[:, None] <= memory) & known.fits[:, None]
+    better = no_worse & ((exact[:, None] < exact) | (memory[:, None] < memory))
+    on_front = known.fits & ~better.any(axis=0)  # of layouts that are equal in both, the first
+    assert {*zip(exact[front], memory[front], strict=True)} == {
+        *zip(exact[on_front], memory[on_front], strict=True)
+    }
 
 
 @given(strategies.cases(step_end=True))
