@@ -56,7 +56,7 @@ def test_the_best_is_that_of_brute_force(small):
     request, layouts = small.request, small.layouts
     times, memory = np.array([one_by_one(request, layouts, k) for k in range(len(layouts))]).T
     np.testing.assert_allclose(small.known.memory_bytes, memory, rtol=1e-12)
-    fits = memory <= H100.memory_capacity
+    fits = memory <= H100.memory_available
     assert small.fitting == fits.sum() < small.enumerated == len(layouts)
     shortest = np.sort(times[fits])[: 1 + len(small.runners_up)]
     found = [one.step_time for one in (small.best, *small.runners_up)]
@@ -165,7 +165,7 @@ def test_what_cannot_be_planned_says_why(given_, message):
 
 @pytest.mark.compiles
 def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():
-    tiny = dataclasses.replace(H100, memory_capacity=5e9)
+    tiny = dataclasses.replace(H100, memory_capacity=5e9, memory_reserve=0.0)
     with pytest.raises(ValueError, match=r"nearest \(.*tensor 2.*\) needs .* more than the 5.0 GB"):
         pj.plan(GPT, tiny, **SMALL)
 

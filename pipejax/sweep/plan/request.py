@@ -68,7 +68,7 @@ class PlanRequest:
     @property
     def room(self) -> float:
         """Memory of an accelerator that a layout may need [B]."""
-        return float(self.system.memory_capacity) - float(self.system.memory_reserve)
+        return float(self.system.memory_available)
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
         """Keep those of an axis's values that may be chosen."""
