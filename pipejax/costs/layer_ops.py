@@ -223,17 +223,6 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     return (looked_up, *more)
 
 
-def mtp_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    """One layer of multi-token prediction: norms, projection of two inputs, layer and head."""
-    return (
-        norm("mtp_norm", model, layout),
-        norm("mtp_embedding_norm", model, layout),
-        gemm("mtp_projection", model, layout, (2 * model.hidden, model.hidden / layout.tensor)),
-        *layer_ops(model, layout, model.last_kind),
-        *head_ops(model, layout),
-    )
-
-
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:

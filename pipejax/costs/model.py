@@ -55,7 +55,8 @@ class Model:
       mla: latent attention, None for heads that project keys and values at once.
       moe: experts, None for plain MLPs in all layers.
       mtp_layers: layers that predict further tokens, each with a projection of two inputs, behind
-        the others; they share embedding and head.
+        the others; they share embedding and head. The projection's time is left out (0.3 % of
+        DeepSeek-V3's FLOP).
       causal: whether a token attends to those before it only.
       window: tokens, itself included, that a token attends to in layers with a sliding window.
       windowed_layers: layers with such a window.
@@ -238,10 +239,14 @@ class Model:
         return 1.0 * self.hidden * self.vocabulary
 
     @property
+    def mtp_projection(self) -> Number:
+        """Parameters of the projection of two inputs in a layer of multi-token prediction."""
+        return (2 * self.hidden + 3) * self.hidden  # its norms included
+
+    @property
     def mtp_parameters(self) -> Number:
-        """Parameters of one layer of multi-token prediction: its layer, projection and norms."""
-        layer = self.shared_parameters + self.expert_parameters
-        return layer + (2 * self.hidden + 3) * self.hidden
+        """Parameters of one layer of multi-token prediction: its layer and projection."""
+        return self.shared_parameters + self.expert_parameters + self.mtp_projection
 
     @property
     def parameters(self) -> Number:

@@ -158,7 +158,7 @@ def work_of_stages(
                 layer_ops(model, layout, kind, recompute),
                 layer_collectives(model, layout, kind),
                 whole_layer(model, layout, kind, recompute),
-                whole_layer_collectives(model, layout),
+                whole_layer_collectives(model, layout, kind),
                 weights,
             )
             for kind, weights in layer_weights(model, layout).items()

@@ -335,6 +335,7 @@ def stage_parameters(model: Model, layout: Layout, stages: Stages) -> ParameterC
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
     edges = stages.first * model.embedding_parameters + heads * model.head_parameters
+    edges += stages.last * model.mtp_layers * model.mtp_projection
     return ParameterCounts(dense + edges / layout.tensor, experts)
 
 
