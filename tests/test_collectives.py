@@ -186,6 +186,10 @@ def test_few_accelerators_of_a_mesh_have_few_links():
     )
     assert pair / all_eight == pytest.approx(1 / 7, rel=2e-3)  # and hops
     assert pair / 1e9 == pytest.approx(47.7, rel=0.07)
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=2)
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    transmit = np.asarray(pj.stage_costs(workload, system, table).transmit)
+    np.testing.assert_allclose(transmit, 2048 * 6144 * 2 / (64e9 * system.node.efficiency))
 
 
 @pytest.mark.parametrize("name", system_names())

@@ -239,7 +239,7 @@ def _message_link(work: StageWork, system: System) -> Link:
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
     link: Link = jax.tree.map(
-        lambda near, far: jnp.where(is_near, near, far), system.node, system.network
+        lambda near, far: jnp.where(is_near, near, far), system.peer_link, system.network
     )
     return link
 

@@ -123,6 +123,12 @@ class System:
         others = jnp.maximum(self.gpus_per_node - 1.0, 1.0)
         return 1.0 - self.mesh * (1.0 - jnp.clip(peers, 1.0, others) / others)
 
+    @property
+    def peer_link(self) -> Link:
+        """What leads from one accelerator of a node to one other."""
+        bandwidth = self.node.bandwidth * self.reached(1.0)
+        return dataclasses.replace(self.node, bandwidth=bandwidth)
+
     def peak(self, precision: str) -> Number:
         """Dense peak of one accelerator in a precision [FLOP/s].
 
