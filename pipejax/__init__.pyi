@@ -17,10 +17,12 @@ from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness
 from pipejax.analysis.step_report import StepReport as StepReport, step_report as step_report
 from pipejax.analysis.timeline import chrome_trace as chrome_trace
+from pipejax.analysis.validation import validate as validate
 from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
 from pipejax.costs.model import Model as Model, load_model as load_model
+from pipejax.costs.rows_file import read_rows as read_rows
 from pipejax.costs.stage_costs import stage_costs as stage_costs
 from pipejax.costs.sublayers import (
     LatentAttention as LatentAttention,

@@ -1,12 +1,13 @@
 """Measured rows: what a CSV file says is kept, defaults are said, mistakes are named."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipejax.base.notices import Notice
-from pipejax.costs.measured_rows import joined
+from pipejax.costs.measured_rows import COLUMNS, joined
 from pipejax.costs.rows_file import read_rows
 
 GIVEN = {
@@ -179,3 +180,9 @@ def test_accelerators_are_as_many_as_the_degrees_say(tmp_path):
     row = {name: text for name, text in GIVEN.items() if name != "data"}
     with pytest.raises(ValueError, match="multiple of tensor x context x pipeline, 64, got 96"):
         read_rows(write(tmp_path, row | {"accelerators": "96"}))
+
+
+def test_the_docs_tell_of_every_column():
+    text = (Path(__file__).parents[1] / "docs" / "measured_rows.md").read_text()
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(" ".join(cells).replace("`", "").replace(",", " ").split()) == sorted(COLUMNS)

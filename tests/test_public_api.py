@@ -50,6 +50,7 @@ NAMES = [
     "order",
     "plan",
     "read_costs",
+    "read_rows",
     "read_sweep",
     "read_table",
     "robustness",
@@ -63,6 +64,7 @@ NAMES = [
     "training",
     "transfer_waits",
     "tune",
+    "validate",
     "verify",
     "write_table",
 ]

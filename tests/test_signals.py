@@ -28,6 +28,9 @@ microbatch_size = [1, 2, 4]
 models = "tabular-128l"
 systems = ["fast_nw_slow_cp", "slow_nw_fast_cp"]
 """
+RUNS_CSV = """model,tensor,pipeline,global_batch,seconds
+gpt3-175b,8,8,64,18.13
+"""
 # command -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
@@ -82,6 +85,7 @@ RUNS = {
         ],
     ),
     "schedules": (1, ["--json"]),
+    "validate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.png"]),
     "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),
 }
 # SIGINT is ignored in what a shell starts in the background; a byte says that our code begins
@@ -125,6 +129,7 @@ def check_interrupted(process, err, seconds, number):
 
 def arguments_in(folder, command):
     (folder / "grid.toml").write_text(GRID)
+    (folder / "runs.csv").write_text(RUNS_CSV)
     table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=64)
     pj.write_table(table, folder / "table.csv")
     return [command, *(part.replace("{}", str(folder)) for part in RUNS[command][1])]

@@ -1,9 +1,16 @@
 """Predictions held against measurements."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
+import pipejax as pj
+from pipejax.analysis import validation
 from pipejax.analysis.prediction_errors import prediction_errors
+from pipejax.analysis.validation import Predictions, judge
+from pipejax.costs.calibration_record import Band, CalibrationRecord
 
 
 def test_errors_are_summed_up_in_percent():
@@ -20,3 +27,147 @@ def test_what_is_not_predicted_is_no_error_of_nothing():
         prediction_errors(np.array([1.0, np.nan]), np.ones(2))
     with pytest.raises(ValueError, match="nothing was measured"):
         prediction_errors(np.ones(2), np.full(2, np.nan))
+
+
+HEAD = "model,tensor,context,expert,data,pipeline,stages_per_worker,microbatch_size,global_batch,"
+HEAD += "zero,embedding_units,loss_units,accelerators_per_node,sequence_parallel,overlap,schedule,recompute,"
+HEAD += "precision,system,seconds,memory_bytes,group"
+
+
+def write(path, *ends):
+    """A file of rows that are alike but for their machine, time, memory and group."""
+    row = "gpt-22b,8,1,1,1,1,1,4,4,0,0,0,8,0,0,1f1b,full,bf16,"
+    path.write_text("\n".join([HEAD, *(row + end for end in ends)]) + "\n")
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return write(
+        tmp_path / "runs.csv",
+        "a100,2,40e9,slow",
+        "a100,1,40e9,fast",
+        "h100,1,,fast",
+        "h100,4,,fast",
+    )
+
+
+def as_peak(rows, system):
+    """Predict 2 s on an A100, 1 s on an H100, 44 GB, and a band of 10 % around."""
+    seconds = np.full(len(rows), {"a100": 2.0, "h100": 1.0}[system.name])
+    return Predictions(seconds, np.full(len(rows), 44e9), 0.9 * seconds, 1.1 * seconds)
+
+
+def test_each_row_is_predicted_on_its_machine(runs):
+    found = pj.validate(runs, predict=as_peak)
+    assert found.predicted.seconds.tolist() == [2, 2, 1, 1]
+    assert found.time.mape == pytest.approx((0 + 100 + 0 + 75) / 4)
+    assert found.time.bias == pytest.approx((0 + 100 + 0 - 75) / 4)
+    assert (found.memory.rows, found.memory.mape) == (2, pytest.approx(10))
+    assert found.coverage_90 == 50
+    assert {name: len(part.measured) for name, part in found.groups.items()} == {
+        "slow": 1,
+        "fast": 3,
+    }
+    assert found.groups["slow"].time.mape == 0
+    assert [(row["row"], row["error"]) for row in found.worst(2)] == [(2, 100), (4, -75)]
+
+
+def test_one_machine_for_all_rows(runs):
+    assert pj.validate(runs, "h100", predict=as_peak).predicted.seconds.tolist() == [1] * 4
+    assert pj.validate(runs, pj.load_system("a100"), predict=as_peak).time.rows == 4
+
+
+def test_files_have_groups_of_their_own(runs, tmp_path):
+    other = write(tmp_path / "other.csv", "a100,2,,fast", "a100,2,,")
+    found = pj.validate([runs, other], predict=as_peak)
+    assert list(found.groups) == ["runs: slow", "runs: fast", "other: fast", "other"]
+    assert found.groups["other"].time.mape == 0
+
+
+def test_a_row_without_machine_or_prediction_is_named(tmp_path):
+    runs = write(tmp_path / "runs.csv", "a100,2,,x", ",2,,x")
+    with pytest.raises(ValueError, match=r"system must be given: .*runs.csv, row 2, names none"):
+        pj.validate(runs, predict=as_peak)
+
+    def half(rows, system):
+        found = as_peak(rows, system)
+        found.seconds[1] = np.nan
+        return found
+
+    with pytest.raises(ValueError, match=r"runs.csv, row 2: no seconds predicted"):
+        pj.validate(runs, "a100", predict=half)
+
+
+def test_a_simulator_is_judged_by_the_rows_that_it_predicts(runs, tmp_path):
+    guess = tmp_path / "guess.csv"
+    guess.write_text("row,seconds\n4,5\n2,1.1\n")
+    theirs, ours = judge(pj.validate(runs, predict=as_peak), guess)
+    assert theirs.measured.row.tolist() == ours.measured.row.tolist() == [2, 4]
+    assert theirs.time.mape == pytest.approx((10 + 25) / 2)
+    assert ours.time.mape == pytest.approx((100 + 75) / 2)
+    assert theirs.memory is None
+    assert theirs.coverage_90 is None
+
+
+def test_the_exit_code_says_whether_the_mean_is_within(runs, call, answer, monkeypatch, tmp_path):
+    monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
+    found = answer("validate", runs, "--tolerance", 44, "--out", tmp_path / "x.svg")
+    assert (found["rows"], found["mape"], found["coverage_90"]) == (4, 43.75, 50)
+    assert set(found) >= {"median", "p90", "bias", "worst", "groups"}
+    assert set(found["worst"][0]) >= {"row", "measured", "predicted", "error"}
+    assert found["memory"]["mape"] == pytest.approx(10)
+    assert "predicted [s]" in (tmp_path / "x.svg").read_text()
+    code, out, _ = call("validate", runs, "--tolerance", 43)
+    assert code == 1
+    assert "43.75 %" in out
+    assert "beyond 43 %" in out
+    assert call("validate", runs, "--json", "--tolerance", 43)[0] == 1
+
+
+def test_memory_is_judged_where_no_time_was_measured(answer, call, monkeypatch, tmp_path):
+    monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
+    runs = write(tmp_path / "runs.csv", "a100,,40e9,x")
+    found = answer("validate", runs, "--tolerance", 10.1)
+    assert (found["mape"], found["worst"], found["memory"]["bias"]) == (None, [], pytest.approx(10))
+    assert call("validate", runs, "--tolerance", 9.9)[0] == 1
+
+
+def test_predictions_of_others_are_printed_beside_ours(runs, call, monkeypatch, tmp_path):
+    monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
+    guess = tmp_path / "guess.csv"
+    guess.write_text("row,seconds\n1,2.1\n")
+    code, out, _ = call("validate", runs, "--predictions", guess)
+    assert code == 0
+    assert [line for line in out.splitlines() if "pipejax" in line and "0.00 %" in line]
+    assert [line for line in out.splitlines() if "predictions" in line and "5.00 %" in line]
+    code, out, _ = call("validate", runs, "--predictions", guess, "--json")
+    assert json.loads(out)["mape"] == pytest.approx(5)
+    assert json.loads(out)["pipejax"]["mape"] == 0
+
+
+def test_the_cost_model_gives_times_bands_and_memory_where_it_was_measured(runs, monkeypatch):
+    monkeypatch.setattr(validation.StepTimes, "predict", lambda self, system: np.full(2, 3.0))
+    bands = (Band(80, 0.95, 1.02), Band(90, 0.9, 1.2))
+    system = dataclasses.replace(
+        pj.load_system("a100"), calibration=CalibrationRecord("runs", 9, (), bands)
+    )
+    rows = pj.read_rows(runs).take(np.array([1, 3]))
+    found = validation.predicted_by_costs(rows, system)
+    assert (found.seconds[0], found.low[0], found.high[0]) == pytest.approx((3.0, 2.7, 3.6))
+    workload = pj.Workload(
+        pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8, recompute="full"
+    )
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
+    assert found.memory_bytes[0] == pj.memory_bytes(workload, table).max()
+    assert np.isnan(found.memory_bytes[1])
+
+
+@pytest.mark.slow  # a minute
+@pytest.mark.compiles
+@pytest.mark.usefixtures("unchecked")
+def test_all_tables_that_come_with_pipejax_are_predicted():
+    found = pj.validate()
+    assert found.time.rows == len(found.measured) > 1000
+    assert len({*found.measured.file}) == 13
+    assert 0 < found.time.median < 50

@@ -36,6 +36,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "it can be.",
     "verify": "Derive a certificate again by other means than the engine; of a table, what "
     "evaluate says.",
+    "validate": "Predict measured runs, and show how far off the predictions are.",
     "sweep": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
     "schedules": "List the schedules that can be built, with their sources; also models and "

@@ -25,7 +25,6 @@ LOOKS = [  # of groups, told apart in grey too; more groups begin anew
         strict=False,
     )
 ]
-MOST_NAMED = 7  # groups that a legend can hold
 
 
 def draw_predictions(
@@ -34,13 +33,15 @@ def draw_predictions(
     predicted: Float[NumpyArray, " rows"],
     groups: Sequence[str],
 ) -> None:
-    """Draw each row as a point, around the diagonal and what is 10 % off [s]."""
+    """Draw each row as a point, around the diagonal and what is 10 % off [s].
+
+    Groups have labels for a legend.
+    """
     both = np.concatenate([measured, predicted])
     ends = np.array([both.min() / 1.2, both.max() * 1.2])
     axes.plot(ends, ends, color=style.BLACK, linewidth=0.6)
     axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color=style.SILVER, linewidth=0, alpha=0.6)
     names = list(dict.fromkeys(groups))
-    is_named = 1 < len(names) <= MOST_NAMED
     for name, (marker, colour) in zip(names, cycle(LOOKS), strict=False):
         which = np.asarray(groups) == name
         axes.plot(
@@ -56,5 +57,3 @@ def draw_predictions(
         )
     axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
     axes.set(xlim=ends, ylim=ends)
-    if is_named:
-        axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.16))

@@ -1,0 +1,257 @@
+"""Predictions held against measured runs: errors, groups, worst rows, reach of the bands."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.prediction_errors import (
+    PredictionErrors,
+    prediction_errors,
+    relative_errors,
+)
+from pipejax.analysis.step_time import StepTimes
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.costs.measured_rows import MeasuredRows, joined
+from pipejax.costs.rows_file import read_predictions, read_rows
+from pipejax.costs.system import DATA, System, load_system
+from pipejax.costs.workload import memory_bytes
+
+
+class Predictions(NamedTuple):
+    """What is predicted of measured rows.
+
+    Attributes:
+      seconds: (rows) a step [s].
+      memory_bytes: (rows) of the fullest worker, NaN where it is not known [B].
+      low: (rows) lower end of the 90 % band of a step, NaN where there is none [s].
+      high: (rows) its upper end [s].
+    """
+
+    seconds: Float[NumpyArray, " rows"]
+    memory_bytes: Float[NumpyArray, " rows"]
+    low: Float[NumpyArray, " rows"]
+    high: Float[NumpyArray, " rows"]
+
+    def take(self, which: NumpyArray) -> "Predictions":
+        """Select rows by a mask or by their indices."""
+        return Predictions(*(values[which] for values in self))
+
+
+Predict = Callable[[MeasuredRows, System], Predictions]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Validation:
+    """Measured rows and what is predicted of them.
+
+    Attributes:
+      measured: the rows.
+      predicted: what is predicted of each.
+    """
+
+    measured: MeasuredRows
+    predicted: Predictions
+
+    @property
+    def time(self) -> PredictionErrors | None:
+        """Errors of the step times; None where none was measured."""
+        return _errors(self.predicted.seconds, self.measured.seconds)
+
+    @property
+    def memory(self) -> PredictionErrors | None:
+        """Errors of the memory of the fullest worker; None where there is nothing to compare."""
+        return _errors(self.predicted.memory_bytes, self.measured.memory_bytes)
+
+    @property
+    def errors(self) -> Float[NumpyArray, " rows"]:
+        """(rows) predicted / measured step time - 1."""
+        return relative_errors(self.predicted.seconds, self.measured.seconds)
+
+    @property
+    def coverage_90(self) -> float | None:
+        """How many measured step times lie in the 90 % band [%]; None without bands."""
+        low, high, seconds = self.predicted.low, self.predicted.high, self.measured.seconds
+        known = np.isfinite(low) & np.isfinite(high) & np.isfinite(seconds)
+        if not known.any():
+            return None
+        return float(100 * np.mean(((low <= seconds) & (seconds <= high))[known]))
+
+    def take(self, which: NumpyArray) -> "Validation":
+        """Select rows by a mask or by their indices."""
+        return Validation(self.measured.take(which), self.predicted.take(which))
+
+    @property
+    def names(self) -> NumpyArray:
+        """(rows) names of the groups; each file has its own where there are several."""
+        pairs = zip(self.parts, self.measured.group, strict=True)
+        return np.array(
+            [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
+        )
+
+    @property
+    def parts(self) -> NumpyArray:
+        """(rows) the file of each row where there are several, else its group."""
+        files = np.array([Path(file).stem for file in self.measured.file])
+        return files if len(set(files)) > 1 else self.measured.group
+
+    @property
+    def groups(self) -> "dict[str, Validation]":
+        """The same of each group, in the order in which they come."""
+        names = self.names
+        return {name: self.take(names == name) for name in dict.fromkeys(names.tolist())}
+
+    def worst(self, count: int) -> list[dict[str, Any]]:
+        """List the rows with the largest errors of the step time [%], the worst first."""
+        errors = self.errors
+        order = np.argsort(-np.abs(np.nan_to_num(errors)), kind="stable")[:count]
+        return [
+            {
+                "file": str(self.measured.file[i]),
+                "row": int(self.measured.row[i]),
+                "group": str(self.measured.group[i]),
+                "measured": float(self.measured.seconds[i]),
+                "predicted": float(self.predicted.seconds[i]),
+                "error": float(100 * errors[i]),
+            }
+            for i in order
+            if np.isfinite(errors[i])
+        ]
+
+
+def _errors(
+    predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
+) -> PredictionErrors | None:
+    """Errors where there are both; what is measured and not predicted was refused before."""
+    both = np.isfinite(measured) & np.isfinite(predicted)
+    return prediction_errors(predicted[both], measured[both]) if both.any() else None
+
+
+def measured_tables() -> tuple[Path, ...]:
+    """Files of measured rows that come with pipejax."""
+    return tuple(sorted((DATA / "measured").glob("*.csv")))
+
+
+def validate(
+    data: str | Path | MeasuredRows | Sequence[str | Path] = (),
+    system: System | str | Path | None = None,
+    *,
+    predict: Predict | None = None,
+) -> Validation:
+    """Predict measured runs, and say how far the predictions are from what was measured.
+
+    Args:
+      data: measured rows: files, or rows that have been read; all tables that come with pipejax if
+        there are none.
+      system: the machine, its name or its file; the one that each row names if None.
+      predict: gives the predictions of rows on a machine; the cost model if None.
+
+    Returns:
+      Measured and predicted times and memory, with `time`, `memory`, `coverage_90`, `groups` and
+      `worst(count)`.
+
+    Raises:
+      ValueError: if a row is wrong, or names no system where none is given.
+      OSError: if a file cannot be read.
+
+    Example:
+      >>> import pipejax as pj
+      >>> def guess(rows, system):  # 10 % too slow, in place of the cost model
+      ...     seconds = 1.1 * rows.seconds
+      ...     return Predictions(seconds, rows.memory_bytes, 0.9 * seconds, 1.1 * seconds)
+      >>> found = pj.validate(DATA / "measured" / "korthikanti_a100.csv", predict=guess)
+      >>> print(f"{found.time.mape:.1f} % of {found.time.rows} runs, {len(found.groups)} groups")
+      10.0 % of 9 runs, 3 groups
+    """
+    check_types(
+        data=(data, str, Path, MeasuredRows, Sequence),
+        system=(system, System, str, Path, type(None)),
+    )
+    rows = data if isinstance(data, MeasuredRows) else _read(data)
+    if system is not None:
+        machine = system if isinstance(system, System) else load_system(system)
+        return Validation(rows, _predict(rows, machine, predict))
+    nameless = rows.system == ""
+    if nameless.any():
+        first = int(np.argmax(nameless))
+        where = f"{rows.file[first]}, row {rows.row[first]}"
+        raise ValueError(f"system must be given: {where}, names none")
+    found = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
+    for name in dict.fromkeys(rows.system.tolist()):
+        which = rows.system == name
+        part = _predict(rows.take(which), load_system(name), predict)
+        for values, new in zip(found, part, strict=True):
+            values[which] = new
+    return Validation(rows, found)
+
+
+def judge(own: Validation, path: str | Path) -> tuple[Validation, Validation]:
+    """Hold a simulator's predictions against measured rows, and ours of the same rows.
+
+    Args:
+      own: rows of one file, with our predictions.
+      path: the simulator's predictions, as `read_predictions` reads them.
+
+    Returns:
+      Its predictions and ours, of the rows that it predicts.
+    """
+    files = set(own.measured.file)
+    if len(files) != 1:
+        raise ValueError(f"predictions are of one file of measured rows, got {len(files)} files")
+    found = read_predictions(path, len(own.measured))
+    none = np.full(len(own.measured), np.nan)
+    theirs = Validation(own.measured, Predictions(**found, low=none, high=none))
+    which = np.isfinite(found["seconds"])
+    if not which.any():
+        raise ValueError(f"{path} predicts no step time")
+    return theirs.take(which), own.take(which)
+
+
+def _read(data: str | Path | Sequence[str | Path]) -> MeasuredRows:
+    files = [Path(data)] if isinstance(data, str | Path) else [Path(path) for path in data]
+    for path in files:
+        if files.count(path) > 1:
+            raise ValueError(f"{path} is given twice")
+    return joined([read_rows(path) for path in files or measured_tables()])
+
+
+def _predict(rows: MeasuredRows, system: System, predict: Predict | None) -> Predictions:
+    found = (predict or predicted_by_costs)(rows, system)
+    for name in ("seconds", "memory_bytes"):
+        values, wanted = getattr(found, name), getattr(rows, name)
+        missing = ~np.isfinite(values) & np.isfinite(wanted)
+        if missing.any():
+            first = int(np.argmax(missing))
+            raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: no {name} predicted")
+    return found
+
+
+def predicted_by_costs(rows: MeasuredRows, system: System) -> Predictions:
+    """Predict rows by the cost model, with the 90 % band of the machine's calibration.
+
+    Memory is predicted where it was measured.
+    """
+    times = _step_times(rows)
+    seconds = times.predict(system)
+    memory = np.full(len(rows), np.nan)
+    for k in np.flatnonzero(np.isfinite(rows.memory_bytes)):
+        memory[k] = memory_bytes(times.workloads[k], times.tables[k]).max()
+    bands = () if system.calibration is None else system.calibration.bands
+    low, high = next(((b.low, b.high) for b in bands if b.percent == 90), (np.nan, np.nan))
+    return Predictions(seconds, memory, low * seconds, high * seconds)
+
+
+def _step_times(rows: MeasuredRows) -> StepTimes:
+    """Build the schedules of all rows; a row that has none is named."""
+    try:
+        return StepTimes(rows)
+    except ValueError:
+        for k in range(len(rows)):
+            try:
+                StepTimes(rows.take(np.array([k])))
+            except ValueError as error:
+                raise ValueError(f"{rows.file[k]}, row {rows.row[k]}: {error}") from None
+        raise
