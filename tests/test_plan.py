@@ -146,6 +146,14 @@ def test_layouts_are_legal_and_complete():
     assert len(own) == len(RECOMPUTE) * 4 * 2
 
 
+def test_edge_units_that_change_nothing_are_left_out():
+    llama = pj.load_model("llama3-405b")  # 126 layers: first and last stage have fewer anyway
+    found = enumerate_layouts(PlanRequest(llama, H100, 64, 64))
+    assert set(found.edge_units[found.stages_per_worker == 1]) == {0}
+    several = found.stages_per_worker > 1
+    assert set(found.edge_units[several & (found.stages == 32)]) == {1}  # else they are uneven
+
+
 @pytest.mark.parametrize(
     ("given_", "message"),
     [

@@ -8,6 +8,8 @@ from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import divisors
 from pipejax.costs.model import RECOMPUTE, Model
+from pipejax.costs.workload import stage_layers
+from pipejax.sweep.plan.programs import ProgramShape, table_of
 from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
 
 LEAST_TOKENS = (
@@ -105,6 +107,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     both = np.hstack([np.repeat(base, len(more), axis=0), np.tile(more, (len(base), 1))])
     found = Layouts(*both.T)
     found = found.take(_is_legal(request, found))
+    found = found.take(~_is_repeated(request, found))
     if not len(found):
         raise ValueError(_why_none(request))
     return found
@@ -119,6 +122,22 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     whole_groups = ~in_groups | (rows.microbatches % rows.pipeline == 0)
     splits = (rows.zero == 0) | (rows.data * rows.context > 1)  # else there is nobody to split with
     return is_even & whole_groups & splits
+
+
+def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
+    """Whether edge units assign the same layers as none do (layouts)."""
+    repeated = np.zeros(len(rows), bool)
+    wanted = request.choices.get("edge_units", EDGE_UNITS)
+    if wanted != EDGE_UNITS:
+        return repeated
+    for place, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
+        table = table_of(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
+        plain, shifted = (stage_layers(request.model, table, (u, u)) for u in EDGE_UNITS)
+        same = (rows.schedule == place) & (rows.pipeline == workers)
+        same &= rows.stages_per_worker == stages
+        if np.array_equal(plain, shifted) and (same & (rows.edge_units == 0)).any():
+            repeated |= same & (rows.edge_units == 1)
+    return repeated
 
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
