@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pipejax.analysis.step_report import bands, mfu
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.provenance import is_dataset
-from pipejax.costs.flop import head_flop, layer_flop
+from pipejax.costs.flop import model_flop
 from pipejax.costs.model import Model, load_model
 from pipejax.costs.system import System, load_system
 from pipejax.schedules.table.links import Links
@@ -195,35 +196,17 @@ def _planned(
 ) -> PlannedLayout:
     """Say what is to be said of one of the best layouts."""
     step, need = float(known.step_time[row]), float(known.memory_bytes[row])
-    peak = request.gpus * float(request.system.peak(request.shared.get("precision", "bf16")))
+    flop = model_flop(request.model, request.minibatch)
+    peak = request.system.peak(request.shared.get("precision", "bf16"))
     return PlannedLayout(
         layout=layouts.described(request, row),
         step_time=step,
-        band=_band(request.system, step),
-        mfu=_model_flop(request) / (step * peak),
+        band=bands(request.system, step).get("90"),
+        mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=need,
         memory_left=request.room - need,
         bound_by=bound_by,
-    )
-
-
-def _model_flop(request: PlanRequest) -> float:
-    """FLOP that the model itself needs in a step: no recomputation counts."""
-    model, sequences = request.model, request.minibatch
-    forward = head_flop(model, sequences).forward + sum(
-        count * layer_flop(model, sequences, kind=kind).forward
-        for kind, count in model.layers_by_kind.items()
-    )
-    return 3 * float(forward)  # two products in the backward for each of the forward
-
-
-def _band(system: System, step_time: float) -> tuple[float, float] | None:
-    """Bounds of a step time that nine in ten measured ones keep [s]; None without calibration."""
-    bands = () if system.calibration is None else system.calibration.bands
-    return next(
-        ((band.low * step_time, band.high * step_time) for band in bands if band.percent == 90),
-        None,
     )
 
 
