@@ -82,7 +82,8 @@ REASON = (
     "MFU counts 6 FLOP per parameter and token, and attention under its causal mask. Over the "
     "peak, the printed TFLOP/s are {printed} %, ours {ours} %. Messages of its pipeline are "
     "asynchronous sends and receives, which meet in a rendezvous; the report tells of no tensor "
-    "parallelism beside compute. Memory of the fullest worker: {memory} GB of {device:.1f}."
+    "parallelism beside compute. Memory of the fullest worker: {memory} GB of {device:.1f}, of "
+    "which contexts and communicators are taken to keep {reserve:g}."
 )
 
 
@@ -173,6 +174,7 @@ def accuracies(system: pj.System) -> tuple[list[Accuracy], str]:
         ours=_listed(ours[AS_REPORTED]),
         memory=_listed([memory(run) / 1e9 for run in RUNS]),
         device=DEVICE_BYTES / 1e9,
+        reserve=float(system.memory_reserve) / 1e9,
     )
     return rows, reason
 
