@@ -8,8 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.activations import boundary_bytes
-from pipejax.costs.flop import head_flop, layer_flop, step_flop
-from pipejax.costs.kernels import sum_of
+from pipejax.costs.flop import Phases, head_flop, layer_flop, step_flop
 from pipejax.costs.layer_collectives import layer_collectives
 from pipejax.costs.layer_ops import head_ops, layer_ops, whole_layer
 from pipejax.costs.layout import Layout
@@ -22,6 +21,11 @@ KINDS = [
     ("deepseek-v3", "moe"),
     ("gpt-oss-120b", "moe"),
 ]
+
+
+def sum_of(ops, what):
+    """Sum of a quantity over ops: "flop", "volume" or "launches"."""
+    return Phases(*map(sum, zip(*(getattr(op, what) for op in ops), strict=True)))
 
 
 def products(ops):

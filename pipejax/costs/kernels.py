@@ -1,7 +1,6 @@
 """The record of a kernel, and the kinds of kernels that layers are made of."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -143,9 +142,3 @@ def with_forward_again(op: LayerOp) -> LayerOp:
         for name, part in parts.items()
     }
     return dataclasses.replace(op, **again)
-
-
-def sum_of(ops: Sequence[LayerOp], what: str) -> Phases:
-    """Sum of a quantity over ops: "flop", "volume" or "launches"."""
-    parts = [getattr(op, what) for op in ops]
-    return Phases(*(sum(column) for column in zip(*parts, strict=True)))
