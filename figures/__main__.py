@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from figures import (
+    accuracy,
     asymmetric,
     best_schedule,
     bubble_ratio,
@@ -81,6 +82,7 @@ STORES: Mapping[str, Source] = {
         (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking),
     ),
     "schedule_tables.zarr": Source("python -m sweeps.schedule_tables --out", (schedule_tables,)),
+    "fidelity.zarr": Source("python -m sweeps.fidelity --page docs/accuracy.md --out", (accuracy,)),
     "design_space.zarr": Source(
         "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)
     ),

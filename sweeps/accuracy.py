@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pipejax.analysis.prediction_errors import PredictionErrors
 
-MEAN, EACH = "mean", "each"
+MEAN, EACH, BIAS = "mean", "each", "bias"
 
 
 class Accuracy(NamedTuple):
@@ -19,7 +19,7 @@ class Accuracy(NamedTuple):
       runs: which runs, and what is predicted of them.
       errors: of them, in percent.
       tolerance: what is allowed [%]; None where errors are only reported.
-      of: what the tolerance is of: their `MEAN`, or `EACH` of them.
+      of: what the tolerance is of: their `MEAN`, `EACH` of them, or their `BIAS`.
     """
 
     group: str
@@ -31,8 +31,14 @@ class Accuracy(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether the errors are within the tolerance."""
-        error = self.errors.mape if self.of == MEAN else self.errors.largest
+        e = self.errors
+        error = {MEAN: e.mape, EACH: e.largest, BIAS: abs(e.bias)}[self.of]
         return self.tolerance is None or error <= self.tolerance
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance in words, empty where there is none."""
+        return "" if self.tolerance is None else f"{self.of} {self.tolerance:g} %"
 
 
 def report(title: str, accuracies: Sequence[Accuracy], reasons: Sequence[str] = ()) -> None:
@@ -50,9 +56,9 @@ def report(title: str, accuracies: Sequence[Accuracy], reasons: Sequence[str] = 
     for row in accuracies:
         e = row.errors
         figures = [f"{value:.2f} %" for value in (e.mape, e.median, e.largest)]
-        allowed = "" if row.tolerance is None else f"{row.of} {row.tolerance:g} %"
-        word = {"": ""}.get(allowed, "[green]holds[/]" if row.holds else "[red]fails[/]")
-        grid.add_row(row.group, row.runs, str(e.rows), *figures, f"{e.bias:+.2f} %", allowed, word)
+        word = "" if not row.allowed else "[green]holds[/]" if row.holds else "[red]fails[/]"
+        bias = f"{e.bias:+.2f} %"
+        grid.add_row(row.group, row.runs, str(e.rows), *figures, bias, row.allowed, word)
     console = Console(width=120)
     console.print(grid, *reasons, sep="\n")
     if not all(row.holds for row in accuracies):

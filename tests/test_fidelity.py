@@ -1,0 +1,92 @@
+"""The page of accuracy and its figure, made from predictions that are known."""
+
+import numpy as np
+import pytest
+
+from figures import accuracy
+from figures.rules import faults
+from pipejax.analysis.prediction_errors import prediction_errors
+from pipejax.analysis.validation import Predictions, validate
+from pipejax.costs.system import DATA
+from pipejax.plots import style
+from sweeps import fidelity
+from sweeps.accuracy import BIAS, EACH, MEAN, Accuracy
+from sweeps.fidelity_page import Section, page, table
+
+TABLES = ("korthikanti_a100", "mlperf_h100", "simumax_b200", "torchtitan_h100")
+
+
+def five_more(rows, system):
+    """Predict 5 % more seconds than measured, 4 % less memory, and no band."""
+    none = np.full(len(rows), np.nan)
+    return Predictions(1.05 * rows.seconds, 0.96 * rows.memory_bytes, none, none)
+
+
+@pytest.fixture(scope="module")
+def found():
+    paths = [DATA / "measured" / f"{name}.csv" for name in TABLES]
+    return [validate(path, "h100", predict=five_more) for path in paths]
+
+
+def test_errors_are_held_against_their_limits(found):
+    box = {row.group: row for row in fidelity.out_of_box(found).accuracies}
+    assert {name: (row.tolerance, row.holds) for name, row in box.items()} == {
+        "korthikanti_a100": (2.5, False),
+        "mlperf_h100": (15.0, True),
+        "simumax_b200": (None, True),
+        "torchtitan_h100": (None, True),
+    }
+    memory = {row.group: row for row in fidelity.memory(found).accuracies}
+    assert memory["simumax_b200"].errors.bias == pytest.approx(-4)
+    assert memory["simumax_b200"].holds
+    assert set(memory) == {"simumax_b200", "torchtitan_h100"}
+
+
+def test_other_simulators_are_the_limit_on_their_rows(found):
+    rows = fidelity.simulators(found).accuracies
+    assert [(row.runs, row.errors.rows) for row in rows] == [
+        ("pipejax", 22),
+        ("SimuMax", 22),
+        ("pipejax", 6),
+        ("Calculon", 6),
+    ]
+    theirs = rows[1].errors.mape
+    assert theirs == pytest.approx(
+        5.233, abs=0.001
+    )  # the mean of the errors that its authors print
+    assert rows[0].holds == (theirs >= 5)
+    assert rows[3].errors.mape == pytest.approx(4.7, abs=0.1)
+
+
+def test_tables_of_one_machine_are_predicted_together():
+    groups = [{path.stem.rpartition("_")[2] for path in paths} for paths in fidelity.by_machine()]
+    assert sum(map(len, fidelity.by_machine())) == 13
+    assert {"h100"} in groups
+
+
+def test_the_page_says_what_is_beyond_its_limit():
+    errors = prediction_errors(np.array([1.02, 0.9]), np.ones(2))  # mean 6, largest 10, bias -4
+    rows = [
+        Accuracy("t", of, errors, limit, of) for of, limit in ((MEAN, 6), (EACH, 9), (BIAS, 4.1))
+    ]
+    text = page(
+        [Section("Out of the box", "As it comes.", (*rows, Accuracy("t", "", errors)))], "a.png"
+    )
+    assert "2 of 3 errors with a limit are within it." in text
+    assert (
+        "| t | each | 2 | 6.00 % | 6.00 % | 9.20 % | 10.00 % | -4.00 % | each 9 % | **beyond** |"
+        in text
+    )
+    assert "![Predicted against measured step times](a.png)" in text
+    assert len({line.count("|") for line in table(rows).splitlines()}) == 1
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_figure_has_a_panel_for_each_table(found):
+    style.use()
+    data = fidelity.dataset(found)
+    assert data.sizes["row"] == 9 + 33 + 22 + 18
+    figure = accuracy.draw(data)["accuracy"]
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
+    assert titles == [f"{name}\n5.0 %" for name in TABLES]
+    assert faults(figure) == []
