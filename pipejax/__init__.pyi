@@ -52,6 +52,10 @@ from pipejax.schedules.table.communication_cells import insert_transfers as inse
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable
 from pipejax.schedules.table.table_files import read_table as read_table, write_table as write_table
+from pipejax.search.calibration.calibrate import (
+    Calibration as Calibration,
+    calibrate as calibrate,
+)
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order

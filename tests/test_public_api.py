@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 
 NAMES = [
+    "Calibration",
     "Costs",
     "Distribution",
     "Evaluation",
@@ -30,6 +31,7 @@ NAMES = [
     "WeightRule",
     "Workload",
     "activation_memory",
+    "calibrate",
     "certificate",
     "chrome_trace",
     "compare",

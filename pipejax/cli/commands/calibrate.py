@@ -1,0 +1,134 @@
+"""`pipejax calibrate`: a system fitted to measured runs."""
+
+import json as json_format
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+import pipejax as pj
+from pipejax.base.files import write_file
+from pipejax.base.units import load_json
+from pipejax.cli.options.declared import Count, JsonFlag, Seed, Text
+from pipejax.cli.output.files import SYSTEM, Output
+from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import grid, print_all, print_plain, print_written, waiting
+
+if TYPE_CHECKING:
+    from pipejax.analysis.prediction_errors import PredictionErrors
+    from pipejax.search.calibration.calibrate import Calibration
+
+SHOWN = 10  # outliers that a person reads
+# how a number is shown: its unit by what it is in, and by how much that is larger
+SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6), "B": ("GB", 1e9)}
+
+
+def calibrate(
+    data: Annotated[list[Path], typer.Argument(metavar="DATA.csv...", help="Measured runs.")],
+    out: Annotated[Output, SYSTEM],
+    system: str,
+    fit: Text = None,
+    hold_out: Text = None,
+    starts: Count = 1,
+    layer_times: Text = None,
+    seed: Seed = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Fit a system to measured step times: robustly, with priors, standard errors and hold-outs.
+
+    Options:
+      out: System to write, which every command takes.
+      system: System to begin with: a name or a JSON file.
+      fit: Numbers to fit, as compute.efficiency,host.layer; all that have priors if not given.
+      hold_out: Rows to predict without: t=8, group:h,t,b, k-fold:5, few:8 (all but eight) or model.
+      starts: Points to start from.
+      layer_times: Columns, as h,t,b, of whose values each combination has a layer time of its own.
+      seed: Seed of starts and random hold-outs.
+    """
+    from pipejax.costs.measured_rows import joined
+    from pipejax.costs.rows_file import read_rows
+    from pipejax.costs.system import data_file
+    from pipejax.search.calibration.system_file import calibrated_file
+
+    machine = pj.load_system(system)
+    rows = joined([read_rows(path) for path in data])
+    with waiting("calibrating: compiling and fitting"):
+        found = pj.calibrate(
+            rows,
+            machine,
+            fit=None if fit is None else fit.split(","),
+            hold_out=hold_out,
+            starts=starts,
+            layer_times=layer_times,
+            seed=seed,
+        )
+    base = load_json(data_file("hardware", system, "system"))
+    content = calibrated_file(base, found, "" if out.path is None else out.path.stem)
+    text = json_format.dumps(content, indent=2) + "\n"
+    out.save(lambda draft: write_file(draft, text.encode()), lambda: text)
+    if json:
+        print_json(_as_json(found, content) | {"starts": starts} | out.as_json())
+    else:
+        _print(found, starts)
+        print_written("written to", out.written)
+
+
+def _as_json(found: "Calibration", content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "parameters": content["calibration"]["parameters"],
+        "fit": found.fit._asdict(),
+        "held_out": None if found.held_out is None else found.held_out._asdict(),
+        "outliers": [each._asdict() for each in found.outliers],
+        "folds": {name: errors._asdict() for name, errors in found.folds.items()},
+        "coverage": {str(percent): share for percent, share in found.coverage.items()},
+        "bands": content["calibration"]["bands"],
+        "layer_factors": found.layer_factors,
+        "noise": found.noise,
+        "starts_differ": found.starts_differ,
+        "seconds": found.seconds,
+    }
+
+
+def _print(found: "Calibration", starts: int) -> None:
+    numbers = found.parameters.values()
+    shown = [(SHOWN_IN.get(each.unit, (each.unit, 1.0)), each) for each in numbers]
+    errors = [0.0 if each.standard_error is None else each.standard_error for each in numbers]
+    columns: Sequence[tuple[str, Sequence[object]]] = [
+        ("number", [each.name for each in numbers]),
+        ("value", [f"{each.value / scale:.4g} {unit}".strip() for (unit, scale), each in shown]),
+        (
+            "standard error",
+            [f"{error / scale:.2g}" for ((_, scale), _), error in zip(shown, errors, strict=True)],
+        ),
+        ("by", ["rows" if each.identified else "prior" for each in numbers]),
+    ]
+    print_all(grid(columns, title=f"fitted to {found.fit.rows} runs in {found.seconds:.1f} s"))
+    parts = {"fitted": found.fit} | ({} if found.held_out is None else {"held out": found.held_out})
+    print_all(grid(_error_columns(parts), title="errors of step times"))
+    if len(found.folds) > 1:
+        worst = dict(sorted(found.folds.items(), key=lambda item: -item[1].mape)[:SHOWN])
+        print_all(grid(_error_columns(worst), title="held out, the worst"))
+    for percent, share in found.coverage.items():
+        print_all(f"{share:.1f} % of the rows held out lie in their {percent} % band")
+    if starts > 1:
+        print_all(f"{starts} starts agree to {100 * found.starts_differ:.2g} %")
+    for each in found.outliers[:SHOWN]:
+        print_plain(
+            f"outlier: {each.file}, row {each.row}: measured {each.measured:.4g} s, predicted "
+            f"{each.predicted:.4g} s ({each.error:+.1f} %)"
+        )
+    if found.outliers[SHOWN:]:
+        print_all(f"and {len(found.outliers) - SHOWN} more outliers")
+
+
+def _error_columns(
+    parts: "Mapping[str, PredictionErrors]",
+) -> Sequence[tuple[str, Sequence[object]]]:
+    percents = ("mape", "median", "p90", "bias", "largest")
+    return [
+        ("", [escape(name) for name in parts]),
+        ("rows", [each.rows for each in parts.values()]),
+        *((n, [f"{getattr(each, n):.2f} %" for each in parts.values()]) for n in percents),
+    ]

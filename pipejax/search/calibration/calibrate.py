@@ -1,0 +1,262 @@
+"""The entry point of calibration: measured rows in, a system and what is known of it out."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
+from pipejax.analysis.step_time import StepTimes
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types, whole_number
+from pipejax.base.short_repr import short_repr
+from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
+from pipejax.costs.measured_rows import MeasuredRows
+from pipejax.costs.priors import FITTED
+from pipejax.costs.system import System
+from pipejax.costs.system_numbers import dimension_of, put_number
+from pipejax.search.calibration.bands import bands_of, coverage_of
+from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
+from pipejax.search.calibration.parameters import Parameters, factors, joined, parameters_of
+from pipejax.search.calibration.robust_fit import Points, RobustFit, robust_fit, uncertainty
+
+OUTLIER = 3.5  # noises from which a row is listed as one
+LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
+MOST_STARTS = 1000
+NO_FOLDS = Folds((), np.zeros((0, 0), bool))
+
+
+class Outlier(NamedTuple):
+    """A row that lies far from what the others say; it was kept, but pulls no more than a limit.
+
+    Attributes:
+      row: number in its file, from 1.
+      file: the file.
+      measured: [s].
+      predicted: [s].
+      error: predicted over measured, less 1 [%].
+    """
+
+    row: int
+    file: str
+    measured: float
+    predicted: float
+    error: float
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A system fitted to measured step times, and how far it can be trusted.
+
+    Attributes:
+      system: with the fitted numbers, and the record of its calibration.
+      parameters: what was fitted, by name.
+      layer_factors: time of a layer over what the system says, by shape, where each has its own.
+      fit: errors of all rows, which were fitted.
+      held_out: errors of rows that were left out of the fit; None without a hold-out.
+      folds: the same by what was left out.
+      coverage: share of left-out rows within a band from all other left-out rows, by the percent
+        that it should be [%].
+      outliers: rows that lie far off.
+      noise: standard deviation of log predicted over measured, outliers bounded.
+      predicted: (rows) step times of the fit [s].
+      starts_differ: largest relative difference of a number between all starts.
+      seconds: that calibration took.
+    """
+
+    system: System
+    parameters: Mapping[str, FittedParameter]
+    layer_factors: Mapping[str, float]
+    fit: PredictionErrors
+    held_out: PredictionErrors | None
+    folds: Mapping[str, PredictionErrors]
+    coverage: Mapping[int, float]
+    outliers: tuple[Outlier, ...]
+    noise: float
+    predicted: Float[NumpyArray, " rows"]
+    starts_differ: float
+    seconds: float
+
+
+def calibrate(
+    rows: MeasuredRows,
+    system: System,
+    *,
+    fit: Sequence[str] | None = None,
+    hold_out: str | None = None,
+    starts: int = 1,
+    layer_times: str | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """Fit numbers of a system to measured step times.
+
+    Robust least squares on the logarithm of time: each number has a prior that keeps it physical
+    where the rows leave it open, and rows that lie far off pull no more than a limit. Gradients
+    are exact, through the batched evaluator. Kernels are priced one by one.
+
+    Args:
+      rows: measured runs.
+      system: the machine; what is not fitted stays as it is.
+      fit: names of the numbers, as "compute.efficiency"; all that have priors if None.
+      hold_out: what else is fitted without, and predicted: "t=8", "group:h,t,b", "k-fold:5",
+        "few:8" (all but eight rows, in several draws) or "model".
+      starts: how many points to start from: the priors' medians, then draws from the priors.
+      layer_times: columns, as "h,t,b": every combination of their values then has a layer time
+        of its own, and only what is beside the layers follows from the system.
+      seed: of the draws.
+
+    Returns:
+      The fitted system with standard errors and residuals.
+
+    Raises:
+      ValueError: if no row has seconds, a name is unknown, or the hold-out leaves nothing out or
+        nothing to fit.
+
+    Example:
+      >>> import pipejax as pj
+      >>> rows = pj.read_rows("vtrain_single.csv")  # doctest: +SKIP
+      >>> pj.calibrate(rows, pj.load_system("a100"), hold_out="t=8").held_out  # doctest: +SKIP
+    """
+    began = time.perf_counter()
+    check_types(rows=(rows, MeasuredRows), system=(system, System))
+    starts = whole_number(starts, "starts", most=MOST_STARTS)
+    rows = rows.take(np.isfinite(rows.seconds))
+    if not len(rows):
+        raise ValueError("rows: no step time was measured, there is nothing to fit")
+    problem = _problem(rows, system, tuple(FITTED if fit is None else fit), layer_times)
+    folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
+    points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
+    points[0] = 0.0
+    found = robust_fit(problem.residuals, points, np.ones((starts, len(rows))))
+    best = int(found.objective.argmin())
+    left_out = _left_out(problem, folds, found.point[best])
+    return _result(problem, found, best, folds, left_out, time.perf_counter() - began)
+
+
+class _Problem(NamedTuple):
+    """What is fitted to which rows."""
+
+    rows: MeasuredRows
+    system: System
+    parameters: Parameters
+    num_numbers: int
+    step_times: StepTimes
+
+    def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
+        """Log of predicted over measured, and its derivatives by whitened parameters."""
+        names = self.parameters.names[: self.num_numbers]
+        values = self.parameters.values(points)
+        seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
+        jacobian = slopes * self.parameters.slopes(points)[:, None] / seconds[..., None]
+        return np.log(seconds / self.rows.seconds), jacobian
+
+
+def _problem(
+    rows: MeasuredRows, system: System, names: tuple[str, ...], layer_times: str | None
+) -> _Problem:
+    kernels = dataclasses.replace(system.kernels, priced=1.0)
+    system = dataclasses.replace(system, kernels=kernels)
+    numbers = parameters_of(system, names)
+    if layer_times is None:
+        return _Problem(rows, system, numbers, len(names), StepTimes(rows))
+    shapes = columns_of(rows, layer_times)
+    group = shapes.left_out.argmax(axis=0)
+    free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
+    return _Problem(
+        rows, system, joined(numbers, free), len(names), StepTimes(rows, layer_group=group)
+    )
+
+
+def _left_out(problem: _Problem, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
+    """Fit without each fold's rows; (folds, rows) log of predicted over measured."""
+    if not folds.names:
+        return np.zeros((0, len(problem.rows)))
+    points = np.tile(start, (len(folds.names), 1))
+    return robust_fit(problem.residuals, points, 1.0 - folds.left_out).residual
+
+
+def _result(
+    problem: _Problem,
+    found: RobustFit,
+    best: int,
+    folds: Folds,
+    left_out: Float[NumpyArray, "folds rows"],
+    seconds: float,
+) -> Calibration:
+    rows, residual, noise = problem.rows, found.residual[best], float(found.noise[best])
+    predicted = rows.seconds * np.exp(residual)
+    values = problem.parameters.values(found.point)
+    fitted = _fitted(problem, found, best, values[best])
+    numbers, factors_ = fitted[: problem.num_numbers], fitted[problem.num_numbers :]
+    by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
+    bands = bands_of(np.concatenate(by_fold) if by_fold else residual)
+    system = problem.system
+    for number in numbers:
+        system = put_number(system, number.name, number.value)
+    record = CalibrationRecord(_sources(rows), len(rows), tuple(numbers), bands)
+    times = [rows.seconds[own] for own in folds.left_out]
+    return Calibration(
+        system=dataclasses.replace(system, calibration=record),
+        parameters={number.name: number for number in numbers},
+        layer_factors={one.name: one.value for one in factors_},
+        fit=prediction_errors(predicted, rows.seconds),
+        held_out=_errors(np.concatenate(by_fold), np.concatenate(times)) if by_fold else None,
+        folds={
+            name: _errors(residuals, measured)
+            for name, residuals, measured in zip(folds.names, by_fold, times, strict=True)
+        },
+        coverage=coverage_of(by_fold, left_out, folds.left_out),
+        outliers=_outliers(rows, predicted, residual, noise),
+        noise=noise,
+        predicted=predicted,
+        starts_differ=float(np.abs(values / values[best] - 1).max()),
+        seconds=seconds,
+    )
+
+
+def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
+    return prediction_errors(measured * np.exp(residual), measured)
+
+
+def _fitted(
+    problem: _Problem, found: RobustFit, best: int, values: NumpyArray
+) -> list[FittedParameter]:
+    """Numbers with their standard errors, which to first order are those of the whitened ones."""
+    known = uncertainty(found)
+    slope = problem.parameters.slopes(found.point)[best]
+    units = [dimension_of(name) for name in problem.parameters.names[: problem.num_numbers]]
+    units += [""] * (len(values) - len(units))
+    columns = (
+        problem.parameters.names,
+        values.tolist(),
+        units,
+        (slope * known.error[best]).tolist(),
+        known.identified[best].tolist(),
+    )
+    return [FittedParameter(*each) for each in zip(*columns, strict=True)]
+
+
+def _outliers(
+    rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, noise: float
+) -> tuple[Outlier, ...]:
+    """Rows beyond `OUTLIER` noises, the farthest first."""
+    order = np.argsort(-np.abs(residual), kind="stable")
+    return tuple(
+        Outlier(
+            int(rows.row[k]),
+            str(rows.file[k]),
+            float(rows.seconds[k]),
+            float(predicted[k]),
+            100 * float(np.expm1(residual[k])),
+        )
+        for k in order[np.abs(residual[order]) > OUTLIER * noise]
+    )
+
+
+def _sources(rows: MeasuredRows) -> str:
+    """Name each source once, or the files where rows do not say one."""
+    texts = np.where(rows.source == "", rows.file, rows.source)
+    return "; ".join(dict.fromkeys(texts.tolist()))
