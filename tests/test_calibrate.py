@@ -12,7 +12,7 @@ from pipejax.cli.app import run
 from pipejax.costs.rows_file import read_rows
 from pipejax.costs.system_numbers import put_number
 
-pytestmark = pytest.mark.compiles
+pytestmark = [pytest.mark.compiles, pytest.mark.slow]
 TRUTH = {"compute.efficiency": 0.62, "host.launch": 2.5e-5, "host.step": 6e-3}
 FIT = (*TRUTH, "network.latency")  # of one node, which no row sees
 COLUMNS = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,"
@@ -97,17 +97,3 @@ def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_pat
     with pytest.warns():
         again = StepTimes(read_rows(data)).predict(fitted)
     np.testing.assert_allclose(again, found.predicted, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--fit", "host.stp"], "unknown fit 'host.stp'"),
-        (["--hold-out", "t=3"], "leaves out 0 of 36 rows"),
-    ],
-)
-def test_mistakes_end_with_2(data, tmp_path, capsys, options, said):
-    out = tmp_path / "fitted.json"
-    assert run(["calibrate", str(data), "--system", "a100", "--out", str(out), *options]) == 2
-    assert said in capsys.readouterr().err
-    assert not out.exists()

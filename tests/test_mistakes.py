@@ -99,7 +99,15 @@ def test_the_list_is_long_and_says_something_of_all():
     assert {mistake["args"][0] for mistake in LIST["commands"]} > set(COMMANDS)
     assert len(LIST["misuses"]) >= 60
     called = {re.match(r"pj\.(\w+)", misuse["expression"])[1] for misuse in LIST["misuses"]}
-    results = {"Evaluation", "InfeasibleError", "Program", "ScheduleError", "Model", "System"}
+    results = {
+        "Calibration",
+        "Evaluation",
+        "InfeasibleError",
+        "Program",
+        "ScheduleError",
+        "Model",
+        "System",
+    }
     results |= {"StepReport"}
     results |= {"LatentAttention", "MixtureOfExperts"}  # parts of a model, checked in its file
     parts = {"Op", "Phase", "training"}  # a table looks at its ops; training is looked at there

@@ -84,6 +84,7 @@ RUNS = {
             "32",
         ],
     ),
+    "calibrate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.json"]),
     "schedules": (1, ["--json"]),
     "validate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.png"]),
     "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),

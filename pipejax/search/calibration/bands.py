@@ -10,20 +10,26 @@ from pipejax.costs.calibration_record import Band
 PERCENTS = (80, 90)
 
 
-def band(residual: Float[NumpyArray, " rows"], percent: float) -> Band:
-    """Find the factors on predicted time between which so many percent of the rows lie.
+def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
+    """Find the factors on predicted time between which so many percent of further rows lie.
 
-    `residual` is the log of predicted over measured. Quantiles are those of which a further row is
-    expected to keep its share: of n rows the k-th smallest has the share k / (n + 1).
+    `residual` is the log of predicted over measured, of rows that were left out in so many groups.
+    Rows of one group are wrong together, so what is expected of a further group is an order
+    statistic of groups, not of rows: among K groups and a new one, the new one may be the farthest
+    by the chance 1 / (K + 1), and the share within the band of the known ones has to be
+    (K + 1) / K times larger.
+
+    References:
+      Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     """
-    tail = (1 - percent / 100) / 2
-    low, high = np.quantile(-residual, [tail, 1 - tail], method="weibull")
+    share = min(percent / 100 * (groups + 1) / groups, 1.0)
+    low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])
     return Band(percent, float(np.exp(low)), float(np.exp(high)))
 
 
-def bands_of(residual: Float[NumpyArray, " rows"]) -> tuple[Band, ...]:
+def bands_of(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
     """Return a band for each of `PERCENTS`."""
-    return tuple(band(residual, percent) for percent in PERCENTS)
+    return tuple(band(residual, percent, groups) for percent in PERCENTS)
 
 
 def coverage_of(
@@ -43,7 +49,7 @@ def coverage_of(
         others = [each for j, each in enumerate(by_fold) if j != k]
         known = np.concatenate(others) if others else residual[k][~left_out[k]]
         for percent in PERCENTS:
-            _, low, high = band(known, percent)
+            _, low, high = band(known, percent, len(others) or len(known))
             ratio = np.exp(-own)
             inside[percent] += int(np.sum((low <= ratio) & (ratio <= high)))
     total = sum(map(len, by_fold))

@@ -117,7 +117,8 @@ def calibrate(
 
     Example:
       >>> import pipejax as pj
-      >>> rows = pj.read_rows("vtrain_single.csv")  # doctest: +SKIP
+      >>> from pipejax.costs.rows_file import read_rows
+      >>> rows = read_rows("runs.csv")  # doctest: +SKIP
       >>> pj.calibrate(rows, pj.load_system("a100"), hold_out="t=8").held_out  # doctest: +SKIP
     """
     began = time.perf_counter()
@@ -192,7 +193,8 @@ def _result(
     fitted = _fitted(problem, found, best, values[best])
     numbers, factors_ = fitted[: problem.num_numbers], fitted[problem.num_numbers :]
     by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
-    bands = bands_of(np.concatenate(by_fold) if by_fold else residual)
+    judged = np.concatenate(by_fold) if by_fold else residual
+    bands = bands_of(judged, len(by_fold) if len(by_fold) > 1 else len(judged))
     system = problem.system
     for number in numbers:
         system = put_number(system, number.name, number.value)
