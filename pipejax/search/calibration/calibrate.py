@@ -127,7 +127,7 @@ def calibrate(
     rows = rows.take(np.isfinite(rows.seconds))
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
-    problem = _problem(rows, system, tuple(FITTED if fit is None else fit), layer_times)
+    problem = _fitting(rows, system, tuple(FITTED if fit is None else fit), layer_times)
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
@@ -137,7 +137,7 @@ def calibrate(
     return _result(problem, found, best, folds, left_out, time.perf_counter() - began)
 
 
-class _Problem(NamedTuple):
+class _Fitting(NamedTuple):
     """What is fitted to which rows."""
 
     rows: MeasuredRows
@@ -155,23 +155,23 @@ class _Problem(NamedTuple):
         return np.log(seconds / self.rows.seconds), jacobian
 
 
-def _problem(
+def _fitting(
     rows: MeasuredRows, system: System, names: tuple[str, ...], layer_times: str | None
-) -> _Problem:
+) -> _Fitting:
     kernels = dataclasses.replace(system.kernels, priced=1.0)
     system = dataclasses.replace(system, kernels=kernels)
     numbers = parameters_of(system, names)
     if layer_times is None:
-        return _Problem(rows, system, numbers, len(names), StepTimes(rows))
+        return _Fitting(rows, system, numbers, len(names), StepTimes(rows))
     shapes = columns_of(rows, layer_times)
     group = shapes.left_out.argmax(axis=0)
     free = factors([f"layer {name}" for name in shapes.names], LAYER_SPREAD)
-    return _Problem(
+    return _Fitting(
         rows, system, joined(numbers, free), len(names), StepTimes(rows, layer_group=group)
     )
 
 
-def _left_out(problem: _Problem, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
+def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
     """Fit without each fold's rows; (folds, rows) log of predicted over measured."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
@@ -180,7 +180,7 @@ def _left_out(problem: _Problem, folds: Folds, start: Points) -> Float[NumpyArra
 
 
 def _result(
-    problem: _Problem,
+    problem: _Fitting,
     found: RobustFit,
     best: int,
     folds: Folds,
@@ -224,7 +224,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 
 
 def _fitted(
-    problem: _Problem, found: RobustFit, best: int, values: NumpyArray
+    problem: _Fitting, found: RobustFit, best: int, values: NumpyArray
 ) -> list[FittedParameter]:
     """Numbers with their standard errors, which to first order are those of the whitened ones."""
     known = uncertainty(found)
