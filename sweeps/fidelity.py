@@ -2,8 +2,8 @@
 
     python -m sweeps.fidelity --out results/fidelity.zarr --page docs/accuracy.md
 
-Predictions are those of a machine's file as it comes, and of times that a publication profiled.
-Ends with exit code 1 where an error is beyond its limit.
+Predictions are those of a machine's file as it comes, of calibrations that left rows out, and of
+times that a publication profiled. Ends with exit code 1 where an error is beyond its limit.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pipejax.base.provenance import provenance
 from pipejax.costs.measured_rows import MeasuredRows, joined
 from pipejax.costs.system import DATA
 from sweeps import command, llama3_accuracy, zero_bubble_accuracy
-from sweeps.accuracy import EACH, MEAN, Accuracy, report
+from sweeps.accuracy import BIAS, EACH, MEAN, Accuracy, report
 from sweeps.fidelity_page import Section, page
 
 FIGURE = "accuracy.png"  # beside the page
@@ -56,6 +56,35 @@ SIMULATORS: Mapping[str, tuple[str, str]] = {  # whose predictions, of which tab
     "simumax_b200": ("SimuMax", "simumax_b200"),
     "calculon_korthikanti_a100": ("Calculon", "korthikanti_a100"),
 }
+
+
+class Fit(NamedTuple):
+    """A calibration that leaves rows out and predicts them.
+
+    Attributes:
+      what: is fitted, and left out.
+      tables: whose rows.
+      hold_out: as `pj.calibrate` reads it; empty where the fit itself is judged.
+      limits: of the errors.
+      layer_times: columns whose combinations have a layer time of their own, or none.
+    """
+
+    what: str
+    tables: tuple[str, ...]
+    hold_out: str
+    limits: tuple[Limit, ...]
+    layer_times: str | None = None
+
+
+SINGLE, MULTI = "vtrain_single", "vtrain_multi"
+FITS = (
+    Fit("one node, (h, t, b) left out", (SINGLE,), "group:h,t,b", (Limit(7.0), Limit(2.0, BIAS))),
+    Fit("many nodes, model size left out", (MULTI,), "group:h", (Limit(7.5),)),
+    Fit("many nodes, 175B left out", (MULTI,), "hidden=12288", (Limit(3.0),)),
+    Fit("many nodes, from 8 rows", (MULTI,), "few:8", (Limit(9.0),)),
+    Fit("both together, (h, t, b) left out", (SINGLE, MULTI), "group:h,t,b", (Limit(7.0),)),
+    Fit("one node, a time per layer shape", (SINGLE,), "", (Limit(1.0),), "h,t,b"),
+)
 
 
 def read(*tables: str) -> MeasuredRows:
@@ -106,8 +135,53 @@ def memory(found: Sequence[Validation]) -> Section:
     return Section("Memory", text, tuple(rows))
 
 
+class Fitted(NamedTuple):
+    """What a calibration came to.
+
+    Attributes:
+      errors: of what it left out, or of all rows where it left nothing out.
+      coverage: share of the rows left out that lie in a 90 % band from the others [%].
+    """
+
+    errors: PredictionErrors
+    coverage: float | None
+
+
+def fitted(fit: Fit) -> Fitted:
+    """Calibrate the A100."""
+    found = pj.calibrate(
+        read(*fit.tables),
+        pj.load_system("a100"),
+        hold_out=fit.hold_out or None,
+        layer_times=fit.layer_times,
+    )
+    return Fitted(found.held_out or found.fit, found.coverage.get(90))
+
+
+def calibrated(found: Sequence[Fitted]) -> Section:
+    """Step times by calibrations, of rows that each left out."""
+    rows, reasons = [], []
+    for fit, (errors, coverage) in zip(FITS, found, strict=True):
+        runs = " + ".join(fit.tables)
+        rows += judged(runs, fit.what, errors, *fit.limits)
+        if coverage is not None:
+            share = f"{coverage:.1f} % of the rows left out of it"
+            reasons.append(f"{runs}, {fit.what}: the 90 % band holds {share} (85 to 95 wanted).")
+    text = (
+        "Numbers of the machine fitted to some rows (`pipejax calibrate`), then judged by rows "
+        "that the fit never saw: whole groups of hidden size, tensor parallelism and microbatch "
+        "size, whole model sizes, or all but eight rows. Random halves would flatter: rows of one "
+        "group are made of the same layer times. The last line fits all rows, with a factor for "
+        "the layer time of each shape."
+    )
+    return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
+
+
+CROSS = (("GPT-3 to Llama-3.1 405B", "gpt3-175b"), ("Llama-3.1 405B to GPT-3", "llama3-405b"))
+
+
 def mlperf() -> Section:
-    """MLPerf runs on a line in the microbatches."""
+    """MLPerf runs: on a line in the microbatches, and from one model to the other."""
     rows = []
     runs = read("mlperf_h100")
     for own in on_one_line(runs):
@@ -116,9 +190,15 @@ def mlperf() -> Section:
         line = step_line(own.microbatches, own.seconds)
         errors = prediction_errors(line.at(counts)[between], medians[between])
         rows += judged(own.group[0], "line through two M", errors, Limit(1.0, EACH))
+    for what, fitted in CROSS:
+        is_fitted = runs.column("model") == fitted
+        system = pj.calibrate(runs.take(is_fitted), pj.load_system("h100")).system
+        others = validate(runs.take(~is_fitted), system)
+        rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
     text = (
         "The line: cycle time and offset from the medians at the smallest and the largest number "
-        "of microbatches M predict those at every other M."
+        "of microbatches M predict those at every other M. From one model to the other: the "
+        "machine fitted to the runs of one, judged by those of the other."
     )
     return Section("MLPerf on H100", text, tuple(rows))
 
@@ -196,9 +276,10 @@ def run() -> tuple[list[Validation], list[Section]]:
     Returns tables in the order of their names, and the sections of the page.
     """
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        fits = [pool.submit(fitted, fit) for fit in FITS]
         tables = [pool.submit(predicted, paths) for paths in by_machine()]
         others = [pool.submit(make) for make in (mlperf, zero_bubble, llama3)]
-        jobs: list[Future[Any]] = [*tables, *others]
+        jobs: list[Future[Any]] = [*fits, *tables, *others]
         console = Console(stderr=True)
         for job in track(as_completed(jobs), "predicting", total=len(jobs), console=console):
             job.result()
@@ -207,6 +288,7 @@ def run() -> tuple[list[Validation], list[Section]]:
     on_mlperf, of_zero_bubble, of_llama3 = (job.result() for job in others)
     made = [
         out_of_box(found),
+        calibrated([job.result() for job in fits]),
         on_mlperf,
         memory(found),
         of_zero_bubble,

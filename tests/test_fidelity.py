@@ -58,6 +58,15 @@ def test_other_simulators_are_the_limit_on_their_rows(found):
     assert rows[3].errors.mape == pytest.approx(4.7, abs=0.1)
 
 
+def test_calibrations_are_judged_by_what_they_left_out():
+    errors = prediction_errors(np.array([1.06, 1.02]), np.ones(2))  # mean and bias 4
+    found = fidelity.calibrated([fidelity.Fitted(errors, 91.5)] * len(fidelity.FITS))
+    rows = [(row.of, row.tolerance, row.holds) for row in found.accuracies]
+    assert rows[:2] == [("mean", 7.0, True), ("bias", 2.0, False)]
+    assert len(found.reasons) == len(fidelity.FITS)
+    assert "holds 91.5 % of the rows" in found.reasons[0]
+
+
 def test_tables_of_one_machine_are_predicted_together():
     groups = [{path.stem.rpartition("_")[2] for path in paths} for paths in fidelity.by_machine()]
     assert sum(map(len, fidelity.by_machine())) == 13
