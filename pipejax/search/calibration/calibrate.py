@@ -24,6 +24,7 @@ from pipejax.search.calibration.robust_fit import Points, RobustFit, robust_fit,
 
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
+LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
 MOST_STARTS = 1000
 NO_FOLDS = Folds((), np.zeros((0, 0), bool))
 
@@ -131,7 +132,8 @@ def calibrate(
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
-    found = robust_fit(problem.residuals, points, np.ones((starts, len(rows))))
+    weights = np.full((starts, len(rows)), _independent_share(rows))
+    found = robust_fit(problem.residuals, points, weights)
     best = int(found.objective.argmin())
     left_out = _left_out(problem, folds, found.point[best])
     return _result(problem, found, best, folds, left_out, time.perf_counter() - began)
@@ -176,7 +178,18 @@ def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArra
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
-    return robust_fit(problem.residuals, points, 1.0 - folds.left_out).residual
+    weights = _independent_share(problem.rows) * (1.0 - folds.left_out)
+    return robust_fit(problem.residuals, points, weights).residual
+
+
+def _independent_share(rows: MeasuredRows) -> float:
+    """How many rows are worth one that is independent: as many as there are shapes of a layer.
+
+    What a model says of a layer is wrong by as much in all rows that have it. Were each of them
+    taken as news, many rows of few shapes would overrule every prior, and so meet the errors of
+    the model with numbers that no machine has.
+    """
+    return len(columns_of(rows, LAYER_SHAPE).names) / len(rows)
 
 
 def _result(
