@@ -25,9 +25,9 @@ class Prior(NamedTuple):
 PRIORS: Mapping[str, Prior] = {
     # measured: large products reach 73 to 87 % of the sheet's peak on A100, H100 and B200
     "compute.efficiency": Prior(0.8, 0.7, limit=1.0),
-    "compute.latency": Prior(4e-6, 0.7),
+    "compute.latency": Prior(4e-6, 0.2),
     "memory.efficiency": Prior(0.7, 0.7, limit=1.0),
-    "memory.latency": Prior(4e-6, 0.7),
+    "memory.latency": Prior(4e-6, 0.2),
     "kernels.attention_efficiency": Prior(0.7, 0.5, limit=1.0),
     "kernels.narrow_efficiency": Prior(0.85, 0.5, limit=1.0),
     "kernels.misaligned_efficiency": Prior(0.5, 0.7, limit=1.0),
@@ -45,8 +45,9 @@ PRIORS: Mapping[str, Prior] = {
     "network.efficiency": Prior(0.7, 0.7, limit=1.0),
     "network.latency": Prior(None, 0.7),
 }
-# what step times seldom decide: links of a node, which tables of collectives measure; the host's
-# seconds per layer beside those per kernel; kernels of their own shares that not all runs have
+# what step times seldom decide, or other measurements do: links of a node, which tables of
+# collectives measure; the host's seconds per layer beside those per kernel; kernels of their own
+# shares that not all runs have
 _ASKED_FOR = (
     "kernels.attention_efficiency",
     "kernels.narrow_efficiency",
