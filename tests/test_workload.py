@@ -149,7 +149,7 @@ def test_roofline_takes_the_slower_side():
 
 @pytest.mark.compiles
 def test_efficiency_depends_on_size():
-    system = pj.load_system("a100")
+    system = pj.load_system("a100-40gb")
     small, large = (float(system.compute_efficiency.at(size)) for size in (1e8, 1e12))
     assert (small, large) == (0.1, 0.95)
 
