@@ -102,11 +102,14 @@ def _layers(parts: Sequence[ByPart], phase: int, layers: PerKind) -> Seconds:
     return sum(each[1:], start=each[0])
 
 
+_SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
+
+
 def _parts(work: StageWork, system: System) -> list[ByPart]:
     """Seconds of one layer of each kind, of the embedding and of the head.
 
     Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
-    their gradients are given back so: what is longer counts.
+    gradients that they split (ZeRO 2) are given back so in every W: what is longer counts.
     """
     kernels = iter(_kernels(system, [op for part in work.parts for op in (*part.ops, *part.whole)]))
     exchanges = (
@@ -126,7 +129,7 @@ def _parts(work: StageWork, system: System) -> list[ByPart]:
             collectives=sum((_array(each.count) for each in part.collectives), 0.0),
             layers=layers,
         )
-        sharded = jnp.where(work.layout.zero >= 3, beyond, 0.0)
+        sharded = jnp.where(work.layout.zero >= _SPLIT_FROM[None], beyond, 0.0)
         beside = jnp.stack([sharded, jnp.broadcast_to(host, sharded.shape)], axis=1)
         found.append(jnp.concatenate([device, beside], axis=1))
     return found
@@ -266,9 +269,9 @@ def _gradient_exchange(work: StageWork, system: System, backward: Number) -> Per
     """Seconds (stages) of A after the last backward.
 
     Replicas that split the optimizer state need only their part of the sum. Beside compute,
-    gradients travel layer by layer: what is left after the backward is exposed; ZeRO 3 reduces
-    them within every backward. First and last stage also add the gradients of an embedding that
-    both hold.
+    gradients travel layer by layer: what is left after the backward is exposed. Where the replicas
+    split them (ZeRO 2), every backward has reduced its own. First and last stage also add the
+    gradients of an embedding that both hold.
     """
     zero = work.layout.zero
     total = jnp.where(
@@ -278,7 +281,7 @@ def _gradient_exchange(work: StageWork, system: System, backward: Number) -> Per
     )
     exposed = exposed_buckets(total, backward, jnp.maximum(sum(work.layers), 1.0))
     after = jnp.where(work.overlap > 0, exposed, total)
-    return jnp.where(zero >= 3, 0.0, after) + _tied_exchange(work, system)
+    return jnp.where(zero >= 2, 0.0, after) + _tied_exchange(work, system)
 
 
 def _tied_exchange(work: StageWork, system: System) -> PerStage:

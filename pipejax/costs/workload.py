@@ -4,6 +4,7 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
+import functools
 from collections.abc import Hashable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -57,7 +58,7 @@ class Workload:
       expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
-        gradients too, 3 weights too (FSDP).
+        gradients too, which every backward then reduces, 3 weights too (FSDP).
       overlap: whether gradients and gathered weights travel beside compute, layer by layer.
       precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
@@ -423,7 +424,8 @@ def bytes_of_stages(
         dense, experts = (1 + (count - 1) * (layout.zero >= level) for count in sharing)
         return size * (parameters.dense / dense + parameters.experts / experts)
 
-    biggest = max(sum(part) for part in layer_weights(model, layout).values())
+    of_layers = [sum(part) for part in layer_weights(model, layout).values()]
+    biggest = functools.reduce(jnp.maximum if is_traced(of_layers) else max, of_layers)
     return StageBytes(
         weights=shared(model.element_bytes, 3),
         gradients=shared(model.accumulated_bytes, 2),

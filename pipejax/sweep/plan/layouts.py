@@ -182,7 +182,8 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
             data = rest // tensor // context
             if data not in request.allowed("data", [data]):
                 continue
-            experts = int(getattr(request.model, "experts", 0) or 0) or 1
+            moe = request.model.moe
+            experts = 1 if moe is None else int(moe.experts)
             spread = [e for e in divisors(experts) if rest % e == 0]
             found += [(tensor, context, e, data) for e in request.allowed("expert", spread)]
     return found
