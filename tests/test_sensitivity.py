@@ -104,7 +104,11 @@ def test_elasticities_are_finite_differences_and_shares_sum_to_one(name, link):
     assert found.share[found.bound_by] == max(found.share.values())
     for rate in ("compute.peak", "memory.bandwidth", "node.bandwidth", "network.bandwidth"):
         efficiency = f"{rate.split('.')[0]}.efficiency"
-        assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
+        if rate == "memory.bandwidth" and system.collectives.copies:
+            # copies of collectives pass through memory at the sheet's rate
+            assert found.elasticity[rate] < found.elasticity[efficiency] < 0
+        else:
+            assert found.elasticity[efficiency] == pytest.approx(found.elasticity[rate])
 
 
 def test_a_batch_has_the_shares_of_its_members():
