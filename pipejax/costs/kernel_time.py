@@ -37,7 +37,7 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     if op.kind == "attention":
         share = kernels.attention_efficiency
     else:
-        columns = jnp.floor(as_float(op.shape[1]))
+        columns = jnp.round(as_float(op.shape[1]))  # whole ones: a slightly wider model is no step
         share = jnp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
     if op.precision in OPERAND_BYTES:  # below 16 bits
         share = share * kernels.narrow_efficiency
