@@ -4,10 +4,12 @@ Parameters are whitened: each is standard normal under its prior. A fit minimise
 
     sum over rows of weight * rho(residual / noise) + sum of squared parameters / 2
 
-with the pseudo-Huber loss rho, which is quadratic near 0 and linear for outliers. The noise is
-estimated along with the parameters. All fits of a batch (folds of a hold-out, starts) take their
-Levenberg-Marquardt steps together, so that one call of the model serves them all: that is what
-SciPy's solvers, which take one fit at a time, do not offer.
+with a loss rho that is quadratic near 0 and bounds what an outlier pulls. The pseudo-Huber loss
+goes first: it has one minimum, which every start finds. Student's loss goes on from there: its
+pull falls off again, so that rows far on one side do not bend the fit (an MM-estimate, Yohai 1987).
+The noise is estimated along with the parameters. All fits of a batch (folds of a hold-out, starts)
+take their Levenberg-Marquardt steps together, so that one call of the model serves them all: that
+is what SciPy's solvers, which take one fit at a time, do not offer.
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 
 BEND = 1.345  # where the loss turns linear, in noises: 95 % efficient for normal errors (Huber)
+FREEDOM = 3.0  # degrees of freedom of Student's loss
 NOISE = 0.05  # of a model of step times, before any row is seen
 NOISE_ROWS = 2.0  # how many rows that guess counts for
 STEP = 1e-4  # a fit has converged once no parameter moves by more, in spreads of its prior
@@ -65,17 +68,26 @@ class _FitState(NamedTuple):
     growth: Float[NumpyArray, " batch"]
 
 
-def loss(z: NumpyArray) -> NumpyArray:
-    """Pseudo-Huber loss, up to a factor: z^2 / 2 near 0, BEND |z| far away."""
-    return BEND**2 * (np.sqrt(1 + (z / BEND) ** 2) - 1)
+class Loss(NamedTuple):
+    """A loss of residuals in noises, up to a factor: z^2 / 2 near 0.
 
+    Attributes:
+      value: rho.
+      slope: its derivative.
+      second: its second derivative.
+      bend: the same for steps, above 0 everywhere: where slopes fall again, the slope over z.
+      mean_square_slope: of normal errors.
+      factor: an estimate from bounded errors has variance mean(slope^2) / mean(rho'')^2 per row
+        (Huber, 1964): with this factor the curvature at the minimum is the inverse of it, so that
+        rows and prior weigh what they should, and standard errors come out right.
+    """
 
-def _slope(z: NumpyArray) -> NumpyArray:
-    return z / np.sqrt(1 + (z / BEND) ** 2)
-
-
-def _bend(z: NumpyArray) -> NumpyArray:
-    return (1 + (z / BEND) ** 2) ** -1.5
+    value: Callable[[NumpyArray], NumpyArray]
+    slope: Callable[[NumpyArray], NumpyArray]
+    second: Callable[[NumpyArray], NumpyArray]
+    bend: Callable[[NumpyArray], NumpyArray]
+    mean_square_slope: float
+    factor: float
 
 
 def _normal_mean(values: NumpyArray) -> float:
@@ -83,11 +95,31 @@ def _normal_mean(values: NumpyArray) -> float:
 
 
 _NORMAL, _NORMAL_WEIGHT = np.polynomial.hermite_e.hermegauss(60)
-MEAN_SQUARE_SLOPE = _normal_mean(_slope(_NORMAL) ** 2)
-# an estimate from bounded errors has variance mean(slope^2) / mean(bend)^2 per row (Huber, 1964):
-# with this factor the curvature at the minimum is the inverse of it, so that rows and prior weigh
-# what they should, and standard errors come out right
-FACTOR = _normal_mean(_bend(_NORMAL)) / MEAN_SQUARE_SLOPE
+
+
+def _loss(
+    value: Callable[[NumpyArray], NumpyArray],
+    slope: Callable[[NumpyArray], NumpyArray],
+    second: Callable[[NumpyArray], NumpyArray],
+    bend: Callable[[NumpyArray], NumpyArray] | None = None,
+) -> Loss:
+    mean_square = _normal_mean(slope(_NORMAL) ** 2)
+    # by parts, the mean of rho'' under a normal law is that of z rho'
+    curvature = _normal_mean(_NORMAL * slope(_NORMAL))
+    return Loss(value, slope, second, bend or second, mean_square, curvature / mean_square)
+
+
+HUBER = _loss(
+    lambda z: BEND**2 * (np.sqrt(1 + (z / BEND) ** 2) - 1),
+    lambda z: z / np.sqrt(1 + (z / BEND) ** 2),
+    lambda z: (1 + (z / BEND) ** 2) ** -1.5,
+)
+STUDENT = _loss(
+    lambda z: FREEDOM / 2 * np.log1p(z**2 / FREEDOM),
+    lambda z: z / (1 + z**2 / FREEDOM),
+    lambda z: (1 - z**2 / FREEDOM) / (1 + z**2 / FREEDOM) ** 2,
+    lambda z: 1 / (1 + z**2 / FREEDOM),
+)
 
 
 def robust_fit(
@@ -96,42 +128,45 @@ def robust_fit(
     weights: Float[NumpyArray, "batch rows"],
     *,
     most_steps: int = MOST_STEPS,
+    losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
     """Fit from every start with its own weights of the rows.
 
     A weight of 0 leaves a row out; its residual is still reported. A step that does not lower the
     objective is tried again with more damping. A fit that has converged is not evaluated again.
+    Each loss starts from the minimum of the one before.
     """
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(each, float) for each in model(point))
     state = _FitState(point, residual, jacobian, *np.full((3, size), [[NOISE], [DAMPING], [2.0]]))
-    state = state._replace(noise=_noise(state, weights))
     steps, converged = np.ones(size, int), np.zeros(size, bool)
-    for _ in range(most_steps):
-        active = np.flatnonzero(~converged)
-        if not len(active):
-            break
-        moved, small = _advanced(
-            model, _FitState(*(each[active] for each in state)), weights[active]
-        )
-        for whole, part in zip(state, moved, strict=True):
-            whole[active] = part
-        steps[active] += 1
-        converged[active] = small
+    for of in losses:
+        state = state._replace(noise=_noise(state, weights, of), damping=np.full(size, DAMPING))
+        converged = np.zeros(size, bool)
+        for _ in range(most_steps):
+            active = np.flatnonzero(~converged)
+            if not len(active):
+                break
+            own = _FitState(*(each[active] for each in state))
+            moved, small = _advanced(model, own, weights[active], of)
+            for whole, part in zip(state, moved, strict=True):
+                whole[active] = part
+            steps[active] += 1
+            converged[active] = small
     return RobustFit(
         state.point,
         state.residual,
         state.noise,
-        _objective(state.residual, state.point, state.noise, weights),
-        _information(state, weights),
+        _objective(state.residual, state.point, state.noise, weights, losses[-1]),
+        _information(state, weights, losses[-1], losses[-1].second),
         steps,
         converged,
     )
 
 
 def _advanced(
-    model: ResidualModel, state: _FitState, weights: NumpyArray
+    model: ResidualModel, state: _FitState, weights: NumpyArray, of: Loss
 ) -> tuple[_FitState, NumpyArray]:
     """Try one step of each fit; (batch) whether it had converged.
 
@@ -140,16 +175,16 @@ def _advanced(
     """
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]
-    gradient = np.einsum("brp,br->bp", jacobian, FACTOR * weights * _slope(z))
+    gradient = np.einsum("brp,br->bp", jacobian, of.factor * weights * of.slope(z))
     gradient = gradient / noise[:, None] + point
-    curvature = _information(state, weights) + np.eye(point.shape[1])
+    curvature = _information(state, weights, of, of.bend) + np.eye(point.shape[1])
     weight = damping[:, None] * np.einsum("bpp->bp", curvature)
     damped = curvature + weight[:, None] * np.eye(point.shape[1])
     step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
     trial = point + step
     new_residual, new_jacobian = model(trial)
-    before = _objective(residual, point, noise, weights)
-    after = _objective(new_residual, trial, noise, weights)
+    before = _objective(residual, point, noise, weights, of)
+    after = _objective(new_residual, trial, noise, weights, of)
     better = after <= before + ROUNDING * np.abs(before)  # a minimum is flat
     promised = (step * (weight * step - gradient)).sum(axis=1) / 2
     gain = np.where(better, before - after, 0.0) / np.maximum(promised, ROUNDING * np.abs(before))
@@ -166,40 +201,45 @@ def _advanced(
         * np.where(better, np.maximum(1 / 3, 1 - (2 * np.clip(gain, 0, 1) - 1) ** 3), growth),
         np.where(better, 2.0, 2 * growth),
     )
-    noise = np.where(better, _noise(moved, weights), noise)
+    noise = np.where(better, _noise(moved, weights, of), noise)
     settled = np.abs(noise / moved.noise - 1) <= STEP
     small = (np.abs(step).max(axis=1) <= STEP) & settled
     return moved._replace(noise=noise), small
 
 
 def _objective(
-    residual: Residuals, point: Points, noise: NumpyArray, weights: NumpyArray
+    residual: Residuals, point: Points, noise: NumpyArray, weights: NumpyArray, of: Loss
 ) -> Float[NumpyArray, " batch"]:
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = FACTOR * (weights * loss(residual / noise[:, None])).sum(axis=1)
+        rows = of.factor * (weights * of.value(residual / noise[:, None])).sum(axis=1)
         value = rows + (point**2).sum(axis=1) / 2
     return np.where(np.isfinite(value), value, np.inf)
 
 
-def _information(state: _FitState, weights: NumpyArray) -> Float[NumpyArray, "batch params params"]:
+def _information(
+    state: _FitState,
+    weights: NumpyArray,
+    of: Loss,
+    bend: Callable[[NumpyArray], NumpyArray],
+) -> Float[NumpyArray, "batch params params"]:
     """What the rows say of the parameters: J^T rho'' J / noise^2, of each fit."""
     noise = state.noise[:, None]
-    curved = FACTOR * weights * _bend(state.residual / noise) / noise**2
+    curved = of.factor * weights * bend(state.residual / noise) / noise**2
     return np.einsum("brp,br,brq->bpq", state.jacobian, curved, state.jacobian, optimize=True)
 
 
-def _noise(state: _FitState, weights: NumpyArray) -> Float[NumpyArray, " batch"]:
+def _noise(state: _FitState, weights: NumpyArray, of: Loss) -> Float[NumpyArray, " batch"]:
     """Estimate the noise again from bounded residuals, for as many rows as are free.
 
     The parameters use up the rows that decide them: the trace of what the rows say, relative to
     rows and prior together. A guess that counts as a few rows keeps small data sets, which the
     parameters may meet exactly, from believing in no noise at all.
     """
-    information = _information(state, weights)
+    information = _information(state, weights, of, of.bend)
     both = information + np.eye(information.shape[-1])
     used = np.einsum("bpp->b", np.linalg.solve(both, information))
-    squares = (weights * _slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
-    squares = squares * state.noise**2 / MEAN_SQUARE_SLOPE + NOISE_ROWS * NOISE**2
+    squares = (weights * of.slope(state.residual / state.noise[:, None]) ** 2).sum(axis=1)
+    squares = squares * state.noise**2 / of.mean_square_slope + NOISE_ROWS * NOISE**2
     free = np.maximum(weights.sum(axis=1) - used, 0) + NOISE_ROWS
     return np.maximum(np.sqrt(squares / free), LEAST_NOISE)
 
