@@ -132,7 +132,7 @@ def calibrate(
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
-    weights = np.full((starts, len(rows)), _independent_share(rows))
+    weights = np.full((starts, len(rows)), problem.independent_share)
     found = robust_fit(problem.residuals, points, weights)
     best = int(found.objective.argmin())
     left_out = _left_out(problem, folds, found.point[best])
@@ -147,6 +147,19 @@ class _Fitting(NamedTuple):
     parameters: Parameters
     num_numbers: int
     step_times: StepTimes
+
+    @property
+    def independent_share(self) -> float:
+        """How many independent rows one row is worth: all together as many as shapes of a layer.
+
+        What a model says of a layer is wrong by as much in all rows that have it. Were each of
+        them taken as news, many rows of few shapes would overrule every prior, and so meet the
+        errors of the model with numbers that no machine has. Shapes with a time of their own have
+        no such error left.
+        """
+        if len(self.parameters.names) > self.num_numbers:
+            return 1.0
+        return len(columns_of(self.rows, LAYER_SHAPE).names) / len(self.rows)
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""
@@ -178,18 +191,8 @@ def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArra
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
-    weights = _independent_share(problem.rows) * (1.0 - folds.left_out)
+    weights = problem.independent_share * (1.0 - folds.left_out)
     return robust_fit(problem.residuals, points, weights).residual
-
-
-def _independent_share(rows: MeasuredRows) -> float:
-    """How many rows are worth one that is independent: as many as there are shapes of a layer.
-
-    What a model says of a layer is wrong by as much in all rows that have it. Were each of them
-    taken as news, many rows of few shapes would overrule every prior, and so meet the errors of
-    the model with numbers that no machine has.
-    """
-    return len(columns_of(rows, LAYER_SHAPE).names) / len(rows)
 
 
 def _result(
