@@ -80,7 +80,7 @@ class System:
       >>> import pipejax as pj
       >>> h100 = pj.load_system("h100")
       >>> h100.peak_flops, h100.gpus_per_node
-      (989000000000000.0, 8)
+      (989000000000000.0, 8.0)
     """
 
     peak_flops: Number

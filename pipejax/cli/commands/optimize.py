@@ -233,8 +233,8 @@ def _pose(
     costs = price(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
-    is_said = host_times.offload is not None or table.offloads
-    return _PosedTask(table, costs, room, is_said or (is_plain and _takes_time(costs)))
+    is_said = _takes_time(costs) if is_plain else table.offloads
+    return _PosedTask(table, costs, room, host_times.offload is not None or is_said)
 
 
 def _takes_time(costs: "pj.Costs") -> bool:

@@ -133,7 +133,7 @@ def tune(
       >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=32, tensor_parallel=8)
       >>> found = pj.tune("1f1b", 4, workload, pj.load_system("h100"))
       >>> found.microbatch_size, found.microbatches, found.method
-      (1, 32, 'exhaustive')
+      (2, 16, 'exhaustive')
     """
     check_types(
         workload=(workload, Workload), system=(system, System), memory_limit=(memory_limit, bool)
