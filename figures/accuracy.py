@@ -24,7 +24,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             axes, rows.measured.values, rows.predicted.values, ["a run"] * rows.sizes["row"]
         )
         mean = 100 * float(np.abs(rows.predicted / rows.measured - 1).mean())
-        axes.set_title(f"{name}\n{mean:.1f} %", loc="left")
+        axes.set_title(f"{name.replace('_', ' ')}\n{mean:.1f} %", loc="left")
     panels.flat[0].legend()
     for axes in panels.flat[len(tables) :]:
         axes.set_visible(False)

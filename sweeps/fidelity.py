@@ -110,11 +110,12 @@ def out_of_box(found: Sequence[Validation]) -> Section:
     for one in found:
         name = Path(one.measured.file[0]).stem
         machines = ", ".join(dict.fromkeys(one.measured.system.tolist()))
+        machines += ", fitted to these rows" * (name in (SINGLE, MULTI))
         rows += judged(name, machines, of_times(one), *limits_of(OUT_OF_BOX, name))
     text = (
-        "Step times of every table by the machine's file as it comes with pipejax: the data "
-        "sheet's figures, and for A100 a calibration. Tables without a limit are shown as they "
-        "are."
+        "Step times of every table by the machine's file as it comes with pipejax. The A100's "
+        "kernels and host are fitted to vTrain's rows, the others' rates are the data sheet's and "
+        "what others measured of kernels. Tables without a limit are shown as they are."
     )
     return Section("Out of the box", text, tuple(rows))
 
@@ -131,7 +132,10 @@ def memory(found: Sequence[Validation]) -> Section:
         name, errors = Path(one.measured.file[0]).stem, one.memory
         if errors is not None:
             rows += judged(name, "all", errors, *limits_of(MEMORY, name))
-    text = "Memory of the fullest accelerator, where a table says it: allocated, not reserved."
+    text = (
+        "Memory of the fullest accelerator, where a table says it: what was allocated, in "
+        "torchtitan's table what the allocator had reserved, which is more."
+    )
     return Section("Memory", text, tuple(rows))
 
 

@@ -97,5 +97,5 @@ def test_the_figure_has_a_panel_for_each_table(found):
     assert data.sizes["row"] == 9 + 33 + 22 + 18
     figure = accuracy.draw(data)["accuracy"]
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
-    assert titles == [f"{name}\n5.0 %" for name in TABLES]
+    assert titles == [f"{name.replace('_', ' ')}\n5.0 %" for name in TABLES]
     assert faults(figure) == []

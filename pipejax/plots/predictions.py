@@ -5,6 +5,7 @@ from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.plots import style
@@ -57,3 +58,7 @@ def draw_predictions(
         )
     axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
     axes.set(xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if ends[1] < 30 * ends[0] else (1.0,)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
