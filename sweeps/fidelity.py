@@ -7,6 +7,7 @@ times that a publication profiled. Ends with exit code 1 where an error is beyon
 """
 
 import argparse
+import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -83,6 +84,7 @@ FITS = (
     Fit("many nodes, 175B left out", (MULTI,), "hidden=12288", (Limit(3.0),)),
     Fit("many nodes, from 8 rows", (MULTI,), "few:8", (Limit(9.0),)),
     Fit("both together, (h, t, b) left out", (SINGLE, MULTI), "group:h,t,b", (Limit(7.0),)),
+    Fit("both together, 175B left out", (SINGLE, MULTI), "hidden=12288", (Limit(3.0),)),
     Fit("one node, a time per layer shape", (SINGLE,), "", (Limit(1.0),), "h,t,b"),
 )
 
@@ -104,7 +106,7 @@ def of_times(found: Validation) -> PredictionErrors:
     return found.time
 
 
-def out_of_box(found: Sequence[Validation]) -> Section:
+def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
     """Step times by the machines' own files."""
     rows = []
     for one in found:
@@ -117,7 +119,7 @@ def out_of_box(found: Sequence[Validation]) -> Section:
         "kernels and host are fitted to vTrain's rows, the others' rates are the data sheet's and "
         "what others measured of kernels. Tables without a limit are shown as they are."
     )
-    return Section("Out of the box", text, tuple(rows))
+    return Section("Out of the box", text, tuple(rows), reasons)
 
 
 def limits_of(limits: Mapping[str, Limit], name: str) -> list[Limit]:
@@ -186,7 +188,7 @@ CROSS = (("GPT-3 to Llama-3.1 405B", "gpt3-175b"), ("Llama-3.1 405B to GPT-3", "
 
 def mlperf() -> Section:
     """MLPerf runs: on a line in the microbatches, and from one model to the other."""
-    rows = []
+    rows, reasons = [], []
     runs = read("mlperf_h100")
     for own in on_one_line(runs):
         counts, medians = median_times(own.microbatches, own.seconds)
@@ -199,12 +201,40 @@ def mlperf() -> Section:
         system = pj.calibrate(runs.take(is_fitted), pj.load_system("h100")).system
         others = validate(runs.take(~is_fitted), system)
         rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
+        reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
     text = (
         "The line: cycle time and offset from the medians at the smallest and the largest number "
         "of microbatches M predict those at every other M. From one model to the other: the "
         "machine fitted to the runs of one, judged by those of the other."
     )
-    return Section("MLPerf on H100", text, tuple(rows))
+    return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
+
+
+def by_microbatches(found: Validation) -> str:
+    """List the median errors at each number of microbatches."""
+    counts, medians = median_times(found.measured.microbatches, 100 * found.errors)
+    return ", ".join(f"{error:+.1f} % at {m}" for m, error in zip(counts, medians, strict=True))
+
+
+MEGATRON = "megatron_2021_a100"
+
+
+def megatron() -> str:
+    """Say what microbatch sizes and stages per worker change, which the table leaves open."""
+    rows = read(MEGATRON)
+    alone, deep = rows.take(rows.pipeline == 1), rows.take(rows.pipeline > 1)
+
+    def bias(part: MeasuredRows, **columns: Any) -> str:
+        changed: dict[str, Any] = {k: np.full(len(part), v) for k, v in columns.items()}
+        errors = of_times(validate(dataclasses.replace(part, **changed)))
+        return f"{errors.bias:+.1f} %"
+
+    sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
+    return (
+        f"{MEGATRON}: its source says neither b nor the stages per worker. Bias without a "
+        f"pipeline: {sizes}; with one: {bias(deep)} as assumed, "
+        f"{bias(deep, stages_per_worker=1, schedule='1f1b')} with one stage per worker."
+    )
 
 
 def zero_bubble() -> Section:
@@ -283,7 +313,8 @@ def run() -> tuple[list[Validation], list[Section]]:
         fits = [pool.submit(fitted, fit) for fit in FITS]
         tables = [pool.submit(predicted, paths) for paths in by_machine()]
         others = [pool.submit(make) for make in (mlperf, zero_bubble, llama3)]
-        jobs: list[Future[Any]] = [*fits, *tables, *others]
+        left_open = pool.submit(megatron)
+        jobs: list[Future[Any]] = [*fits, *tables, *others, left_open]
         console = Console(stderr=True)
         for job in track(as_completed(jobs), "predicting", total=len(jobs), console=console):
             job.result()
@@ -291,7 +322,7 @@ def run() -> tuple[list[Validation], list[Section]]:
     found.sort(key=lambda one: str(one.measured.file[0]))
     on_mlperf, of_zero_bubble, of_llama3 = (job.result() for job in others)
     made = [
-        out_of_box(found),
+        out_of_box(found, left_open.result()),
         calibrated([job.result() for job in fits]),
         on_mlperf,
         memory(found),

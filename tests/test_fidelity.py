@@ -67,6 +67,10 @@ def test_calibrations_are_judged_by_what_they_left_out():
     assert "holds 91.5 % of the rows" in found.reasons[0]
 
 
+def test_errors_are_listed_by_microbatches(found):
+    assert fidelity.by_microbatches(found[1].take(np.arange(9))) == "+5.0 % at 8, +5.0 % at 16"
+
+
 def test_tables_of_one_machine_are_predicted_together():
     groups = [{path.stem.rpartition("_")[2] for path in paths} for paths in fidelity.by_machine()]
     assert sum(map(len, fidelity.by_machine())) == 13
