@@ -60,7 +60,7 @@ sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, j
 	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
 
-fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its figure; fails beyond a limit (3 minutes)
+fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its figure; fails beyond a limit (ten minutes)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m sweeps.fidelity --out $(RESULTS)/fidelity.zarr --page docs/accuracy.md; code=$$?; \
 	$(MAKE) figures && cp $(FIGURES)/accuracy.png docs/accuracy.png && exit $$code
