@@ -23,13 +23,14 @@ from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
 from pipejax.costs.model import Model as Model, load_model as load_model
 from pipejax.costs.rows_file import read_rows as read_rows
+from pipejax.costs.stage_bytes import memory_bytes as memory_bytes
 from pipejax.costs.stage_costs import stage_costs as stage_costs
 from pipejax.costs.sublayers import (
     LatentAttention as LatentAttention,
     MixtureOfExperts as MixtureOfExperts,
 )
 from pipejax.costs.system import System as System, load_system as load_system
-from pipejax.costs.workload import Workload as Workload, memory_bytes as memory_bytes
+from pipejax.costs.workload import Workload as Workload
 from pipejax.engine.batched.makespans import (
     makespans as makespans,
     makespans_and_grad as makespans_and_grad,

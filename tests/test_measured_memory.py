@@ -9,8 +9,8 @@ import pipejax as pj
 from pipejax.costs.activations import buffer_bytes, head_weight_grad_bytes
 from pipejax.costs.layout import Layout
 from pipejax.costs.rows_file import read_rows
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.system import DATA
-from pipejax.costs.workload import stage_bytes
 
 WIDE = {"gradient_bytes": 4}
 SIMUMAX = DATA / "measured" / "simumax_b200.csv"

@@ -9,8 +9,8 @@ import pytest
 import pipejax as pj
 from pipejax.costs.activations import layer_activation_bytes, layer_weight_grad_bytes
 from pipejax.costs.layout import Layout
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.system import data_file
-from pipejax.costs.workload import stage_bytes
 from pipejax.sweep import run_sweep
 
 WORKERS, MICROBATCHES = 4, 8

@@ -10,9 +10,9 @@ from pipejax.analysis.evaluate import op_counts
 from pipejax.costs.calibration_record import Band, CalibrationRecord
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.flop import model_flop
+from pipejax.costs.stage_bytes import stage_bytes, static_parts
 from pipejax.costs.stage_costs import PARTS, stage_parts
 from pipejax.costs.system_parts import Host, Kernels, Link
-from pipejax.costs.workload import stage_bytes, static_parts
 from pipejax.engine.pricing import cost_vector
 
 pytestmark = pytest.mark.compiles
@@ -127,9 +127,11 @@ def test_a_run_of_other_costs_is_refused():
         pj.step_report(run_of(), ZERO_3, SYSTEM)
 
 
-def test_memory_is_the_sum_of_its_parts():
-    parts = static_parts(ZERO_3, built())
-    memory = stage_bytes(ZERO_3, built())
+@pytest.mark.parametrize("gradient_bytes", [None, 4])  # wider ones need a buffer of their own
+def test_memory_is_the_sum_of_its_parts(gradient_bytes):
+    model = dataclasses.replace(ZERO_3.model, gradient_bytes=gradient_bytes)
+    workload = dataclasses.replace(ZERO_3, model=model)
+    parts, memory = static_parts(workload, built()), stage_bytes(workload, built())
     assert set(parts) == {"parameters", "gradients", "optimizer", "buffers"}
     np.testing.assert_allclose(sum(parts.values()), memory.static)
     assert min(part.min() for part in parts.values()) > 0

@@ -19,8 +19,9 @@ from pipejax.costs.collectives import collective_time
 from pipejax.costs.flop import head_flop, layer_flop, step_flop
 from pipejax.costs.layout import Group, Layout
 from pipejax.costs.model import RECOMPUTE, model_names
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.system import data_file, roofline_time, system_names
-from pipejax.costs.workload import Stages, stage_bytes, stage_layers, stage_parameters
+from pipejax.costs.workload import Stages, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())

@@ -17,8 +17,8 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs.measured_rows import MeasuredRows, joined
 from pipejax.costs.rows_file import read_predictions, read_rows
+from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.system import DATA, System, load_system
-from pipejax.costs.workload import memory_bytes
 
 
 class Predictions(NamedTuple):

@@ -25,6 +25,7 @@ from pipejax.costs.layer_ops import (
 )
 from pipejax.costs.layout import Layout
 from pipejax.costs.model import Model
+from pipejax.costs.stage_bytes import bytes_of_stages
 from pipejax.costs.system import Number
 from pipejax.costs.workload import (
     ParameterCounts,
@@ -33,7 +34,6 @@ from pipejax.costs.workload import (
     Stages,
     Workload,
     assign_layers,
-    bytes_of_stages,
     layer_weights,
     layers_by_kind,
     stage_parameters,

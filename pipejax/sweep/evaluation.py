@@ -14,10 +14,11 @@ from pipejax.analysis.sensitivity import resource_shares, system_costs
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_numbers import put_number
-from pipejax.costs.workload import Workload, memory_bytes
+from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program

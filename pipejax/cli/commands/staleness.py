@@ -33,7 +33,7 @@ def staleness(
     Options:
       out: Draw the delays to this file (.png, .pdf, .svg).
     """
-    from pipejax.costs.workload import stage_bytes
+    from pipejax.costs.stage_bytes import stage_bytes
 
     costs = None if pricing is None else pricing.of(table)
     found = pj.staleness(table, costs, link=links)

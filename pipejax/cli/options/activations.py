@@ -81,7 +81,7 @@ class ActivationOptions(NamedTuple):
             return StageSizes("activations", sizes, np.full(len(sizes), share), sizes, None)
         if self.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
-        from pipejax.costs.workload import stage_bytes
+        from pipejax.costs.stage_bytes import stage_bytes
 
         memory = stage_bytes(workload, table)
         lasting = static_bytes(table, np.asarray(memory.static), np.asarray(memory.version))

@@ -19,10 +19,11 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
 from pipejax.costs.system import Number, System
-from pipejax.costs.workload import PricingShape, StageLayers, stage_bytes
+from pipejax.costs.workload import PricingShape, StageLayers
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts

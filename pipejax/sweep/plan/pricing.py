@@ -17,17 +17,11 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs
 from pipejax.costs.layout import Layout
 from pipejax.costs.model import RECOMPUTE, Model
+from pipejax.costs.stage_bytes import StageBytes, bytes_of_stages
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import work_of_stages
 from pipejax.costs.system import Number, System
-from pipejax.costs.workload import (
-    StageBytes,
-    Stages,
-    Workload,
-    assign_layers,
-    bytes_of_stages,
-    stages_of,
-)
+from pipejax.costs.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.programs import ProgramShape, table_of

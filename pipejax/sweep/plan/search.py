@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.costs.workload import StageBytes
+from pipejax.costs.stage_bytes import StageBytes
 from pipejax.sweep.plan.bounds import lower_bounds
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.pricing import Priced, price
