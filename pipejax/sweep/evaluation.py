@@ -33,22 +33,11 @@ MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configuratio
 CURVES = ("compute_efficiency", "memory_efficiency")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
-# axes that are fields of the workload
-WORKLOAD = (
-    "minibatch",
-    "tensor_parallel",
-    "sequence_parallel",
-    "scatter_gather",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "zero",
-    "overlap",
-    "precision",
-    "rank_order",
-    "embedding_units",
-    "loss_units",
-    "recompute",
+# axes that are fields of the workload: the other two are an axis and an option of its schedule
+WORKLOAD = tuple(
+    field.name
+    for field in dataclasses.fields(Workload)
+    if field.name not in ("model", "weight_share")
 )
 
 Values = dict[str, Any]  # array by variable
