@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import strategies
+from compilations import compilations
 from hypothesis import given, settings, strategies as st
-from jax._src import monitoring
 
 import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
@@ -458,21 +458,6 @@ def test_smooth_gradient_is_that_of_the_smooth_makespan():
         higher = pj.makespans(program, but(costs, **{field: moved}), temperature=0.2)
         slope = np.asarray(getattr(slopes, field))[..., place].reshape(2, -1).sum(axis=1)
         np.testing.assert_allclose((higher - values) / h, slope, atol=1e-4)
-
-
-def compilations(run):
-    """Count what XLA compiles during a call."""
-    events = []
-
-    def listen(event, *_, **__):
-        events.append(event)
-
-    monitoring.register_event_duration_secs_listener(listen)
-    try:
-        run()
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
-    return sum("backend_compile" in event for event in events)
 
 
 def test_a_comparison_grid_compiles_a_handful_of_times():

@@ -20,6 +20,8 @@ RUNS = {
     "drawing": f"show {ONE} --out x.svg",
     "named": f"export {ONE} --format json --out \u00e9.json",
     "model": f"evaluate {ONE} --model gpt-22b --system a100 --minibatch 8",
+    "jitter": "jitter --schedules 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
+    " --op lognormal:0.05 --samples 16",
     "optimize": f"optimize {ONE} --stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 1",
     "mistake": "evaluate --bogus",
 }
@@ -31,6 +33,7 @@ RIGHT = {  # what stands in an answer
     "drawing": "drawn to",
     "named": "?.json",  # what has no letter in ASCII
     "model": "GB",
+    "jitter": "p95",
     "optimize": "makespan",
 }
 # id -> (command, how the shell runs it, exit code, stderr)
@@ -41,7 +44,7 @@ CASES = {
     "stderr closed": ("mistake", "{} 2>&-", 2, ""),
     "stdout and stderr closed": ("evaluate", "{} >&- 2>&-", 2, ""),
     "ascii": ("named", "PYTHONIOENCODING=ascii {}", 0, ""),
-    "no platform": ("model", "JAX_PLATFORMS=foo {}", 2, "error: JAX_PLATFORMS=foo .*\n"),
+    "no platform": ("jitter", "JAX_PLATFORMS=foo {}", 2, "error: JAX_PLATFORMS=foo .*\n"),
 }
 QUIET = {  # id -> (command, how the shell runs it): answered, and nothing on stderr
     "stdin closed": ("evaluate", "{} <&-"),
@@ -81,16 +84,21 @@ SLOW = {
     "store cannot be": ("optimize", "PIPEJAX_CACHE=/proc/x {}", 0, "warning: store: /proc/x .*\n"),
     "store is a file": ("optimize", "touch f; PIPEJAX_CACHE=f {}", 0, "warning: store: f .*\n"),
     "drawing, folder deleted": ("drawing", "mkdir d; cd d; rmdir ../d; {}", 2, "error: --out .*\n"),
-    "no such platform": ("model", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
-    "no platform of a name": ("model", "JAX_PLATFORM_NAME=x {}", 2, "error: JAX_PLATFORM_NAME.*\n"),
-    "no truth value": ("model", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
+    "no such platform": ("jitter", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
+    "no platform of a name": (
+        "jitter",
+        "JAX_PLATFORM_NAME=x {}",
+        2,
+        "error: JAX_PLATFORM_NAME.*\n",
+    ),
+    "no truth value": ("jitter", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
     "no cache of JAX": (
-        "model",
+        "jitter",
         "JAX_COMPILATION_CACHE_DIR=/proc/x {}",
         0,
         "(warning: .*/proc/x'\n)*",
     ),
-    "XLA's flags": ("model", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
+    "XLA's flags": ("jitter", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis import sensitivity
-from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings
+from pipejax.analysis.sensitivity import MODEL_PARAMETERS, resource_shares, swings, system_costs
 from pipejax.cli.app import run
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
@@ -116,7 +116,8 @@ def test_a_batch_has_the_shares_of_its_members():
     others = [put(system, FIELDS[name], 0.1) for name in ("compute.peak", "network.bandwidth")]
     stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *others)
     work = stage_work(workload, table)
-    times, shares = map(np.asarray, resource_shares(pj.lower(table), work, stacked))
+    costs = system_costs(work, stacked)
+    times, shares = map(np.asarray, resource_shares(pj.lower(table), work, stacked, costs))
     for one, row in zip(others, shares, strict=True):
         alone = pj.sensitivity(table, workload, one)
         np.testing.assert_allclose(row, list(alone.share.values()), atol=1e-12)

@@ -8,6 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.costs.system import FIELDS, SECTIONS, data_file, roofline_time, system_names
+from pipejax.costs.system_parts import Collectives, Kernels
 
 A100 = json.loads(data_file("hardware", "a100", "system").read_text())
 ALL = {
@@ -73,12 +74,13 @@ def test_a_file_without_them_has_whole_layers_and_a_free_host():
 
 
 def test_systems_of_all_files_have_the_same_numbers():
-    """Whatever sections their files have: so that they stack."""
+    """Whatever sections their files have: so that they stack, once their flags are numbers."""
     plain = [
         dataclasses.replace(pj.load_system(name), name="", source="", calibration=None)
         for name in system_names()
     ]
-    names = {jax.tree.structure(dataclasses.replace(one, **CURVES)) for one in plain}
+    flags = {"collectives": Collectives(), "kernels": Kernels()}
+    names = {jax.tree.structure(dataclasses.replace(one, **CURVES, **flags)) for one in plain}
     assert len({str(name).replace("gpus_per_node=4", "gpus_per_node=8") for name in names}) == 1
 
 

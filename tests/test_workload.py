@@ -1,12 +1,14 @@
 """Systems, models and what they cost: units, rooflines, placement in nodes, memory."""
 
 import dataclasses
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compilations
 
 import pipejax as pj
 from pipejax.costs.activations import (
@@ -20,7 +22,10 @@ from pipejax.costs.flop import head_flop, layer_flop, step_flop
 from pipejax.costs.layout import Group, Layout
 from pipejax.costs.model import RECOMPUTE, model_names
 from pipejax.costs.stage_bytes import stage_bytes
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import stage_work
 from pipejax.costs.system import data_file, roofline_time, system_names
+from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.workload import Stages, stage_layers, stage_parameters
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
@@ -221,6 +226,37 @@ def test_prices_are_float64_and_the_same_in_a_trace():
         assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(eager)} == {np.dtype(np.float64)}
         jax.tree.map(np.testing.assert_array_equal, eager, exact)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6), traced, exact)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("system", ["h100", "mid_nw_mid_cp"])
+def test_known_numbers_are_priced_without_a_compiler(system):
+    """A cold `pipejax evaluate --model` would wait for ten seconds, where NumPy takes a hundredth."""
+    table = pj.schedules.build("1f1b", num_workers=11, num_microbatches=12)
+    workload = pj.Workload(pj.load_model("llama3-405b"), minibatch=12, tensor_parallel=8)
+    machine = pj.load_system(system)
+    assert compilations(lambda: pj.stage_costs(workload, machine, table)) == 0
+    traced = jax.tree.map(jnp.asarray, dataclasses.replace(machine, name="", source=""))
+    assert compilations(lambda: jax.jit(lambda s: pj.stage_costs(workload, s, table))(traced)) > 0
+
+
+@pytest.mark.compiles
+def test_flags_as_numbers_give_the_same_prices():
+    """Systems that price kernels and such that do not make one batch with flags as numbers."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=64, tensor_parallel=8, zero=1)
+    work = stage_work(workload, table)
+    for name in ("h100", "mid_nw_mid_cp"):
+        system = pj.load_system(name)
+        parts = {part: getattr(system, part) for part in ("collectives", "kernels")}
+        numbers = {part: with_flags_as_numbers(value) for part, value in parts.items()}
+        known, traced = (
+            work_costs(work, system),
+            jax.jit(functools.partial(work_costs, work))(
+                dataclasses.replace(system, name="", source="", calibration=None, **numbers)
+            ),
+        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), traced, known)
 
 
 def test_layers_are_assigned_whole():

@@ -24,7 +24,7 @@ from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
-from pipejax.engine.batched.makespans import Found, makespans
+from pipejax.engine.batched.makespans import Found, makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
@@ -116,15 +116,19 @@ def sensitivity(
     )
     program = lower(table, link=link)
     with jax.enable_x64(True):
-        point, shape = _point(table, workload, system), PricingShape.of(workload, table)
-
-        def step_time(logs: Float[Array, " parameters"]) -> Float[Array, ""]:
-            return makespans(program, _prices(logs[None], point, shape=shape))[0]
-
-        time, slopes = jax.value_and_grad(step_time)(jnp.zeros(len(PARAMETERS)))
-    time = float(time)
+        shape = PricingShape.of(workload, table)
+        costs, moved = _prices_and_slopes(_point(table, workload, system), shape=shape)
+        # the longest path is no longer than all costs together
+        check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
+        times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
+    time = float(times[0])
     check_finite({"step time": time}, ())
     with np.errstate(all="ignore"):
+        slopes = sum(
+            np.tensordot(getattr(counts, name)[0], slope, np.ndim(slope) - 1)
+            for name, slope in vars(moved).items()
+            if slope is not None
+        )
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))
@@ -159,19 +163,15 @@ def swings(
 
 
 def resource_shares(
-    program: Program, work: StageWork, systems: System, dtype: Any = float
+    program: Program, work: StageWork, systems: System, costs: Costs
 ) -> tuple[Found, Float[Array, "batch resources"]]:
     """Step times, and shares of the critical path by resource, for a batch of systems.
 
-    Returns (batch) step times [s] in the given dtype, and (batch, resources) shares in the order of
-    `RESOURCES`, which sum to 1.
+    `costs` are the work's on these systems (`system_costs`). Returns (batch) step times [s], and
+    (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
     """
-
-    def step_times(systems: System) -> Found:
-        return makespans(program, system_costs(work, systems, dtype=dtype), unroll=False)
-
-    times, pull = jax.vjp(step_times, systems)
-    return times, _shares(pull(jnp.ones_like(times))[0], systems, times)
+    times, counts = makespans_and_grad(program, costs)
+    return times, _shares(work, systems, counts, times)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
@@ -183,8 +183,17 @@ def system_costs(work: StageWork, systems: System, *, dtype: Any = float) -> Cos
 
 @jax.jit
 def _shares(
-    slopes: System, systems: System, times: Float[Array, " batch"]
+    work: StageWork, systems: System, counts: Costs, times: Float[Array, " batch"]
 ) -> Float[Array, "batch resources"]:
+    """Shares of step times that are sums of so many costs each."""
+
+    def step_time(system: System, counts: Costs) -> Float[Array, ""]:
+        parts = jax.tree.map(
+            lambda count, cost: (count * cost).sum(), counts, work_costs(work, system)
+        )
+        return sum(jax.tree.leaves(parts), jnp.zeros(()))
+
+    slopes = jax.vmap(jax.grad(step_time))(systems, counts)
     parts = [
         power * _get(slopes, FIELDS[name]) * _get(systems, FIELDS[name])
         for name, power in POWER.items()
@@ -228,6 +237,22 @@ def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape
 
     costs = work_costs(work, jax.tree_util.tree_map_with_path(scaled, point.system))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _prices_and_slopes(point: _Point, *, shape: PricingShape) -> tuple[Costs, Costs]:
+    """Costs, and their derivatives by the logarithms of all factors on an axis at the end.
+
+    Forward mode: counts of FLOP and bytes share so many terms that their reverse pass takes
+    XLA five times as long to compile.
+    """
+
+    def price(logs: Float[Array, " parameters"]) -> tuple[Costs, Costs]:
+        costs = _price(logs, point, shape)
+        return costs, costs
+
+    slopes, costs = jax.jacfwd(price, has_aux=True)(jnp.zeros(len(PARAMETERS)))
+    return costs, slopes
 
 
 @functools.partial(jax.jit, static_argnames="shape")

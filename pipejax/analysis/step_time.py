@@ -38,8 +38,6 @@ from pipejax.schedules.table.table import ScheduleTable
 AT_ONCE = 8  # sets of values that one compiled call prices: a fixed number, so that few compile
 BLOCKS = (64, 1024)  # configurations that the engine solves at once, likewise
 
-ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
-
 Rows = Int[NumpyArray, " rows"]
 Varying = tuple[Array, ...]
 Leaves = dict[str, Array]
@@ -74,7 +72,6 @@ class PricingKind(NamedTuple):
       reads: fields of `Costs` that the programs read.
       form: structure of `RowInputs`.
       constants: (leaves) the number that all rows share, None where they differ.
-      flags: what `flags_of` the system says.
       names: numbers of the system that values are given for.
     """
 
@@ -82,7 +79,6 @@ class PricingKind(NamedTuple):
     reads: tuple[str, ...]
     form: Any
     constants: tuple[float | None, ...]
-    flags: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
 
     def row(self, varying: Sequence[Array]) -> RowInputs:
@@ -91,16 +87,6 @@ class PricingKind(NamedTuple):
         leaves = [next(rest) if each is None else each for each in self.constants]
         row: RowInputs = jax.tree.unflatten(self.form, leaves)
         return row
-
-    def flagged(self, system: System) -> System:
-        """Put what the system says of its flags in their place, as constants."""
-        priced, *algorithms = self.flags
-        known = dict(zip(ALGORITHMS, algorithms, strict=True))
-        return dataclasses.replace(
-            system,
-            kernels=dataclasses.replace(system.kernels, priced=priced),
-            collectives=dataclasses.replace(system.collectives, **known),
-        )
 
 
 class RowBatch(NamedTuple):
@@ -157,12 +143,11 @@ class StepTimes:
     def predict(self, system: System) -> Float[NumpyArray, " rows"]:
         """Predict the step time of each row [s]."""
         seconds = np.empty(self.size)
-        flags, system = flags_of(system), _numbers(system)
+        system = _numbers(system)
         values = np.zeros((1, 0))
         with jax.enable_x64(True):
             for batch in self.batches:
-                kind = batch.kind._replace(flags=flags)
-                costs = _prices(system, values, batch.inputs, kind=kind)
+                costs = _prices(system, values, batch.inputs, kind=batch.kind)
                 solved, _ = _solved(batch.programs, jax.tree.map(np.asarray, costs))
                 seconds[batch.rows] = solved[0]
         return seconds
@@ -175,12 +160,12 @@ class StepTimes:
         More values than names are factors of layer times, one for each group of layers.
         Returns (batch, rows) step times [s], and (batch, rows, values) their derivatives.
         """
-        flags, system = flags_of(system), _numbers(system)
+        system = _numbers(system)
         seconds = np.empty((len(values), self.size))
         slopes = np.empty((len(values), self.size, values.shape[1]))
         with jax.enable_x64(True):
             for batch in self.batches:
-                kind = batch.kind._replace(flags=flags, names=tuple(names))
+                kind = batch.kind._replace(names=tuple(names))
                 price = functools.partial(_prices, system, kind=kind)
                 pull = functools.partial(_slopes, system, kind=kind)
                 costs = _in_chunks(price, values, batch.inputs)
@@ -194,12 +179,6 @@ def _numbers(system: System) -> System:
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     numbers: System = jax.tree.map(lambda leaf: np.asarray(leaf, float), unnamed)
     return numbers
-
-
-def flags_of(system: System) -> tuple[float, ...]:
-    """Say what the system prices, and which algorithms its collectives may use."""
-    algorithms = (getattr(system.collectives, name) for name in ALGORITHMS)
-    return tuple(map(float, (system.kernels.priced, *algorithms)))
 
 
 def _in_chunks(function: Callable[..., Any], batch: Any, inputs: tuple[NumpyArray, ...]) -> Any:
@@ -295,7 +274,7 @@ def _by_program(programs: Sequence[Program]) -> tuple[tuple[Program, Rows], ...]
 
 def _price(system: System, values: Array, varying: Varying, kind: PricingKind) -> Leaves:
     """Costs of one row under one set of values, those that programs read."""
-    row, system = kind.row(varying), kind.flagged(system)
+    row = kind.row(varying)
     for k, name in enumerate(kind.names):
         system = put_number(system, name, values[k])
     per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)

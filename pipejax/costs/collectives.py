@@ -12,14 +12,15 @@ it, of which 1 / n stays; in a ring exchange what passes by in one round, 1 / n 
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
+from pipejax.costs import array_functions as xp
 from pipejax.costs.layout import Group
 from pipejax.costs.precision import as_float
 from pipejax.costs.system import Number, System
+from pipejax.costs.system_parts import Flag
 
 
 class Spread(NamedTuple):
@@ -72,7 +73,7 @@ def _halving(of: Spread) -> Route:
     References:
       Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     """
-    near, hops = 1 - of.far, jnp.log2(of.size)
+    near, hops = 1 - of.far, xp.log2(of.size)
     return Route(near * hops, of.far * hops, near * of.moved, of.far * of.moved)
 
 
@@ -83,7 +84,7 @@ def _ring(of: Spread) -> Route:
     node for the part that waits longest, or, with one accelerator per node, between two.
     """
     steps = of.size - 1
-    crossings = of.far * jnp.minimum(of.nodes, steps)
+    crossings = of.far * xp.minimum(of.nodes, steps)
     far_bytes = of.far / of.inside * of.moved
     return Route(steps - crossings, crossings, of.moved - far_bytes, far_bytes)
 
@@ -95,7 +96,7 @@ def _tree(of: Spread) -> Route:
     way up and once on the way down.
     """
     far_bytes = of.far / of.inside * of.volume
-    return Route(of.inside - 1, jnp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
+    return Route(of.inside - 1, xp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
 
 
 def _hierarchical(of: Spread) -> Route:
@@ -154,19 +155,27 @@ def collective_time(
         fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
     else:
         times = [
-            jnp.where(flag > 0, _route_time(links, ROUTES[name](spread)), jnp.inf)
+            _where(flag, _route_time(links, ROUTES[name](spread)))
             for name, flag in _algorithms(system, kind).items()
+            if flag is not False
         ]
-        fastest = functools.reduce(jnp.minimum, times)
-    return jnp.where(spread.size > 1, as_float(count) * (system.collectives.latency + fastest), 0.0)
+        fastest = functools.reduce(xp.minimum, times, math.inf)
+    return xp.where(spread.size > 1, as_float(count) * (system.collectives.latency + fastest), 0.0)
 
 
-def _algorithms(system: System, kind: str) -> dict[str, Number]:
-    """Algorithms by name, each above 0 where it may be used; a tree only reduces and broadcasts."""
+def _algorithms(system: System, kind: str) -> dict[str, Flag]:
+    """Algorithms by name, and whether each may be used; a tree only reduces and broadcasts."""
     of = {name: getattr(system.collectives, name) for name in ROUTES}
     if PASSES[kind] == 1:
-        of["ring"] = of["ring"] + of.pop("tree")
+        ring, tree = of["ring"], of.pop("tree")
+        are_known = isinstance(ring, bool) and isinstance(tree, bool)
+        of["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
     return of
+
+
+def _where(flag: Flag, seconds: Number) -> Number:
+    """Seconds of an algorithm that may be used, else infinity."""
+    return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
 
 
 class _Links(NamedTuple):
@@ -197,10 +206,10 @@ def _links(system: System, *, passes: int, volume: Number, peers: Number) -> _Li
 def _route_time(links: _Links, route: Route) -> Number:
     """Time [s] of one collective, without its base latency."""
     near, far = route.near_bytes / links.near, route.far_bytes / links.far
-    on_links = near + far if route.in_turn else jnp.maximum(near, far)
+    on_links = near + far if route.in_turn else xp.maximum(near, far)
     moving = on_links + links.copying
     hops = route.near_hops * links.near_hop + route.far_hops * links.far_hop
-    return hops + jnp.minimum(moving + links.simple, moving / links.share)
+    return hops + xp.minimum(moving + links.simple, moving / links.share)
 
 
 def _alone_at_nic(system: System, inside: Number) -> Number:
@@ -208,5 +217,5 @@ def _alone_at_nic(system: System, inside: Number) -> Number:
 
     The NIC serves its neighbours too, of other groups, that send at the same time.
     """
-    neighbours = jnp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
+    neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
     return system.gpus_per_nic / neighbours

@@ -11,8 +11,7 @@ Where a system prices every kernel of a layer (`kernels` in its file):
 A system without that section has one roofline op per layer and phase, and a host that is free.
 """
 
-import jax.numpy as jnp
-
+from pipejax.costs import array_functions as xp
 from pipejax.costs.activations import OPERAND_BYTES
 from pipejax.costs.kernels import LayerOp
 from pipejax.costs.precision import as_float
@@ -37,8 +36,8 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     if op.kind == "attention":
         share = kernels.attention_efficiency
     else:
-        columns = jnp.round(as_float(op.shape[1]))  # whole ones: a slightly wider model is no step
-        share = jnp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
+        columns = xp.round(as_float(op.shape[1]))  # whole ones: a slightly wider model is no step
+        share = xp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
     if op.precision in OPERAND_BYTES:  # below 16 bits
         share = share * kernels.narrow_efficiency
     return flop / (rate * share) + volume / bandwidth + launches * system.compute_latency
@@ -68,12 +67,12 @@ def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
 
     Where one of them is 0 it is the other, exactly.
     """
-    large, small = jnp.maximum(one, other), jnp.minimum(one, other)
+    large, small = xp.maximum(one, other), xp.minimum(one, other)
     overlap = small > 0
     # the inner choice keeps logarithms of 0 out of the gradient of the branch not taken
-    ratio = jnp.where(overlap, small, 1.0) / jnp.where(overlap, large, 1.0)
-    norm = jnp.exp(jnp.log1p(ratio**sharpness) / sharpness)
-    return jnp.where(overlap, large * norm, large)
+    ratio = xp.where(overlap, small, 1.0) / xp.where(overlap, large, 1.0)
+    norm = xp.exp(xp.log1p(ratio**sharpness) / sharpness)
+    return xp.where(overlap, large * norm, large)
 
 
 def update_time(system: System, volume: Number) -> Number:

@@ -12,9 +12,9 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number
 
@@ -52,7 +52,7 @@ class RankGroup(NamedTuple):
         inside: Number = 1.0
         for extent, stride in zip(self.extents, self.strides, strict=True):
             size = size * extent
-            inside = inside * jnp.clip(jnp.floor(gpus_per_node / stride), 1.0, extent)
+            inside = inside * xp.clip(xp.floor(gpus_per_node / stride), 1.0, extent)
         return Group(size, inside)
 
 
@@ -147,7 +147,7 @@ class Layout:
     @property
     def _experts_in_copy(self) -> Number:
         """Accelerators of one copy of a stage that the experts are spread over."""
-        return jnp.minimum(self.expert, self.tensor * self.context)
+        return xp.minimum(self.expert, self.tensor * self.context)
 
     @property
     def expert_group(self) -> RankGroup:
@@ -165,8 +165,8 @@ class Layout:
 
     def is_near(self, one: Workers, other: Workers, gpus_per_node: Number) -> Bool[Array, "..."]:
         """Return whether the first accelerators of two workers are in one node."""
-        nodes = (jnp.floor(each * self.stage_stride / gpus_per_node) for each in (one, other))
-        return jnp.equal(*nodes)
+        nodes = (xp.floor(each * self.stage_stride / gpus_per_node) for each in (one, other))
+        return xp.equal(*nodes)
 
 
 jax.tree_util.register_dataclass(Layout)

@@ -5,8 +5,7 @@ longest path through equal pieces runs along one resource for all of them, or sw
 it is linear in where it switches, so that a few paths suffice. All arguments may be batched.
 """
 
-import jax.numpy as jnp
-
+from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import as_float
 from pipejax.costs.system import Number
 
@@ -32,9 +31,9 @@ def exposed_buckets(
     """
     exchange, compute, layers, before = map(as_float, (exchange, compute, layers, before))
     after, own, first = (seconds / layers for seconds in (exchange, compute, before))
-    ends = jnp.maximum(own - after, 0.0) + jnp.maximum(own - first, 0.0)
-    busy_links = jnp.where(layers > 1, exchange + before + ends - compute, 0.0)
-    return jnp.maximum(first + after, busy_links)
+    ends = xp.maximum(own - after, 0.0) + xp.maximum(own - first, 0.0)
+    busy_links = xp.where(layers > 1, exchange + before + ends - compute, 0.0)
+    return xp.maximum(first + after, busy_links)
 
 
 def exposed_ring(exchange: Number, compute: Number, steps: Number) -> Number:
@@ -48,4 +47,4 @@ def exposed_ring(exchange: Number, compute: Number, steps: Number) -> Number:
     `exchange` is the seconds of the c - 1 transfers, `compute` those of all c steps.
     """
     exchange, compute, steps = map(as_float, (exchange, compute, steps))
-    return jnp.maximum(exchange - (steps - 1) / steps * compute, 0.0)
+    return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)

@@ -3,11 +3,11 @@
 import functools
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.costs import array_functions as xp
 from pipejax.costs.activations import (
     buffer_bytes,
     edge_activation_bytes,
@@ -17,7 +17,6 @@ from pipejax.costs.activations import (
 )
 from pipejax.costs.layout import Layout
 from pipejax.costs.model import KINDS, Model
-from pipejax.costs.precision import is_traced
 from pipejax.costs.system import Number
 from pipejax.costs.workload import (
     PerStage,
@@ -119,7 +118,7 @@ def bytes_of_stages(
         return size * (parameters.dense / dense + parameters.experts / experts)
 
     of_layers = [sum(part) for part in layer_weights(model, layout).values()]
-    biggest = functools.reduce(jnp.maximum if is_traced(of_layers) else max, of_layers)
+    biggest = functools.reduce(xp.maximum, of_layers)
     return StageBytes(
         weights=shared(model.element_bytes, 3),
         gradients=shared(model.accumulated_bytes, 2),

@@ -6,27 +6,34 @@ exchanges of one kind are priced as one array, which keeps that compilation shor
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import check_types
-from pipejax.costs.collectives import collective_time
+from pipejax.costs import array_functions as xp
+from pipejax.costs.array_functions import stacked, stacked_trees
 from pipejax.costs.costs import Costs
+from pipejax.costs.exchanges import Exchanges, price_exchanges
 from pipejax.costs.kernel_time import device_time, host_time, phase_time, update_time
 from pipejax.costs.kernels import LayerOp
 from pipejax.costs.layer_collectives import Collective
-from pipejax.costs.layout import Group
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
 from pipejax.costs.precision import in_float64, is_traced
 from pipejax.costs.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system import Link, Number, System
-from pipejax.costs.workload import PerStage, Workload
+from pipejax.costs.system_parts import Flag
+from pipejax.costs.workload import (
+    PerStage,
+    PricingShape,
+    StageLayers,
+    Workload,
+    assign_layers,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
@@ -39,7 +46,9 @@ ByPart = Float[Array, "ways parts phases"]
 # layers and of gathered weights, and beside the accelerator its host
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 HOST = PARTS.index("host")
+_IS_HOST = (np.arange(len(PARTS)) == HOST)[None, :, None]  # (ways, parts, stages)
 Seconds = Float[Array, "ways parts stages"]
+Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
 APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
 
 
@@ -49,12 +58,15 @@ def work_costs(work: StageWork, system: System) -> Costs:
     On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
     as the slower of both, joined smoothly.
     """
-    lasts = {name: _lasts(system, each) for name, each in op_seconds(work, system).items()}
+    exchanges = _exchanges(work, system)
+    ops = _op_seconds(work, system, exchanges)
+    seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
+    lasts = dict(zip(ops, _lasts(system, seconds), strict=True))
     near = _message_link(work, system)
     return Costs(
         **lasts,
-        all_reduce=_gradient_exchange(work, system, lasts["backward"]),
-        update=_update(work, system, lasts["forward"]),
+        all_reduce=_gradient_exchange(work, exchanges, lasts["backward"]),
+        update=_update(work, system, exchanges, lasts["forward"]),
         offload=_host_transfer(work, system),
         latency=_both_ways(near.latency),
         transmit=_both_ways(work.message_bytes / near.rate),
@@ -63,7 +75,18 @@ def work_costs(work: StageWork, system: System) -> Costs:
 
 def op_seconds(work: StageWork, system: System) -> dict[str, Float[Array, "parts stages"]]:
     """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
-    parts = _parts(work, system)
+    return _op_seconds(work, system, _exchanges(work, system))
+
+
+def _exchanges(work: StageWork, system: System) -> Exchanges:
+    pieces = _pieces(work, system.kernels.priced)
+    return price_exchanges(work, system, [one for _, exchanges in pieces for one in exchanges])
+
+
+def _op_seconds(
+    work: StageWork, system: System, exchanges: Exchanges
+) -> dict[str, Float[Array, "parts stages"]]:
+    parts = _parts(work, system, exchanges)
     forward, input_grad, weight_grad = (
         _phase(work, system, parts, each) for each in range(len(PHASES))
     )
@@ -77,9 +100,11 @@ def op_seconds(work: StageWork, system: System) -> dict[str, Float[Array, "parts
     }
 
 
-def _lasts(system: System, seconds: Float[Array, "parts stages"]) -> Float[Array, " stages"]:
-    """Seconds (stages) of an op: the longer of accelerator and host."""
-    return jnp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
+def _lasts(
+    system: System, seconds: Float[Array, "parts *ops stages"]
+) -> Float[Array, "*ops stages"]:
+    """Seconds (stages) of ops: the longer of accelerator and host."""
+    return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
 def _phase(work: StageWork, system: System, parts: Sequence[ByPart], phase: int) -> Seconds:
@@ -89,7 +114,7 @@ def _phase(work: StageWork, system: System, parts: Sequence[ByPart], phase: int)
     once = host_time(system, microbatches=passes)
     edges = embedding[..., phase, None] * work.stages.first[None, None]
     edges += head[..., phase, None] * work.heads[None, None]
-    return (_layers(parts, phase, work.layers) + edges).at[:, HOST].add(once)
+    return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
 
 
 def _layers(parts: Sequence[ByPart], phase: int, layers: PerKind) -> Seconds:
@@ -105,34 +130,51 @@ def _layers(parts: Sequence[ByPart], phase: int, layers: PerKind) -> Seconds:
 _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
 
 
-def _parts(work: StageWork, system: System) -> list[ByPart]:
+def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
     """Seconds of one layer of each kind, of the embedding and of the head.
 
     Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
     gradients that they split (ZeRO 2) are given back so in every W: what is longer counts.
     """
-    kernels = iter(_kernels(system, [op for part in work.parts for op in (*part.ops, *part.whole)]))
-    exchanges = (
-        each for part in work.parts for each in (*part.collectives, *part.whole_collectives)
-    )
-    waits = iter(_exchanges(work, system, list(exchanges)))
     found = []
     is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
-    for part, gathers, layers in zip(work.parts, _gathers(work, system), is_layer, strict=True):
-        by_kernel = _device(work, part.ops, part.collectives, kernels, waits)
-        whole = _device(work, part.whole, part.whole_collectives, kernels, waits)
-        device = jnp.where(system.kernels.priced > 0, by_kernel, whole)
-        beyond = jnp.maximum(gathers[None] - device.sum(axis=1), 0.0)  # (ways, phases)
+    devices = _devices(work, system, exchanges.within_layers)
+    split = exchanges.split_weights
+    for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
+        beyond = xp.maximum(seconds[None] - device.sum(axis=1), 0.0)  # (ways, phases)
         host = host_time(
             system,
-            launches=sum((_array(op.launches) for op in part.ops), jnp.zeros(len(PHASES))),
-            collectives=sum((_array(each.count) for each in part.collectives), 0.0),
+            launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
+            collectives=sum((stacked(each.count) for each in part.collectives), 0.0),
             layers=layers,
         )
-        sharded = jnp.where(work.layout.zero >= _SPLIT_FROM[None], beyond, 0.0)
-        beside = jnp.stack([sharded, jnp.broadcast_to(host, sharded.shape)], axis=1)
-        found.append(jnp.concatenate([device, beside], axis=1))
+        sharded = xp.where(work.layout.zero >= _SPLIT_FROM[None], beyond, 0.0)
+        beside = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
+        found.append(xp.concatenate([device, beside], axis=1))
     return found
+
+
+def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
+    """Ops and exchanges of parts: as kernels, as one op, or both where systems differ in that."""
+    kernels = [(part.ops, part.collectives) for part in work.parts]
+    whole = [(part.whole, part.whole_collectives) for part in work.parts]
+    if isinstance(priced, bool):
+        return kernels if priced else whole
+    return [*kernels, *whole]
+
+
+def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
+    """Seconds of every part on the device, beside what its exchanges add by group."""
+    priced = system.kernels.priced
+    pieces = _pieces(work, priced)
+    kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
+    waits = iter(exchanges)
+    found = [_device(work, *each, kernels, waits) for each in pieces]
+    if isinstance(priced, bool):
+        return found
+    parts = len(work.parts)
+    pairs = zip(found[:parts], found[parts:], strict=True)
+    return [xp.where(priced > 0, by_kernel, whole) for by_kernel, whole in pairs]
 
 
 def _device(
@@ -148,23 +190,25 @@ def _device(
     workload lets exchanges travel beside compute.
     """
     compute, *groups = PARTS[: PARTS.index("weights")]
-    none = attention = products = jnp.zeros(len(PHASES))
+    none = attention = products = np.zeros(len(PHASES))
     apart, hidden = dict.fromkeys((compute, *groups), none), dict.fromkeys((compute, *groups), none)
     for op in ops:
         seconds = next(kernels)
         apart[compute] = apart[compute] + seconds
-        attention = attention + seconds * (op.kind == "attention")
-        products = products + seconds * (op.kind == "gemm")
+        if op.kind == "attention":
+            attention = attention + seconds
+        elif op.kind == "gemm":
+            products = products + seconds
     for exchange in exchanges:
         wait, group = next(waits), exchange.group
         if exchange.beside == "attention":
-            wait = jnp.asarray(exposed_ring(wait, attention, work.layout.context))
+            wait = xp.asarray(exposed_ring(wait, attention, work.layout.context))
         elif exchange.beside:
-            beside = jnp.minimum(wait, products[PHASES.index(exchange.beside)])
+            beside = xp.minimum(wait, products[PHASES.index(exchange.beside)])
             hidden[group] = hidden[group] + beside
         apart[group] = apart[group] + wait
-    whole = jnp.stack(list(apart.values()))
-    return jnp.stack([whole, whole - work.overlap * jnp.stack(list(hidden.values()))])
+    whole = xp.stack(list(apart.values()))
+    return xp.stack([whole, whole - work.overlap * xp.stack(list(hidden.values()))])
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
@@ -173,55 +217,11 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     found: dict[int, ByPhase] = {}
     for kind in dict.fromkeys(kinds):
         members = [index for index, each in enumerate(kinds) if each == kind]
-        alike = _stacked([dataclasses.replace(ops[index], name="") for index in members])
+        alike = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
         columns = [device_time(system, alike, phase) for phase in PHASES]
-        seconds = jnp.stack(columns, axis=-1)  # (ops, phases)
+        seconds = xp.stack(columns, axis=-1)  # (ops, phases)
         found |= {index: seconds[row] for row, index in enumerate(members)}
     return [found[index] for index in range(len(ops))]
-
-
-def _exchanges(work: StageWork, system: System, exchanges: Sequence[Collective]) -> list[ByPhase]:
-    """Seconds (phases) of each exchange within a layer: those of one kind as one array."""
-    groups = {
-        "tensor": work.layout.tensor_group,
-        "context": work.layout.context_group,
-        "expert": work.layout.expert_group,
-    }
-    sizes = {name: ranks.on(system.gpus_per_node) for name, ranks in groups.items()}
-    found: dict[int, ByPhase] = {}
-    for kind in dict.fromkeys(each.kind for each in exchanges):
-        members = [index for index, each in enumerate(exchanges) if each.kind == kind]
-        volume, count = (
-            jnp.stack([_array(getattr(exchanges[index], name)) for index in members])
-            for name in ("volume", "count")
-        )
-        group = _stacked([sizes[exchanges[index].group] for index in members])
-        columns = Group(*(each[:, None] for each in group))
-        seconds = jnp.asarray(collective_time(system, kind, volume, columns, count))
-        found |= {index: seconds[row] for row, index in enumerate(members)}
-    return [found[index] for index in range(len(exchanges))]
-
-
-def _gathers(work: StageWork, system: System) -> list[ByPhase]:
-    """Seconds (phases) in which split weights of each part are gathered, and gradients summed."""
-    weights = jnp.stack([_array(part.weights) for part in work.parts])  # (parts, groups)
-    ranks = [each.on(system.gpus_per_node) for each in work.layout.replica_groups]
-    group = Group(*(each[None, :] for each in _stacked(ranks)))
-    volume = weights * work.element_bytes
-    gather, reduce = (
-        jnp.where(volume > 0, collective_time(system, kind, volume, group), 0.0).sum(axis=1)
-        for kind in ("all_gather", "reduce_scatter")
-    )
-    return list(jnp.stack([gather, gather, reduce], axis=-1))
-
-
-def _array(values: Sequence[Number]) -> Float[Array, " values"]:
-    return jnp.stack([jnp.asarray(value, float) for value in values])
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    """One tree of arrays (trees) from several of numbers."""
-    return jax.tree.map(lambda *leaves: _array(leaves), *trees)
 
 
 def _host_transfer(work: StageWork, system: System) -> Number | None:
@@ -242,30 +242,12 @@ def _message_link(work: StageWork, system: System) -> Link:
     stages = work.stages
     is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
     link: Link = jax.tree.map(
-        lambda near, far: jnp.where(is_near, near, far), system.peer_link, system.network
+        lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network
     )
     return link
 
 
-def _exchange(work: StageWork, system: System, kind: str, element: Number) -> PerStage:
-    """Seconds (stages) in which all holders of the same weights exchange them or their gradients.
-
-    Dense weights and experts have groups of their own; copies of a stage in other pipes are
-    members too. `element` is bytes per parameter.
-    """
-    stages, layout = work.stages, work.layout
-    near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
-    size, inside = _stacked([ranks.on(system.gpus_per_node) for ranks in layout.replica_groups])
-    group = Group(
-        size[:, None] * stages.copies[None, :],
-        inside[:, None] * jnp.where(near, stages.copies, 1.0)[None, :],
-    )
-    volume = jnp.stack([part + 0 * stages.copies for part in work.parameters]) * element
-    seconds = collective_time(system, kind, volume, group)  # (groups, stages)
-    return jnp.where(volume > 0, seconds, 0.0).sum(axis=0)
-
-
-def _gradient_exchange(work: StageWork, system: System, backward: Number) -> PerStage:
+def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) -> PerStage:
     """Seconds (stages) of A after the last backward.
 
     Replicas that split the optimizer state need only their part of the sum. Beside compute,
@@ -273,30 +255,15 @@ def _gradient_exchange(work: StageWork, system: System, backward: Number) -> Per
     split them (ZeRO 2), every backward has reduced its own. First and last stage also add the
     gradients of an embedding that both hold.
     """
-    zero = work.layout.zero
-    total = jnp.where(
-        zero >= 1,
-        _exchange(work, system, "reduce_scatter", work.gradient_bytes),
-        _exchange(work, system, "all_reduce", work.gradient_bytes),
-    )
-    exposed = exposed_buckets(total, backward, jnp.maximum(sum(work.layers), 1.0))
-    after = jnp.where(work.overlap > 0, exposed, total)
-    return jnp.where(zero >= 2, 0.0, after) + _tied_exchange(work, system)
-
-
-def _tied_exchange(work: StageWork, system: System) -> PerStage:
-    """Seconds (stages) in which first and last stage add the gradients of a shared embedding."""
-    stages = work.stages
+    zero, stages = work.layout.zero, work.stages
+    total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
+    exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
+    after = xp.where(work.overlap > 0, exposed, total)
     ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
-    last = jnp.sum(stages.last * stages.nearest)
-    near = work.layout.is_near(jnp.sum(stages.first * stages.nearest), last, system.gpus_per_node)
-    group = Group(2.0, 1.0 + near)
-    volume = work.tied_parameters * work.gradient_bytes
-    seconds = collective_time(system, "all_reduce", volume, group)
-    return ends * jnp.where(volume > 0, seconds, 0.0)
+    return xp.where(zero >= 2, 0.0, after) + ends * exchanges.tied
 
 
-def _update(work: StageWork, system: System, forward: Number) -> PerStage:
+def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
     """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
 
     Beside compute the gathers hide behind the first forward, layer by layer.
@@ -305,21 +272,21 @@ def _update(work: StageWork, system: System, forward: Number) -> PerStage:
     sharing = layout.replicas, layout.expert_replicas
     own = sum(
         (
-            parameters / jnp.where(zero >= 1, by * work.stages.copies, 1.0)
+            parameters / xp.where(zero >= 1, by * work.stages.copies, 1.0)
             for parameters, by in zip(work.parameters, sharing, strict=True)
         ),
         0.0,
     )
-    gather = _exchange(work, system, "all_gather", work.element_bytes)
-    exposed = exposed_buckets(gather, forward, jnp.maximum(sum(work.layers), 1.0))
-    after = jnp.where(work.overlap > 0, exposed, gather)
-    gathered = jnp.where((zero >= 1) & (zero < 3), after, 0.0)
+    gather = exchanges.weights
+    exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
+    after = xp.where(work.overlap > 0, exposed, gather)
+    gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
     return update_time(system, own * work.update_bytes) + gathered
 
 
 def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
     """Give messages the same time in both directions: (2, pipes, boundaries)."""
-    return jnp.broadcast_to(value, (2, *jnp.shape(value)))
+    return xp.broadcast_to(value, (2, *np.shape(value)))
 
 
 def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:
@@ -362,8 +329,7 @@ def _stage_parts(
 ) -> dict[str, Costs]:
     workload = dataclasses.replace(workload, model=model)
     seconds = {
-        # of the host only what it adds
-        name: each.at[HOST].set(_lasts(system, each) - each[:HOST].sum(axis=0))
+        name: _with_host_beyond(system, each)
         for name, each in op_seconds(stage_work(workload, table), system).items()
     }
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
@@ -373,9 +339,47 @@ def _stage_parts(
     }
 
 
+def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> Array:
+    """Parts (parts, stages) that sum to what an op lasts: of the host, the last, what it adds."""
+    device = seconds[:HOST]
+    host = _lasts(system, seconds) - device.sum(axis=0)
+    return xp.concatenate([device, host[None]])
+
+
 @in_float64
 def _stage_costs(model: Model, system: System, workload: Workload, table: ScheduleTable) -> Costs:
     """Price with the model beside its workload, into which JAX does not look: it may be traced."""
     workload = dataclasses.replace(workload, model=model)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
-    return work_costs(stage_work(workload, table, offloads=offloads), system)
+    if not is_traced(model, system):
+        return work_costs(stage_work(workload, table, offloads=offloads), system)
+    return _costs_in_trace(
+        dataclasses.replace(model, name="", source=""),
+        dataclasses.replace(system, name="", source="", calibration=None),
+        assign_layers(workload, table),
+        workload.microbatch_size(table),
+        shape=PricingShape.of(workload, table),
+        offloads=offloads,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "offloads"))
+def _costs_in_trace(
+    model: Model,
+    system: System,
+    assigned: StageLayers,
+    microbatch_size: Number,
+    *,
+    shape: PricingShape,
+    offloads: bool,
+) -> Costs:
+    """Price as one program: outside of jit, JAX would compile every traced operation by itself."""
+    workload = dataclasses.replace(shape.workload, model=model)
+    work = stage_work(
+        workload,
+        shape.table,
+        assigned=assigned,
+        microbatch_size=microbatch_size,
+        offloads=offloads,
+    )
+    return work_costs(work, system)

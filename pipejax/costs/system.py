@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.checks import (
@@ -24,6 +23,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.short_repr import short_repr
 from pipejax.base.units import check_keys, load_json, quantity
+from pipejax.costs import array_functions as xp
 from pipejax.costs.calibration_record import CalibrationRecord, read_calibration
 from pipejax.costs.precision import as_float, floats_in, is_traced
 from pipejax.costs.system_parts import (
@@ -120,8 +120,8 @@ class System:
 
     def reached(self, peers: Number) -> Number:
         """Share of the node's bandwidth that leads to so many other accelerators at once."""
-        others = jnp.maximum(self.gpus_per_node - 1.0, 1.0)
-        return 1.0 - self.mesh * (1.0 - jnp.clip(peers, 1.0, others) / others)
+        others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
+        return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, others) / others)
 
     @property
     def peer_link(self) -> Link:
@@ -169,7 +169,7 @@ def roofline_time(system: System, flop: Number, volume: Number, precision: str =
     flop, volume = as_float(flop), as_float(volume)
     compute = flop / (system.peak(precision) * system.compute_efficiency.at(flop))
     memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
-    return jnp.maximum(compute + system.compute_latency, memory + system.memory_latency)
+    return xp.maximum(compute + system.compute_latency, memory + system.memory_latency)
 
 
 def system_names() -> tuple[str, ...]:
@@ -358,7 +358,7 @@ def _collectives(section: dict[str, Any], where: str) -> Collectives:
     names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in given]
     share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
     return Collectives(
-        **{name: float(name in names) for name in ALGORITHMS},
+        **{name: name in names for name in ALGORITHMS},
         latency=quantity(section, "latency", "s", where, 0.0),
         simple_latency=quantity(section, "simple_latency", "s", where, 0.0),
         low_latency_share=share,

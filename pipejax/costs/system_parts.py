@@ -1,14 +1,20 @@
 """Parts of a system: efficiencies, links, collectives, kernels, the host that starts them."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 
 Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
+Flag = bool | Number
+
+ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +35,9 @@ class Efficiency:
 
     def at(self, size: Number) -> Number:
         """Return the share of the peak at a size [FLOP or bytes]."""
-        share = jnp.asarray(self.shares[0], float)
+        share = xp.asarray(self.shares[0], float)
         for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
-            share = jnp.where(size >= step, value, share)
+            share = xp.where(size >= step, value, share)
         return share
 
 
@@ -63,7 +69,7 @@ class Link:
 class Collectives:
     """How a system's library runs collectives.
 
-    The first four are 1 where an algorithm may be used, else 0; the fastest of them is.
+    The first four say whether an algorithm may be used; the fastest of them is.
 
     Attributes:
       halving: recursive halving over the slowest kind of link.
@@ -76,17 +82,18 @@ class Collectives:
       copies: passes of the tensor through memory that the links wait for.
     """
 
-    halving: Number = 1.0
-    ring: Number = 0.0
-    tree: Number = 0.0
-    hierarchical: Number = 0.0
+    halving: Flag = True
+    ring: Flag = False
+    tree: Flag = False
+    hierarchical: Flag = False
     latency: Number = 0.0
     simple_latency: Number = 0.0
     low_latency_share: Number = 1.0
     copies: Number = 0.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
+        """Take all numbers as floats, and known flags as such."""
+        _flags_in(self, ALGORITHMS)
         floats_in(self)
 
 
@@ -95,7 +102,7 @@ class Kernels:
     """How long the kernels of a layer take, beyond peak rates and their shares.
 
     Attributes:
-      priced: 1 where every kernel of a layer is priced, 0 where each phase of it is one roofline.
+      priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
       sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
       attention_efficiency: share of a plain product's rate that attention's products reach.
       misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
@@ -103,14 +110,15 @@ class Kernels:
         peak.
     """
 
-    priced: Number = 0.0
+    priced: Flag = False
     sharpness: Number = 4.0
     attention_efficiency: Number = 1.0
     misaligned_efficiency: Number = 1.0
     narrow_efficiency: Number = 1.0
 
     def __post_init__(self) -> None:
-        """Take all numbers as floats."""
+        """Take all numbers as floats, and known flags as such."""
+        _flags_in(self, ("priced",))
         floats_in(self)
 
 
@@ -156,10 +164,49 @@ class NarrowPeaks:
         floats_in(self)
 
 
-for _kind in (Efficiency, Link, Collectives, Kernels, Host, NarrowPeaks):
-    jax.tree_util.register_dataclass(_kind)
+def _flags_in(record: Any, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, int | float):
+            object.__setattr__(record, name, bool(value))
 
-ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
+
+def with_flags_as_numbers(record: Any) -> Any:
+    """A record that makes one batch with others of its kind, whatever their flags."""
+    numbers = {name: np.asarray(value, float) for name, value in _flags_of(record).items()}
+    return dataclasses.replace(record, **numbers)
+
+
+def _flags_of(record: Any) -> dict[str, bool]:
+    """Flags whose value is known, by name."""
+    return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
+
+
+def _register(kind: type) -> None:
+    """Make a record a pytree; flags that are known belong to its structure.
+
+    What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
+    numbers like others: systems with different flags then make one batch.
+    """
+
+    def flatten_with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        flags = _flags_of(record)
+        numbers = {name: value for name, value in vars(record).items() if name not in flags}
+        keyed = [(jax.tree_util.GetAttrKey(name), value) for name, value in numbers.items()]
+        return keyed, (tuple(numbers), tuple(flags.items()))
+
+    def unflatten(form: Any, numbers: Iterable[Any]) -> Any:
+        names, flags = form
+        return kind(**dict(zip(names, numbers, strict=True)), **dict(flags))
+
+    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)
+
+
+for _kind in (Efficiency, Link, Host, NarrowPeaks):
+    jax.tree_util.register_dataclass(_kind)
+_register(Collectives)
+_register(Kernels)
+
 # what a file without these sections means
 WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
 NO_LINK, HALVING = Link(0.0, 0.0), Collectives()

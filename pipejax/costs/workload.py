@@ -9,7 +9,6 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
@@ -23,6 +22,7 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.short_repr import short_repr
+from pipejax.costs import array_functions as xp
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS, Layout
 from pipejax.costs.model import Model, check_recompute
 from pipejax.costs.precision import as_float, is_traced
@@ -288,8 +288,7 @@ def layers_by_kind(model: Model, layers: PerStage, last: PerStage) -> tuple[PerS
     extra = last * model.mtp_layers
     if model.moe is None:
         return (layers + extra,)
-    before = jnp.cumsum(layers) - layers if is_traced(layers) else np.cumsum(layers) - layers
-    xp = jnp if is_traced(layers, model) else np
+    before = xp.cumsum(layers) - layers
     dense = xp.clip(model.moe.dense_layers - before, 0, layers)
     return dense, layers - dense + extra
 

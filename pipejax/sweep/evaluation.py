@@ -18,6 +18,7 @@ from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_numbers import put_number
+from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
@@ -31,6 +32,7 @@ from pipejax.sweep.declaration import Axis, Choice, Sweep, label
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 CURVES = ("compute_efficiency", "memory_efficiency")
+FLAGGED = ("collectives", "kernels")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
 # axes that are fields of the workload: the other two are an axis and an option of its schedule
@@ -154,7 +156,7 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
     given = system_costs(work, systems, dtype=sweep.dtype)
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
-        steps, shares = resource_shares(point.program, work, systems, sweep.dtype)
+        steps, shares = resource_shares(point.program, work, systems, given)
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
@@ -213,7 +215,10 @@ def stack_systems(axes: list[Axis]) -> System:
 
 
 def _alike(systems: tuple[System, ...]) -> list[System]:
-    """Drop names, and give efficiency curves equally many steps: those added begin at infinity."""
+    """Drop names, and give efficiency curves equally many steps: those added begin at infinity.
+
+    Flags become numbers where the systems do not share them.
+    """
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def lengthened(curve: Efficiency, steps: int) -> Efficiency:
@@ -224,6 +229,10 @@ def _alike(systems: tuple[System, ...]) -> list[System]:
         curves: dict[str, Any] = {
             name: lengthened(getattr(system, name), steps) for name, steps in longest.items()
         }
-        return dataclasses.replace(system, name="", source="", calibration=None, **curves)
+        parts = {name: getattr(system, name) for name in FLAGGED}
+        if len(flags) > 1:
+            parts = {name: with_flags_as_numbers(part) for name, part in parts.items()}
+        return dataclasses.replace(system, name="", source="", calibration=None, **curves, **parts)
 
+    flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
     return [alike(system) for system in systems]

@@ -173,7 +173,7 @@ class _Fitting(NamedTuple):
 def _fitting(
     rows: MeasuredRows, system: System, names: tuple[str, ...], layer_times: str | None
 ) -> _Fitting:
-    kernels = dataclasses.replace(system.kernels, priced=1.0)
+    kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
     numbers = parameters_of(system, names)
     if layer_times is None:

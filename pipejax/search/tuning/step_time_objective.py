@@ -9,12 +9,14 @@ Compiled functions take all numbers as arguments, so one compilation serves all 
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
@@ -107,8 +109,17 @@ class StepTimeObjective:
 
         Returns (batch) values, and derivatives like the variables.
         """
-        values, pull = jax.vjp(lambda moved: self._values(moved, given)[0], variables)
-        return values, pull(jnp.ones_like(values))[0]  # no value depends on another's variables
+        _, put = ravel_pytree(jax.tree.map(operator.itemgetter(0), variables))
+        flat = jax.vmap(lambda one: ravel_pytree(one)[0])(variables)
+
+        def along(direction: Float[Array, " variables"]) -> tuple[Array, Array]:
+            """Values, and their derivatives along one direction: no value depends on another's."""
+            move = jnp.broadcast_to(direction, flat.shape)
+            return jax.jvp(lambda at: self._values(jax.vmap(put)(at), given)[0], (flat,), (move,))
+
+        # forward mode compiles in a fifth of the time: counts of FLOP and bytes share many terms
+        values, slopes = jax.vmap(along, out_axes=(None, 1))(jnp.eye(flat.shape[1]))
+        return values, jax.vmap(put)(slopes)
 
     def minima(
         self,

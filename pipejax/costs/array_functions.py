@@ -1,0 +1,63 @@
+"""Functions of arrays: JAX's where an argument is an array of JAX, traced or not, else NumPy's.
+
+A price is a few thousand operations on small arrays. In a trace they become part of one program.
+Of numbers that are known, JAX would compile each operation by itself and anew for every shape,
+which takes seconds where NumPy takes milliseconds.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+
+
+def _of_either(name: str) -> Callable[..., Any]:
+    """The function of that name of JAX and NumPy."""
+    traced, known = getattr(jnp, name), getattr(np, name)
+
+    @functools.wraps(known)
+    def choose(*arguments: Any, **options: Any) -> Any:
+        return (traced if _is_jax(arguments) else known)(*arguments, **options)
+
+    return choose
+
+
+def _is_jax(arguments: Any) -> bool:
+    return any(
+        _is_jax(each) if isinstance(each, list | tuple) else isinstance(each, jax.Array)
+        for each in arguments
+    )
+
+
+asarray = _of_either("asarray")
+broadcast_to = _of_either("broadcast_to")
+clip = _of_either("clip")
+concatenate = _of_either("concatenate")
+cumsum = _of_either("cumsum")
+equal = _of_either("equal")
+exp = _of_either("exp")
+floor = _of_either("floor")
+log1p = _of_either("log1p")
+log2 = _of_either("log2")
+maximum = _of_either("maximum")
+minimum = _of_either("minimum")
+round = _of_either("round")
+split = _of_either("split")
+stack = _of_either("stack")
+sum = _of_either("sum")
+where = _of_either("where")
+
+
+def stacked(values: Sequence[Any]) -> Float[Array, " values"]:
+    """One array from several numbers."""
+    return stack([asarray(value, float) for value in values])
+
+
+def stacked_trees(trees: Sequence[Any]) -> Any:
+    """One tree of arrays (trees) from several trees of numbers."""
+    return jax.tree.map(lambda *leaves: stacked(leaves), *trees)
