@@ -446,7 +446,9 @@ def test_a_second_call_compiles_nothing():
     workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=8)
     jitted = (
         step_time_objective._priced,
+        step_time_objective._priced_with_slopes,
         step_time_objective._valued,
+        step_time_objective._valued_with_slopes,
         descent._move,
     )
     first = pj.tune("1f1b", 4, workload, SYSTEM, method="both")

@@ -9,8 +9,7 @@ Compiled functions take all numbers as arguments, so one compilation serves all 
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
 from pipejax.costs.system import Number, System
 from pipejax.costs.workload import PricingShape, StageLayers
-from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.tuning.descent import Descent, descend
@@ -109,17 +108,11 @@ class StepTimeObjective:
 
         Returns (batch) values, and derivatives like the variables.
         """
-        _, put = ravel_pytree(jax.tree.map(operator.itemgetter(0), variables))
-        flat = jax.vmap(lambda one: ravel_pytree(one)[0])(variables)
-
-        def along(direction: Float[Array, " variables"]) -> tuple[Array, Array]:
-            """Values, and their derivatives along one direction: no value depends on another's."""
-            move = jnp.broadcast_to(direction, flat.shape)
-            return jax.jvp(lambda at: self._values(jax.vmap(put)(at), given)[0], (flat,), (move,))
-
-        # forward mode compiles in a fifth of the time: counts of FLOP and bytes share many terms
-        values, slopes = jax.vmap(along, out_axes=(None, 1))(jnp.eye(flat.shape[1]))
-        return values, jax.vmap(put)(slopes)
+        how = {"shape": self.shape, "relax": self.relax}
+        costs, moved = _priced_with_slopes(variables, given, **how)
+        ends = [makespans_and_grad(program, costs) for program in self.programs]
+        nodes = np.array(self.counts, float)
+        return _valued_with_slopes(variables, ends, moved, given, nodes, self.held, **how)
 
     def minima(
         self,
@@ -154,48 +147,117 @@ class StepTimeObjective:
     def _values(self, variables: Tree, given: Given) -> tuple[Array, Array]:
         how = {"shape": self.shape, "relax": self.relax}
         costs = _priced(variables, given, **how)
-        ends = tuple(makespans(program, costs, unroll=False) for program in self.programs)
+        ends = [makespans(program, costs, unroll=False) for program in self.programs]
         return _valued(variables, ends, given, np.array(self.counts, float), self.held, **how)
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "relax"))
-def _priced(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax) -> Costs:
-    def price(variables: Tree, given: Given) -> Costs:
-        pair, size = relax(variables, given)
-        work = stage_work(
-            dataclasses.replace(shape.workload, model=pair.model),
-            shape.table,
-            assigned=pair.assigned,
-            microbatch_size=size,
-        )
-        return work_costs(work, pair.system)
+# Of all configurations, without and with the derivatives along each of their variables. Those are
+# taken in forward mode: counts of FLOP and bytes share so many terms that XLA takes five times as
+# long to compile their reverse pass.
 
-    return jax.vmap(price)(variables, given)
+
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _priced(variables: Tree, given: Given, **how: Any) -> Costs:
+    return jax.vmap(lambda *each: _price(*each, **how))(variables, given)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _priced_with_slopes(variables: Tree, given: Given, **how: Any) -> tuple[Costs, Costs]:
+    """Costs (batch, ...), and their slopes (batch, variables, ...)."""
+
+    def of_one(variables: Tree, given: Given) -> tuple[Costs, Costs]:
+        flat, put = ravel_pytree(variables)
+
+        def along(direction: Float[Array, " variables"]) -> tuple[Costs, Costs]:
+            return jax.jvp(lambda at: _price(put(at), given, **how), (flat,), (direction,))
+
+        return jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)))
+
+    return jax.vmap(of_one)(variables, given)
+
+
+def _price(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax) -> Costs:
+    """Costs of one configuration."""
+    pair, size = relax(variables, given)
+    work = stage_work(
+        dataclasses.replace(shape.workload, model=pair.model),
+        shape.table,
+        assigned=pair.assigned,
+        microbatch_size=size,
+    )
+    return work_costs(work, pair.system)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "relax"))
 def _valued(
     variables: Tree,
-    ends: tuple[Float[Array, " batch"], ...],
+    ends: Sequence[Any],
     given: Given,
-    counts: Float[Array, " programs"],
+    nodes: Float[Array, " programs"],
     held: tuple[HeldCounts, ...],
+    **how: Any,
+) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
+    def of_one(variables: Tree, ends: Sequence[Array], given: Given) -> tuple[Array, Array]:
+        return _value(variables, ends, given, nodes=nodes, held=held, **how)
+
+    return jax.vmap(of_one)(variables, ends, given)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _valued_with_slopes(
+    variables: Tree,
+    ends: Sequence[tuple[PerConfiguration, Costs]],
+    moved: Costs,
+    given: Given,
+    nodes: Float[Array, " programs"],
+    held: tuple[HeldCounts, ...],
+    **how: Any,
+) -> tuple[Float[Array, " batch"], Tree]:
+    """Values, and their derivatives, from step times with their counts and slopes of costs."""
+
+    def of_one(variables: Tree, ends: Any, moved: Costs, given: Given) -> tuple[Array, Tree]:
+        flat, put = ravel_pytree(variables)
+        times, counts = [time for time, _ in ends], [count for _, count in ends]
+
+        def value(at: Array, times: Sequence[Array]) -> Array:
+            return _value(put(at), times, given, nodes=nodes, held=held, **how)[0]
+
+        def along(direction: Float[Array, " variables"], moved: Costs) -> tuple[Array, Array]:
+            on_paths = [_sum_along(count, moved) for count in counts]
+            return jax.jvp(value, (flat, times), (direction, on_paths))
+
+        found, slopes = jax.vmap(along, out_axes=(None, 0))(jnp.eye(len(flat)), moved)
+        return found, put(slopes)
+
+    return jax.vmap(of_one)(variables, ends, moved, given)
+
+
+def _sum_along(counts: Costs, moved: Costs) -> Array:
+    """How far the end of a critical path moves [s], if costs so often on it move."""
+    parts = jax.tree.map(lambda count, move: (count * move).sum(), counts, moved)
+    return sum(jax.tree.leaves(parts), jnp.zeros(()))
+
+
+def _value(
+    variables: Tree,
+    ends: Sequence[Array],
+    given: Given,
     *,
+    nodes: Float[Array, " programs"],
+    held: tuple[HeldCounts, ...],
     shape: PricingShape,
     relax: Relax,
-) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-    def value(variables: Tree, ends: tuple[Array, ...], given: Given) -> tuple[Array, Array]:
-        pair, size = relax(variables, given)
-        workload = dataclasses.replace(shape.workload, model=pair.model)
-        memory = stage_bytes(workload, shape.table, pair.assigned, size)
-        weights = _weights(pair.minibatch / size, counts)
-        peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
-        need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
-        # a descent is led back to where memory is enough
-        overrun = jnp.maximum(need / given.capacity - 1, 0)
-        return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
-
-    return jax.vmap(value)(variables, ends, given)
+) -> tuple[Array, Array]:
+    """Value [s] and memory [B] of one configuration."""
+    pair, size = relax(variables, given)
+    workload = dataclasses.replace(shape.workload, model=pair.model)
+    memory = stage_bytes(workload, shape.table, pair.assigned, size)
+    weights = _weights(pair.minibatch / size, nodes)
+    peaks = jnp.stack([each.activation_bytes(memory.parts) for each in held])
+    need = jnp.max(held[0].static_bytes(memory.static, memory.version) + weights @ peaks)
+    # a descent is led back to where memory is enough
+    overrun = jnp.maximum(need / given.capacity - 1, 0)
+    return weights @ jnp.stack(ends) * (1 + OVERRUN * overrun), need
 
 
 def _weights(count: Number, nodes: Float[Array, " programs"]) -> Float[Array, " programs"]:
