@@ -155,9 +155,18 @@ def test_roofline_takes_the_slower_side():
 
 @pytest.mark.compiles
 def test_efficiency_depends_on_size():
-    system = pj.load_system("a100-40gb")
-    small, large = (float(system.compute_efficiency.at(size)) for size in (1e8, 1e12))
-    assert (small, large) == (0.1, 0.95)
+    system = pj.load_system("h100")
+    small, large = (float(system.memory_efficiency.at(size)) for size in (1e5, 1e9))
+    assert (small, large) == (0.3, 0.9)
+
+
+def test_accelerators_with_less_memory_differ_in_memory_alone():
+    large, small = pj.load_system("a100"), pj.load_system("a100-40gb")
+    names = ("memory_capacity", "memory_bandwidth", "name", "source")
+    of_small = {name: getattr(small, name) for name in names}
+    assert small == dataclasses.replace(large, **of_small)
+    assert small.memory_capacity < large.memory_capacity / 1.9
+    assert small.memory_bandwidth < large.memory_bandwidth
 
 
 def everything_of(model, size, layers):
