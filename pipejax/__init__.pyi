@@ -19,6 +19,10 @@ from pipejax.analysis.step_report import StepReport as StepReport, step_report a
 from pipejax.analysis.timeline import chrome_trace as chrome_trace
 from pipejax.analysis.validation import validate as validate
 from pipejax.analysis.verify.verify import verify as verify
+from pipejax.costs.collective_rows import (
+    CollectiveRows as CollectiveRows,
+    read_collectives as read_collectives,
+)
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
 from pipejax.costs.model import Model as Model, load_model as load_model
@@ -56,6 +60,10 @@ from pipejax.schedules.table.table_files import read_table as read_table, write_
 from pipejax.search.calibration.calibrate import (
     Calibration as Calibration,
     calibrate as calibrate,
+)
+from pipejax.search.calibration.calibrate_links import (
+    LinkCalibration as LinkCalibration,
+    calibrate_links as calibrate_links,
 )
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError

@@ -12,7 +12,7 @@ from pipejax.cli.app import run
 from pipejax.costs.rows_file import read_rows
 from pipejax.costs.system_numbers import put_number
 
-pytestmark = [pytest.mark.compiles, pytest.mark.slow]
+pytestmark = pytest.mark.compiles
 TRUTH = {"compute.efficiency": 0.62, "host.launch": 2.5e-5, "host.step": 6e-3}
 FIT = (*TRUTH, "network.latency")  # of one node, which no row sees
 COLUMNS = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,"
@@ -35,7 +35,7 @@ def data(tmp_path_factory, a100):
         f"{layers},{hidden},16,512,{t},{d},{p},{b},{4 * d * b},1f1b,0,none"
         for layers, hidden in ((4, 1024), (8, 1024), (4, 4096))
         for t, d, p in LAYOUTS
-        for b in (1, 4)
+        for b in (1, 2, 4)
     ]
     path.write_text(COLUMNS + REST + "\n" + "\n".join(f"{row},1.0" for row in shapes))
     with pytest.warns():
@@ -78,8 +78,8 @@ def test_outliers_are_listed_and_pull_little(found):
 
 
 def test_rows_left_out_are_predicted(found):
-    assert found.held_out.rows == found.fit.rows == 36
-    assert len(found.folds) == 8
+    assert found.held_out.rows == found.fit.rows == 54
+    assert len(found.folds) == 12
     assert found.fit.median < found.held_out.median < 3
     assert found.coverage[80] <= found.coverage[90] <= 100
 
@@ -92,7 +92,7 @@ def test_the_command_writes_a_system_that_predicts_the_same(found, data, tmp_pat
     assert {"parameters", "fit", "held_out", "outliers"} <= set(told)
     assert set(told["parameters"]["host.step"]) == {"value", "unit", "standard_error", "identified"}
     fitted = pj.load_system(out)
-    assert fitted.calibration.rows == 36
+    assert fitted.calibration.rows == 54
     assert [band.percent for band in fitted.calibration.bands] == [80, 90]
     with pytest.warns():
         again = StepTimes(read_rows(data)).predict(fitted)

@@ -101,8 +101,10 @@ def test_the_list_is_long_and_says_something_of_all():
     called = {re.match(r"pj\.(\w+)", misuse["expression"])[1] for misuse in LIST["misuses"]}
     results = {
         "Calibration",
+        "CollectiveRows",
         "Evaluation",
         "InfeasibleError",
+        "LinkCalibration",
         "Program",
         "ScheduleError",
         "Model",

@@ -1,7 +1,7 @@
 """`pipejax calibrate`: a system fitted to measured runs."""
 
 import json as json_format
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +11,16 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.base.units import load_json
-from pipejax.cli.options.declared import Count, JsonFlag, Seed, Text
+from pipejax.cli.options.declared import Count, FileIfGiven, JsonFlag, Seed, Text
 from pipejax.cli.output.files import SYSTEM, Output
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import grid, print_all, print_plain, print_written, waiting
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors
+    from pipejax.costs.calibration_record import FittedParameter
     from pipejax.search.calibration.calibrate import Calibration
+    from pipejax.search.calibration.calibrate_links import LinkCalibration
 
 SHOWN = 10  # outliers that a person reads
 # how a number is shown: its unit by what it is in, and by how much that is larger
@@ -26,9 +28,12 @@ SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6)
 
 
 def calibrate(
-    data: Annotated[list[Path], typer.Argument(metavar="DATA.csv...", help="Measured runs.")],
     out: Annotated[Output, SYSTEM],
     system: str,
+    data: Annotated[
+        list[Path] | None, typer.Argument(metavar="DATA.csv...", help="Measured runs.")
+    ] = None,
+    collectives: FileIfGiven = None,
     fit: Text = None,
     hold_out: Text = None,
     starts: Count = 1,
@@ -36,54 +41,86 @@ def calibrate(
     seed: Seed = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Fit a system to measured step times: robustly, with priors, standard errors and hold-outs.
+    """Fit a system to measured step times, or collectives: robustly, with priors and hold-outs.
 
     Options:
       out: System to write, which every command takes.
       system: System to begin with: a name or a JSON file.
-      fit: Numbers to fit, as compute.efficiency,host.layer; all that have priors if not given.
+      collectives: Collectives and messages timed by themselves, a CSV file; what they decide of
+        links is not fitted to runs again.
+      fit: Numbers to fit to the runs, as compute.efficiency,host.layer; all that have priors if not
+        given.
       hold_out: Rows to predict without: t=8, group:h,t,b, k-fold:5, few:8 (all but eight) or model.
       starts: Points to start from.
       layer_times: Columns, as h,t,b, of whose values each combination has a layer time of its own.
       seed: Seed of starts and random hold-outs.
     """
-    from pipejax.costs.measured_rows import joined
-    from pipejax.costs.rows_file import read_rows
+    from pipejax.costs.priors import FITTED
     from pipejax.costs.system import data_file
     from pipejax.search.calibration.system_file import calibrated_file
 
-    machine = pj.load_system(system)
-    rows = joined([read_rows(path) for path in data])
-    with waiting("calibrating: compiling and fitting"):
-        found = pj.calibrate(
-            rows,
+    if not data and collectives is None:
+        raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
+    machine, base = pj.load_system(system), load_json(data_file("hardware", system, "system"))
+    links = None if collectives is None else _fit_links(collectives, machine)
+    decided: set[str] = set()
+    if links is not None:
+        machine = links.system
+        decided = {each.name for each in links.parameters if each.identified}
+    names = [name for name in FITTED if name not in decided] if fit is None else fit.split(",")
+    found = None
+    if data:
+        found = _fit_runs(
+            data,
             machine,
-            fit=None if fit is None else fit.split(","),
+            fit=names,
             hold_out=hold_out,
             starts=starts,
             layer_times=layer_times,
             seed=seed,
         )
-    base = load_json(data_file("hardware", system, "system"))
-    content = calibrated_file(base, found, "" if out.path is None else out.path.stem)
+    parts = [each.system.calibration for each in (links, found) if each is not None]
+    content = calibrated_file(
+        base, [each for each in parts if each], "" if out.path is None else out.path.stem
+    )
     text = json_format.dumps(content, indent=2) + "\n"
     out.save(lambda draft: write_file(draft, text.encode()), lambda: text)
     if json:
-        print_json(_as_json(found, content) | {"starts": starts} | out.as_json())
-    else:
+        of_runs = {} if found is None else _as_json(found) | {"starts": starts}
+        of_links = {} if links is None else {"collectives": links.fit._asdict()}
+        record = content["calibration"]
+        shown = {"parameters": record["parameters"], "bands": record["bands"]}
+        print_json(shown | of_runs | of_links | out.as_json())
+        return
+    if links is not None:
+        _print_numbers(links.parameters, f"fitted to {links.fit.rows} collectives and messages")
+        print_all(grid(_error_columns({"fitted": links.fit}), title="errors of their times"))
+    if found is not None:
         _print(found, starts)
-        print_written("written to", out.written)
+    print_written("written to", out.written)
 
 
-def _as_json(found: "Calibration", content: Mapping[str, Any]) -> dict[str, Any]:
+def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
+    rows = pj.read_collectives(path)
+    with waiting("calibrating links: compiling and fitting"):
+        return pj.calibrate_links(rows, machine)
+
+
+def _fit_runs(data: Sequence[Path], machine: pj.System, **options: Any) -> "Calibration":
+    from pipejax.costs.measured_rows import joined
+
+    rows = joined([pj.read_rows(path) for path in data])
+    with waiting("calibrating: compiling and fitting"):
+        return pj.calibrate(rows, machine, **options)
+
+
+def _as_json(found: "Calibration") -> dict[str, Any]:
     return {
-        "parameters": content["calibration"]["parameters"],
         "fit": found.fit._asdict(),
         "held_out": None if found.held_out is None else found.held_out._asdict(),
         "outliers": [each._asdict() for each in found.outliers],
         "folds": {name: errors._asdict() for name, errors in found.folds.items()},
         "coverage": {str(percent): share for percent, share in found.coverage.items()},
-        "bands": content["calibration"]["bands"],
         "layer_factors": found.layer_factors,
         "noise": found.noise,
         "starts_differ": found.starts_differ,
@@ -91,8 +128,8 @@ def _as_json(found: "Calibration", content: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _print(found: "Calibration", starts: int) -> None:
-    numbers = found.parameters.values()
+def _print_numbers(numbers: Iterable["FittedParameter"], title: str) -> None:
+    numbers = list(numbers)
     shown = [(SHOWN_IN.get(each.unit, (each.unit, 1.0)), each) for each in numbers]
     errors = [0.0 if each.standard_error is None else each.standard_error for each in numbers]
     columns: Sequence[tuple[str, Sequence[object]]] = [
@@ -104,7 +141,12 @@ def _print(found: "Calibration", starts: int) -> None:
         ),
         ("by", ["rows" if each.identified else "prior" for each in numbers]),
     ]
-    print_all(grid(columns, title=f"fitted to {found.fit.rows} runs in {found.seconds:.1f} s"))
+    print_all(grid(columns, title=title))
+
+
+def _print(found: "Calibration", starts: int) -> None:
+    runs = f"fitted to {found.fit.rows} runs in {found.seconds:.1f} s"
+    _print_numbers(found.parameters.values(), runs)
     parts = {"fitted": found.fit} | ({} if found.held_out is None else {"held out": found.held_out})
     print_all(grid(_error_columns(parts), title="errors of step times"))
     if len(found.folds) > 1:

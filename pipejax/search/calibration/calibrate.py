@@ -16,11 +16,12 @@ from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.measured_rows import MeasuredRows
 from pipejax.costs.priors import FITTED
 from pipejax.costs.system import System
-from pipejax.costs.system_numbers import dimension_of, put_number
+from pipejax.costs.system_numbers import put_number
 from pipejax.search.calibration.bands import bands_of, coverage_of
+from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
 from pipejax.search.calibration.parameters import Parameters, factors, joined, parameters_of
-from pipejax.search.calibration.robust_fit import Points, RobustFit, robust_fit, uncertainty
+from pipejax.search.calibration.robust_fit import Points, RobustFit, robust_fit
 
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
@@ -206,7 +207,7 @@ def _result(
     rows, residual, noise = problem.rows, found.residual[best], float(found.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(found.point)
-    fitted = _fitted(problem, found, best, values[best])
+    fitted = fitted_numbers(problem.parameters, found, best, problem.num_numbers)
     numbers, factors_ = fitted[: problem.num_numbers], fitted[problem.num_numbers :]
     by_fold = [residuals[own] for residuals, own in zip(left_out, folds.left_out, strict=True)]
     judged = np.concatenate(by_fold) if by_fold else residual
@@ -214,7 +215,7 @@ def _result(
     system = problem.system
     for number in numbers:
         system = put_number(system, number.name, number.value)
-    record = CalibrationRecord(_sources(rows), len(rows), tuple(numbers), bands)
+    record = CalibrationRecord(_sources(rows), len(rows), numbers, bands)
     times = [rows.seconds[own] for own in folds.left_out]
     return Calibration(
         system=dataclasses.replace(system, calibration=record),
@@ -237,24 +238,6 @@ def _result(
 
 def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
     return prediction_errors(measured * np.exp(residual), measured)
-
-
-def _fitted(
-    problem: _Fitting, found: RobustFit, best: int, values: NumpyArray
-) -> list[FittedParameter]:
-    """Numbers with their standard errors, which to first order are those of the whitened ones."""
-    known = uncertainty(found)
-    slope = problem.parameters.slopes(found.point)[best]
-    units = [dimension_of(name) for name in problem.parameters.names[: problem.num_numbers]]
-    units += [""] * (len(values) - len(units))
-    columns = (
-        problem.parameters.names,
-        values.tolist(),
-        units,
-        (slope * known.error[best]).tolist(),
-        known.identified[best].tolist(),
-    )
-    return [FittedParameter(*each) for each in zip(*columns, strict=True)]
 
 
 def _outliers(

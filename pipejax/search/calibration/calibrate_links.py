@@ -1,0 +1,148 @@
+"""Calibration of links: collectives and messages that were timed by themselves."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
+from pipejax.costs.collective_rows import MESSAGE, CollectiveRows
+from pipejax.costs.collectives import collective_time
+from pipejax.costs.layout import Group
+from pipejax.costs.system import System
+from pipejax.costs.system_numbers import put_number
+from pipejax.search.calibration.fitted_numbers import fitted_numbers
+from pipejax.search.calibration.parameters import Parameters, parameters_of
+from pipejax.search.calibration.robust_fit import Points, robust_fit
+
+LIBRARY = (
+    "collectives.latency",
+    "collectives.simple_latency",
+    "collectives.low_latency_share",
+    "collectives.copies",
+)
+MODEL_NOISE = 0.02  # of a collective's time, beside the spread of its repetitions
+
+
+class LinkCalibration(NamedTuple):
+    """A system whose links and collectives are fitted to measurements.
+
+    Attributes:
+      system: with the fitted numbers, and the record of its calibration.
+      parameters: what was fitted.
+      fit: errors of all rows.
+    """
+
+    system: System
+    parameters: tuple[FittedParameter, ...]
+    fit: PredictionErrors
+
+
+def calibrate_links(
+    rows: CollectiveRows, system: System, *, fit: Sequence[str] | None = None
+) -> LinkCalibration:
+    """Fit links and collectives of a system to collectives and messages timed by themselves.
+
+    The same robust least squares as for step times, on the logarithm of time; rows whose
+    repetitions spread count less.
+
+    Args:
+      rows: measured collectives and messages.
+      system: the machine; what is not fitted stays as it is.
+      fit: names of the numbers; if None those of all links that the rows use, and of the library
+        where rows are collectives.
+
+    Returns:
+      The fitted system with standard errors.
+
+    Raises:
+      ValueError: if a name is unknown, or the prior of a number excludes what the system says.
+
+    Example:
+      >>> import pipejax as pj
+      >>> rows = pj.read_collectives("nccl.csv")  # doctest: +SKIP
+      >>> pj.calibrate_links(rows, pj.load_system("a100")).fit.mape  # doctest: +SKIP
+    """
+    check_types(rows=(rows, CollectiveRows), system=(system, System))
+    names = tuple(_numbers_of(rows) if fit is None else fit)
+    parameters = parameters_of(system, names)
+    model = functools.partial(_residuals, rows, system, parameters)
+    weights = MODEL_NOISE**2 / (MODEL_NOISE**2 + rows.variance)
+    found = robust_fit(model, np.zeros((1, len(names))), weights[None])
+    numbers = fitted_numbers(parameters, found)
+    for number in numbers:
+        system = put_number(system, number.name, number.value)
+    record = CalibrationRecord(rows.source, len(rows.seconds), numbers, ())
+    predicted = rows.seconds * np.exp(found.residual[0])
+    return LinkCalibration(
+        dataclasses.replace(system, calibration=record),
+        numbers,
+        prediction_errors(predicted, rows.seconds),
+    )
+
+
+def _numbers_of(rows: CollectiveRows) -> list[str]:
+    """Numbers that the rows depend on."""
+    is_far, are_messages = rows.ranks > rows.inside, np.array(rows.kind) == MESSAGE
+    links = [("node", (rows.inside > 1).any()), ("network", is_far.any())]
+    of_links = [
+        f"{link}.{number}"
+        for link, is_used in links
+        if is_used
+        for number in ("efficiency", "latency")
+    ]
+    return [*(LIBRARY if not are_messages.all() else ()), *of_links]
+
+
+def _residuals(
+    rows: CollectiveRows, system: System, parameters: Parameters, points: Points
+) -> tuple[NumpyArray, NumpyArray]:
+    """Log of predicted over measured, and its derivatives by whitened parameters."""
+    seconds = np.empty((len(points), len(rows.seconds)))
+    slopes = np.empty((*seconds.shape, points.shape[1]))
+    values, kinds = parameters.values(points), np.array(rows.kind)
+    unnamed = dataclasses.replace(system, name="", source="", calibration=None)
+    with jax.enable_x64(True):
+        for kind in dict.fromkeys(rows.kind):
+            own = np.flatnonzero(kinds == kind)
+            of_kind = (rows.ranks[own], rows.inside[own], rows.volume[own])
+            found = _times(unnamed, values, of_kind, names=parameters.names, kind=kind)
+            seconds[:, own], slopes[:, own] = map(np.asarray, found)
+    jacobian = slopes * parameters.slopes(points)[:, None] / seconds[..., None]
+    return np.log(seconds / rows.seconds), jacobian
+
+
+@functools.partial(jax.jit, static_argnames=("names", "kind"))
+def _times(
+    system: System,
+    values: Float[Array, "batch values"],
+    rows: tuple[Array, Array, Array],
+    *,
+    names: tuple[str, ...],
+    kind: str,
+) -> tuple[Float[Array, "batch rows"], Float[Array, "batch rows values"]]:
+    """Times of rows of one kind under each set of values [s], and their derivatives."""
+    ranks, inside, volume = (each.astype(float) for each in rows)
+
+    def times(values: Array) -> tuple[Array, Array]:
+        machine = system
+        for k, name in enumerate(names):
+            machine = put_number(machine, name, values[k])
+        if kind == MESSAGE:
+            near, far = machine.peer_link, machine.network
+            latency = jnp.where(inside > 1, near.latency, far.latency)
+            seconds = latency + volume / jnp.where(inside > 1, near.rate, far.rate)
+        else:
+            group = Group(ranks, inside)
+            seconds = jnp.asarray(collective_time(machine, kind, volume, group))
+        return seconds, seconds
+
+    slopes, seconds = jax.vmap(jax.jacfwd(times, has_aux=True))(values)
+    return seconds, slopes
