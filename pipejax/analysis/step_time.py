@@ -9,7 +9,7 @@ step time into a plain sum of costs, so that one reverse pass gives the gradient
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
 from pipejax.costs.layout import Layout
-from pipejax.costs.measured_rows import MeasuredRows
+from pipejax.costs.measured_rows import OPS, STEP, MeasuredRows
 from pipejax.costs.model import Model
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import work_of_stages
@@ -97,16 +97,18 @@ class RowBatch(NamedTuple):
       inputs: the leaves of their inputs that differ, with a row axis first.
       kind: all else.
       programs: each program, and which of these rows run it.
+      ops: fields of `Costs` that rows of profiles read, which rows, and of which stages.
     """
 
     rows: Rows
     inputs: tuple[NumpyArray, ...]
     kind: PricingKind
     programs: tuple[tuple[Program, Rows], ...]
+    ops: tuple[tuple[str, Rows, Rows], ...]
 
 
 class StepTimes:
-    """Step times of measured rows on any system."""
+    """Step times of measured rows on any system; of rows of a profile, times of their ops."""
 
     def __init__(
         self, rows: MeasuredRows, *, link: str | Links = "delay", layer_group: Rows | None = None
@@ -136,6 +138,7 @@ class StepTimes:
                 [inputs[k] for k in members],
                 self.workloads[members[0]].recompute_in_layer,
                 [program(self.tables[k]) for k in members],
+                [(str(rows.op[k]), int(rows.stage[k])) for k in members],
             )
             for members in alike.values()
         )
@@ -148,7 +151,7 @@ class StepTimes:
         with jax.enable_x64(True):
             for batch in self.batches:
                 costs = _prices(system, values, batch.inputs, kind=batch.kind)
-                solved, _ = _solved(batch.programs, jax.tree.map(np.asarray, costs))
+                solved, _ = _solved(batch, jax.tree.map(np.asarray, costs))
                 seconds[batch.rows] = solved[0]
         return seconds
 
@@ -169,7 +172,7 @@ class StepTimes:
                 price = functools.partial(_prices, system, kind=kind)
                 pull = functools.partial(_slopes, system, kind=kind)
                 costs = _in_chunks(price, values, batch.inputs)
-                seconds[:, batch.rows], counts = _solved(batch.programs, costs)
+                seconds[:, batch.rows], counts = _solved(batch, costs)
                 slopes[:, batch.rows] = _in_chunks(pull, (values, counts), batch.inputs)
         return seconds, slopes
 
@@ -234,7 +237,11 @@ def _inputs(workload: Workload, table: ScheduleTable) -> RowInputs:
 
 
 def _row_batch(
-    rows: Rows, inputs: Sequence[RowInputs], recompute: str, programs: Sequence[Program]
+    rows: Rows,
+    inputs: Sequence[RowInputs],
+    recompute: str,
+    programs: Sequence[Program],
+    read: Sequence[tuple[str, int]],
 ) -> RowBatch:
     """Stack rows, with stages filled up to the most: a stage without layers is never read."""
     most = max(one.stages.layers.shape[-1] for one in inputs)
@@ -249,25 +256,38 @@ def _row_batch(
     shared = [column.ndim == 1 and bool((column == column[0]).all()) for column in columns]
     pairs = list(zip(columns, shared, strict=True))
     constants = tuple(float(column[0]) if is_one else None for column, is_one in pairs)
+    steps = {k: program for k, program in enumerate(programs) if read[k][0] == STEP}
+    ops = _by_op(read)
+    fields = {"forward"} | _reads(steps.values()) | {field for field, _, _ in ops}
     return RowBatch(
         rows,
         tuple(column for column, is_one in pairs if not is_one),
-        PricingKind(recompute, _reads(programs), alike[0][1], constants),
-        _by_program(programs),
+        PricingKind(recompute, (*sorted(fields), *MESSAGE_FIELDS), alike[0][1], constants),
+        _by_program(steps),
+        ops,
     )
 
 
-def _reads(programs: Sequence[Program]) -> tuple[str, ...]:
-    """Name the costs that any of the programs reads."""
+def _by_op(read: Sequence[tuple[str, int]]) -> tuple[tuple[str, Rows, Rows], ...]:
+    """Rows of profiles by what they read: a field of `Costs`, the rows, and their stages."""
+    found = {op: np.array([k for k, (own, _) in enumerate(read) if own == op]) for op in OPS}
+    return tuple(
+        (PHASE_FIELDS[op], rows, np.array([read[k][1] for k in rows]))
+        for op, rows in found.items()
+        if len(rows)
+    )
+
+
+def _reads(programs: Iterable[Program]) -> set[str]:
+    """Name the times of ops that any of the programs reads."""
     layouts = {id(program): program.layout for program in programs}.values()
     phases = {phase for each in layouts for phase in (*each.phases, *each.paired_phases)}
-    fields = {PHASE_FIELDS[phase.name] for phase in (*phases, Phase.A, Phase.U)}
-    return (*sorted(fields), *MESSAGE_FIELDS)
+    return {PHASE_FIELDS[phase.name] for phase in (*phases, Phase.A, Phase.U)}
 
 
-def _by_program(programs: Sequence[Program]) -> tuple[tuple[Program, Rows], ...]:
+def _by_program(programs: Mapping[int, Program]) -> tuple[tuple[Program, Rows], ...]:
     users: dict[int, list[int]] = {}
-    for k, program in enumerate(programs):
+    for k, program in programs.items():
         users.setdefault(id(program), []).append(k)
     return tuple((programs[rows[0]], np.array(rows)) for rows in users.values())
 
@@ -320,12 +340,18 @@ def _slopes(
 
 
 def _solved(
-    programs: Sequence[tuple[Program, Rows]], costs: Mapping[str, NumpyArray]
+    batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Solve the programs of all rows: makespans, and counts of all costs on the critical path."""
+    """Solve the programs of all rows: makespans, and counts of all costs on the critical path.
+
+    A row of a profile is its op alone.
+    """
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
-    for program, rows in programs:
+    for field, rows, stages in batch.ops:
+        seconds[:, rows] = costs[field][:, rows, stages]
+        counts[field][:, rows, stages] = 1.0
+    for program, rows in batch.programs:
         of_program = _of_program(rows, program.layout.num_stages)
         shape = seconds[:, rows].shape
         size = shape[0] * shape[1]

@@ -45,9 +45,15 @@ COUNTS = (  # whole numbers
 )
 NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
 MEASURED = ("seconds", "memory_bytes")
+STEP = "step"
+OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
 # of a file, in the order in which they are written
 OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
-COLUMNS = ("model", *OF_MODEL, *COUNTS, "accelerators", *NAMES[:4], *MEASURED, *NAMES[4:])
+PROFILED = ("op", "stage", "n", "spread")
+COLUMNS = (
+    *("model", *OF_MODEL, *COUNTS, "accelerators", *NAMES[:4], *PROFILED),
+    *(*MEASURED, *NAMES[4:]),
+)
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 
@@ -76,7 +82,10 @@ class MeasuredRows:
       recompute: (rows) none, selective or full.
       precision: (rows) names.
       system: (rows) name or file of the machine, empty where the row does not say it.
-      seconds: (rows) a step, NaN where it was not measured [s].
+      op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
+      stage: (rows) of that op, from 0.
+      variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
+      seconds: (rows) a step or an op, NaN where it was not measured [s].
       memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
       group: (rows) free text.
       source: (rows) free text.
@@ -104,6 +113,9 @@ class MeasuredRows:
     recompute: NumpyArray
     precision: NumpyArray
     system: NumpyArray
+    op: NumpyArray
+    stage: Int[NumpyArray, " rows"]
+    variance: Float[NumpyArray, " rows"]
     seconds: Float[NumpyArray, " rows"]
     memory_bytes: Float[NumpyArray, " rows"]
     group: NumpyArray

@@ -30,6 +30,8 @@ from pipejax.costs.measured_rows import (
     MODEL_SWITCHES,
     OF_MODEL,
     OF_SYSTEM,
+    OPS,
+    STEP,
     MeasuredRows,
 )
 from pipejax.costs.model import RECOMPUTE, Model, check_shape, load_model
@@ -81,7 +83,9 @@ def read_rows(path: str | Path) -> MeasuredRows:
     those of the model. What is not given takes a default, which a warning says: degrees and sizes
     1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
     `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed,
-    `overlap` where the optimizer is sharded. Below 16 bits attention is fused and has no dropout.
+    `overlap` where the optimizer is sharded. A row with an `op` is of a profile: its seconds are
+    those of F, B, I or W of one microbatch on a `stage` (0), and it needs no global batch.
+    Below 16 bits attention is fused and has no dropout.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
@@ -166,9 +170,11 @@ class RowReader:
             found["model"], model = self._model(cells)
             found |= self._names(cells, found)
             _check_spread(found, model, cells)
+            found |= _profiled(found, cells)
             measured = {name: positive_cell(cells, name) for name in MEASURED}
             if all(map(math.isnan, measured.values())):
                 raise ValueError("seconds is missing, and so is memory_bytes: give one")
+            found["variance"] = _variance(cells, measured["seconds"])
         except ValueError as error:
             raise ValueError(f"{self.path}, row {number}: {error}") from None
         texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
@@ -179,6 +185,8 @@ class RowReader:
             return whole_cell(cells[name], name, column.least, column.most)
         if name == "data" and "accelerators" in cells:
             return self._replicas(cells)
+        if name == "global_batch" and cells.get("op", STEP) != STEP:
+            return 0  # of any step
         if column.default is None:
             raise ValueError(f"{name} is missing")
         shown = "of the system" if name == "accelerators_per_node" else column.default
@@ -270,6 +278,24 @@ class RowReader:
         found = dataclasses.replace(model, moe=_experts(model, sizes))
         check_shape(found, "model")
         return found
+
+
+def _profiled(found: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
+    """What the seconds of a row are of; a profile goes with any batch, so with the smallest."""
+    op = one_of(cells.get("op", STEP), (STEP, *OPS), "op")
+    stages = found["pipeline"] * found["stages_per_worker"]
+    stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
+    if op == STEP and "stage" in cells:
+        raise ValueError(f"stage is of an op, got stage {stage} of a step")
+    smallest = found["data"] * found["microbatch_size"] * found["pipeline"]
+    return {"op": op, "stage": stage, "global_batch": found["global_batch"] or smallest}
+
+
+def _variance(cells: dict[str, str], seconds: float) -> float:
+    """Variance of the mean of `n` repetitions, relative to its square."""
+    repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
+    spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
+    return (spread / seconds) ** 2 / repetitions if spread else 0.0
 
 
 def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:

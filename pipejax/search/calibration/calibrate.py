@@ -21,7 +21,7 @@ from pipejax.search.calibration.bands import bands_of, coverage_of
 from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
 from pipejax.search.calibration.parameters import Parameters, factors, joined, parameters_of
-from pipejax.search.calibration.robust_fit import Points, RobustFit, robust_fit
+from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit
 
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
@@ -133,7 +133,7 @@ def calibrate(
     folds = NO_FOLDS if hold_out is None else folds_of(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
-    weights = np.full((starts, len(rows)), problem.independent_share)
+    weights = np.tile(problem.weights, (starts, 1))
     found = robust_fit(problem.residuals, points, weights)
     best = int(found.objective.argmin())
     left_out = _left_out(problem, folds, found.point[best])
@@ -161,6 +161,11 @@ class _Fitting(NamedTuple):
         if len(self.parameters.names) > self.num_numbers:
             return 1.0
         return len(columns_of(self.rows, LAYER_SHAPE).names) / len(self.rows)
+
+    @property
+    def weights(self) -> Float[NumpyArray, " rows"]:
+        """Weights of rows: those whose repetitions spread count less."""
+        return self.independent_share * NOISE**2 / (NOISE**2 + self.rows.variance)
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""
@@ -192,7 +197,7 @@ def _left_out(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArra
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
-    weights = problem.independent_share * (1.0 - folds.left_out)
+    weights = problem.weights * (1.0 - folds.left_out)
     return robust_fit(problem.residuals, points, weights).residual
 
 
