@@ -115,7 +115,8 @@ def test_llama_3_405b_reaches_its_share_of_the_peak():
     stacks = llama3_accuracy.STACKS
     ours = {name: llama3_accuracy.mfu(run, stack, system) for name, stack in stacks.items()}
     assert ours[llama3_accuracy.AS_REPORTED] == pytest.approx(run.mfu, abs=llama3_accuracy.POINTS)
-    assert min(ours.values()) == ours[llama3_accuracy.AS_REPORTED]
+    nearest = min(ours, key=lambda name: abs(ours[name] - run.mfu))
+    assert nearest == llama3_accuracy.AS_REPORTED  # which it was chosen for
 
 
 def test_differences_of_shares_are_in_points():
