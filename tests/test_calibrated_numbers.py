@@ -54,3 +54,11 @@ def test_mistakes_are_named(a100):
         parameters_of(a100, ["memory.size"])
     with pytest.raises(ValueError, match="fit must name different numbers"):
         parameters_of(a100, ["memory.latency", "memory.latency"])
+
+
+def test_a_measured_latency_of_the_system_comes_before_that_of_others(a100):
+    """The H100's file has 10 us from NCCL's constants, other machines 40."""
+    name = "collectives.latency"
+    for system, centre in ((pj.load_system("h100"), 1e-5), (pj.load_system("mid_nw_mid_cp"), 4e-5)):
+        assert parameters_of(system, [name]).centre.tolist() == [centre]
+    assert parameters_of(a100, ["host.step"]).centre.tolist() == [PRIORS["host.step"].centre]

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import known_as
-from pipejax.costs.priors import PRIORS
+from pipejax.costs.priors import PRIORS, Prior
 from pipejax.costs.system import System
 from pipejax.costs.system_numbers import number_of
 
@@ -65,7 +65,7 @@ def parameters_of(system: System, names: Sequence[str]) -> Parameters:
         raise ValueError(f"fit must name different numbers of a system, got {','.join(names)!r}")
     priors = [PRIORS[name] for name in known]
     centres = [
-        float(number_of(system, name)) if prior.centre is None else prior.centre
+        _centre(float(number_of(system, name)), prior)
         for name, prior in zip(known, priors, strict=True)
     ]
     for name, centre, prior in zip(known, centres, priors, strict=True):
@@ -76,6 +76,13 @@ def parameters_of(system: System, names: Sequence[str]) -> Parameters:
             )
     spreads, limits = ([getattr(prior, name) for prior in priors] for name in ("spread", "limit"))
     return Parameters(tuple(known), np.array(centres), np.array(spreads), np.array(limits))
+
+
+def _centre(own: float, prior: Prior) -> float:
+    """Median of a number that a system has of its own, 0 where it says nothing."""
+    if prior.centre is None or (prior.is_own and own > 0):
+        return own
+    return prior.centre
 
 
 def factors(names: Sequence[str], spread: float) -> Parameters:
