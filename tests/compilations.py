@@ -1,10 +1,10 @@
-"""Count what XLA compiles."""
+"""Listen to what JAX does."""
 
-from jax._src import monitoring
+from jax import monitoring
 
 
-def compilations(run):
-    """Count what XLA compiles during a call."""
+def jax_events(run):
+    """What JAX traces, lowers and compiles during a call."""
     events = []
 
     def listen(event, *_, **__):
@@ -15,4 +15,9 @@ def compilations(run):
         run()
     finally:
         monitoring.unregister_event_duration_listener(listen)
-    return sum("backend_compile" in event for event in events)
+    return events
+
+
+def compilations(run):
+    """Count what XLA compiles during a call."""
+    return sum("backend_compile" in event for event in jax_events(run))

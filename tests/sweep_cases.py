@@ -10,7 +10,7 @@ schedules = ["gpipe", "chimera", { name = "interleaved-1f1b", stages_per_worker 
 workers = 2
 minibatch = 8
 microbatch_size = [1, 2, 3, 8]
-models = ["gpt-22b", "gpt3-175b"]
+models = ["gpt-22b", "tabular-128l"]
 systems = ["h100", "slow_nw_mid_cp"]
 tensor_parallel = 2
 recompute = ["none", "full"]

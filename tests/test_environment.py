@@ -19,7 +19,6 @@ RUNS = {
     "show": f"show {ONE}",
     "drawing": f"show {ONE} --out x.svg",
     "named": f"export {ONE} --format json --out \u00e9.json",
-    "model": f"evaluate {ONE} --model gpt-22b --system a100 --minibatch 8",
     "jitter": "jitter --schedules 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
     " --op lognormal:0.05 --samples 16",
     "optimize": f"optimize {ONE} --stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 1",
@@ -32,7 +31,6 @@ RIGHT = {  # what stands in an answer
     "show": "worker 3",
     "drawing": "drawn to",
     "named": "?.json",  # what has no letter in ASCII
-    "model": "GB",
     "jitter": "p95",
     "optimize": "makespan",
 }

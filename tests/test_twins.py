@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import strategies
-from jax import monitoring
+from compilations import jax_events
 from jitter_cases import LINKS, build, costs_of
 
 import pipejax as pj
@@ -48,21 +48,6 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
         assert np.array_equal(spare, pj.slack(padded, costs)[:n])
 
 
-def events(call):
-    """What JAX traces, lowers and compiles during a call."""
-    found = []
-
-    def listen(event, *_, **__):
-        found.append(event)
-
-    monitoring.register_event_duration_secs_listener(listen)
-    try:
-        call()
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
-    return found
-
-
 @pytest.mark.compiles
 def test_single_runs_compile_nothing():
     table = build("chimera", m=16)
@@ -77,9 +62,9 @@ def test_single_runs_compile_nothing():
         queue_makespans(table, costs)
         pj.order(build("chimera"), costs, iterations=3)
 
-    assert events(call) == []
+    assert jax_events(call) == []
     program = pj.lower(table)
-    assert events(lambda: pj.slack(program, costs)) != []  # they are counted
+    assert jax_events(lambda: pj.slack(program, costs)) != []  # they are counted
 
 
 def test_what_is_found_out_about_a_table_is_kept_with_it():

@@ -20,8 +20,8 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import StageWork, stage_work
+from pipejax.costs.stage_costs import costs_of_shape, work_costs
+from pipejax.costs.stage_work import StageWork
 from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import Found, makespans, makespans_and_grad
@@ -223,19 +223,19 @@ def _price(logs: Float[Array, " parameters"], point: _Point, shape: PricingShape
     model = {
         name: getattr(point.model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
     }
-    work = stage_work(
-        dataclasses.replace(shape.workload, model=dataclasses.replace(point.model, **model)),
-        shape.table,
-        assigned=StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
-        microbatch_size=point.microbatch_size * factor["microbatch_size"],
-    )
     of_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
     def scaled(path: Any, leaf: Number) -> Number:
         # the leaves of an efficiency are the entries of its curve: they have no name of their own
         return leaf * of_field.get(tuple(key.name for key in path if hasattr(key, "name")), 1.0)
 
-    costs = work_costs(work, jax.tree_util.tree_map_with_path(scaled, point.system))
+    costs = costs_of_shape(
+        shape,
+        dataclasses.replace(point.model, **model),
+        jax.tree_util.tree_map_with_path(scaled, point.system),
+        StageLayers(*(part * factor["model.layers"] for part in point.assigned)),
+        point.microbatch_size * factor["microbatch_size"],
+    )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), costs)
 
 

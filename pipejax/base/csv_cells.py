@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from pipejax.base.checks import unknown, whole_number
+from pipejax.base.checks import MAX_COUNT, unknown, whole_number
 from pipejax.base.files import read_file
 
 
@@ -38,6 +38,13 @@ def whole_cell(text: str, name: str, least: int, most: int) -> int:
     """Read a whole number."""
     value = int(text) if text.isascii() and text.isdigit() else text
     return whole_number(value, name, least=least, most=most)
+
+
+def relative_variance(cells: Mapping[str, str], mean: float) -> float:
+    """Variance of the mean of `n` repetitions that `spread`, relative to its square."""
+    repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
+    spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
+    return (spread / mean) ** 2 / repetitions if spread else 0.0
 
 
 def positive_cell(cells: Mapping[str, str], name: str) -> float:

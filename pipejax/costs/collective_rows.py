@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, one_of
-from pipejax.base.csv_cells import positive_cell, read_cells, whole_cell
+from pipejax.base.csv_cells import positive_cell, read_cells, relative_variance, whole_cell
 from pipejax.costs.collectives import DIRECT, PASSES
 
 MESSAGE = "message"
@@ -94,8 +94,6 @@ def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, 
     inside = whole_cell(cells.get("ranks_per_node", str(ranks)), "ranks_per_node", 1, ranks)
     if ranks % inside:
         raise ValueError(f"ranks_per_node must divide {ranks} ranks, got {inside}")
-    repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
     volume, seconds = positive_cell(cells, "bytes"), positive_cell(cells, "seconds")
-    spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
-    variance = (spread / seconds) ** 2 / repetitions
+    variance = relative_variance(cells, seconds)
     return kind, ranks, inside, volume, seconds, variance, cells.get("source", "")

@@ -20,7 +20,7 @@ from pipejax.base.checks import (
     legal_divisors,
     one_of,
 )
-from pipejax.base.csv_cells import positive_cell, read_cells, whole_cell
+from pipejax.base.csv_cells import positive_cell, read_cells, relative_variance, whole_cell
 from pipejax.base.notices import Notice
 from pipejax.costs.measured_rows import (
     COLUMNS,
@@ -174,7 +174,7 @@ class RowReader:
             measured = {name: positive_cell(cells, name) for name in MEASURED}
             if all(map(math.isnan, measured.values())):
                 raise ValueError("seconds is missing, and so is memory_bytes: give one")
-            found["variance"] = _variance(cells, measured["seconds"])
+            found["variance"] = relative_variance(cells, measured["seconds"])
         except ValueError as error:
             raise ValueError(f"{self.path}, row {number}: {error}") from None
         texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
@@ -289,13 +289,6 @@ def _profiled(found: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
         raise ValueError(f"stage is of an op, got stage {stage} of a step")
     smallest = found["data"] * found["microbatch_size"] * found["pipeline"]
     return {"op": op, "stage": stage, "global_batch": found["global_batch"] or smallest}
-
-
-def _variance(cells: dict[str, str], seconds: float) -> float:
-    """Variance of the mean of `n` repetitions, relative to its square."""
-    repetitions = whole_cell(cells.get("n", "1"), "n", 1, MAX_COUNT)
-    spread = positive_cell(cells, "spread") if "spread" in cells else 0.0
-    return (spread / seconds) ** 2 / repetitions if spread else 0.0
 
 
 def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:

@@ -374,9 +374,21 @@ def _costs_in_trace(
     offloads: bool,
 ) -> Costs:
     """Price as one program: outside of jit, JAX would compile every traced operation by itself."""
-    workload = dataclasses.replace(shape.workload, model=model)
+    return costs_of_shape(shape, model, system, assigned, microbatch_size, offloads=offloads)
+
+
+def costs_of_shape(
+    shape: PricingShape,
+    model: Model,
+    system: System,
+    assigned: StageLayers,
+    microbatch_size: Number,
+    *,
+    offloads: bool = False,
+) -> Costs:
+    """Price the numbers that a shape leaves open; all of them may be traced."""
     work = stage_work(
-        workload,
+        dataclasses.replace(shape.workload, model=model),
         shape.table,
         assigned=assigned,
         microbatch_size=microbatch_size,

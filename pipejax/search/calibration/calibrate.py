@@ -21,7 +21,7 @@ from pipejax.search.calibration.bands import bands_of, coverage_of
 from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
 from pipejax.search.calibration.parameters import Parameters, factors, joined, parameters_of
-from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit
+from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, weights_of
 
 OUTLIER = 3.5  # noises from which a row is listed as one
 LAYER_SPREAD = 1.0  # of the logarithm of a layer's time, where each shape has its own
@@ -165,7 +165,7 @@ class _Fitting(NamedTuple):
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
         """Weights of rows: those whose repetitions spread count less."""
-        return self.independent_share * NOISE**2 / (NOISE**2 + self.rows.variance)
+        return self.independent_share * weights_of(self.rows.variance, NOISE)
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
         """Log of predicted over measured, and its derivatives by whitened parameters."""

@@ -20,7 +20,7 @@ from pipejax.costs.system import System
 from pipejax.costs.system_numbers import put_number
 from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.parameters import Parameters, parameters_of
-from pipejax.search.calibration.robust_fit import Points, robust_fit
+from pipejax.search.calibration.robust_fit import Points, robust_fit, weights_of
 
 LIBRARY = (
     "collectives.latency",
@@ -74,7 +74,7 @@ def calibrate_links(
     names = tuple(_numbers_of(rows) if fit is None else fit)
     parameters = parameters_of(system, names)
     model = functools.partial(_residuals, rows, system, parameters)
-    weights = MODEL_NOISE**2 / (MODEL_NOISE**2 + rows.variance)
+    weights = weights_of(rows.variance, MODEL_NOISE)
     found = robust_fit(model, np.zeros((1, len(names))), weights[None])
     numbers = fitted_numbers(parameters, found)
     for number in numbers:

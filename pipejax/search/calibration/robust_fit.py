@@ -35,6 +35,11 @@ Points = Float[NumpyArray, "batch parameters"]
 ResidualModel = Callable[[Points], tuple[Residuals, Jacobians]]
 
 
+def weights_of(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
+    """Weights of rows beside a model that errs by `noise`: what repetitions spread over is less."""
+    return noise**2 / (noise**2 + variance)
+
+
 class RobustFit(NamedTuple):
     """Minima of a batch of fits.
 

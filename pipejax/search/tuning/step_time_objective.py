@@ -21,8 +21,7 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
+from pipejax.costs.stage_costs import costs_of_shape
 from pipejax.costs.system import Number, System
 from pipejax.costs.workload import PricingShape, StageLayers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
@@ -179,13 +178,7 @@ def _priced_with_slopes(variables: Tree, given: Given, **how: Any) -> tuple[Cost
 def _price(variables: Tree, given: Given, *, shape: PricingShape, relax: Relax) -> Costs:
     """Costs of one configuration."""
     pair, size = relax(variables, given)
-    work = stage_work(
-        dataclasses.replace(shape.workload, model=pair.model),
-        shape.table,
-        assigned=pair.assigned,
-        microbatch_size=size,
-    )
-    return work_costs(work, pair.system)
+    return costs_of_shape(shape, pair.model, pair.system, pair.assigned, size)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "relax"))
