@@ -31,12 +31,19 @@ class DeadlockError(Exception):
 
 @dataclass
 class Costs:
-    """Seconds: ops by (phase, stage), messages by (direction, pipe, boundary)."""
+    """Seconds: ops by (phase, stage), messages by (direction, pipe, boundary).
+
+    Each is a number, or a list with one for each microbatch.
+    """
 
     op: dict
     latency: dict
     transmit: dict
     pair: dict = field(default_factory=dict)
+
+
+def of_microbatch(seconds, m):
+    return seconds[m] if isinstance(seconds, list) else seconds
 
 
 def split(text):
@@ -153,8 +160,10 @@ class Run:
 
     def duration(self, cell):
         if len(cell) == 2 and cell[0][1] in self.costs.pair:
-            return self.costs.pair[cell[0][1]]
-        return sum(self.costs.op.get((phase, stage), 0.0) for phase, stage, _ in cell)
+            return of_microbatch(self.costs.pair[cell[0][1]], cell[0][2])
+        return sum(
+            of_microbatch(self.costs.op.get((phase, stage), 0.0), m) for phase, stage, m in cell
+        )
 
     def chains(self):
         """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""
@@ -306,8 +315,9 @@ class Run:
             todo = left
 
     def lags(self, message):
-        where = self.place(message)
-        return self.costs.latency.get(where, 0.0), self.costs.transmit.get(where, 0.0)
+        where, m = self.place(message), message[2][2]
+        times = self.costs.latency, self.costs.transmit
+        return tuple(of_microbatch(time.get(where, 0.0), m) for time in times)
 
     def try_run(self, user, before):
         """Run a cell or message if all that it waits for has ended."""

@@ -185,17 +185,23 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(draw, communication=False, pairs=False, step_end=False):
+def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False):
     """Draw a legal table and costs for it."""
     table, rows = draw(tables(communication=communication))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return price(table, rows, rng, pairs=pairs, step_end=step_end and draw(st.booleans()))
+    step_end = step_end and draw(st.booleans())
+    return price(table, rows, rng, pairs=pairs, step_end=step_end, by_microbatch=by_microbatch)
 
 
-def price(table, rows, rng, pairs=False, step_end=False):
-    """Give a table random per-stage and per-link costs."""
+def price(table, rows, rng, pairs=False, step_end=False, by_microbatch=False):
+    """Give a table random per-stage and per-link costs, some of them by microbatch."""
     stages, pipes = table.num_stages, table.num_pipes
-    values = lambda *shape: rng.integers(0, 40, shape) / 8  # noqa: E731
+
+    def values(*shape):
+        if by_microbatch and rng.random() < 0.7:
+            shape = *shape, table.num_microbatches
+        return rng.integers(0, 40, shape) / 8
+
     ops = {
         name: values(stages)
         for name in ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload")
@@ -203,7 +209,7 @@ def price(table, rows, rng, pairs=False, step_end=False):
     if rng.random() < 0.5:
         ops["load"] = values(stages)
     if step_end:
-        ops |= {"all_reduce": values(stages) * 2, "update": values(stages)}
+        ops |= {name: rng.integers(0, 40, stages) / 4 for name in ("all_reduce", "update")}
     latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2
     pair = values(stages) * 2 if pairs else None
     costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair)
@@ -212,10 +218,10 @@ def price(table, rows, rng, pairs=False, step_end=False):
     links = np.ndindex(2, pipes, max(stages - 1, 0))
     where = list(links)
     theirs = reference.Costs(
-        {(p, s): float(v[s]) for p, v in letters.items() for s in range(stages)},
-        {k: float(latency[k]) for k in where},
-        {k: float(transmit[k]) for k in where},
-        {} if pair is None else dict(enumerate(map(float, pair))),
+        {(p, s): v[s].tolist() for p, v in letters.items() for s in range(stages)},
+        {k: latency[k].tolist() for k in where},
+        {k: transmit[k].tolist() for k in where},
+        {} if pair is None else dict(enumerate(pair.tolist())),
     )
     return Case(table, rows, costs, theirs)
 

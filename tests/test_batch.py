@@ -580,7 +580,7 @@ def test_wrong_sizes_are_refused():
             pj.makespans(program, costs, unroll=wrong)
 
 
-@given(case=strategies.cases(), link=LINKS)
+@given(case=st.booleans().flatmap(lambda b: strategies.cases(by_microbatch=b)), link=LINKS)
 @settings(max_examples=10)
 def test_slack_is_what_a_node_may_take_longer(case, link):
     program = strategies.padded(pj.lower(case.table, link=link), num_nodes=512, max_preds=8)

@@ -71,7 +71,8 @@ def factors_of(run, costs, sample):
 @settings(max_examples=3)
 def test_a_sample_is_the_event_loop_with_its_durations(link, queues, data):
     cells = link == "rendezvous" and data.draw(st.booleans())
-    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
+    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
     run = pj.jitter(
         case.table,
         case.costs,

@@ -55,7 +55,8 @@ def graph_of(program, priced):
 @given(data=st.data())
 def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
     cells = data.draw(st.booleans())
-    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
+    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
     more = data.draw(strategies.carried(link, case.table.num_workers))
     links = pj.Links(link, queues, groups, **more)

@@ -65,7 +65,8 @@ def test_every_schedule_is_accepted_under_all_links(name):
 
 def accept(data, link):
     cells = data.draw(st.booleans())
-    case = data.draw(strategies.cases(communication=cells, pairs=True, step_end=True))
+    given = {"communication": cells, "by_microbatch": data.draw(st.booleans())}
+    case = data.draw(strategies.cases(**given, pairs=True, step_end=True))
     groups = data.draw(strategies.host_links(case.table.num_workers))
     how = data.draw(strategies.carried(link.model, case.table.num_workers))
     links = dataclasses.replace(link, host_links=groups, **how)

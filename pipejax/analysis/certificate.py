@@ -102,16 +102,21 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Lists of what is known: (stages) by phase letter, (2, pipes, stages - 1) of messages."""
-    stages, pipes = evaluation.stages, evaluation.table.num_pipes
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*PHASE_FIELDS, "pair"], (stages,))
-    shapes |= dict.fromkeys(MESSAGE_FIELDS, (2, pipes, stages - 1))
-    known = {key: getattr(evaluation.costs, PHASE_FIELDS.get(key, key)) for key in shapes}
-    return {
-        key: np.broadcast_to(np.asarray(value, np.float64), shapes[key]).tolist()
-        for key, value in known.items()
-        if value is not None
-    }
+    """Lists of what is known: (stages) by phase letter, (2, pipes, stages - 1) of messages.
+
+    And a last axis of microbatches where a time differs by them.
+    """
+    table, costs = evaluation.table, evaluation.costs
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*PHASE_FIELDS, "pair"], (table.num_stages,))
+    shapes |= dict.fromkeys(MESSAGE_FIELDS, (2, table.num_pipes, table.num_stages - 1))
+    found = {}
+    for key, shape in shapes.items():
+        value = getattr(costs, PHASE_FIELDS.get(key, key))
+        if value is not None:
+            array = np.asarray(value, np.float64)
+            each = (table.num_microbatches,) if array.ndim > len(shape) else ()
+            found[key] = np.broadcast_to(array, (*shape, *each)).tolist()
+    return found
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:

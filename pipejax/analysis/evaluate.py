@@ -14,7 +14,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import Vector, cost_vector
+from pipejax.engine.pricing import Vector, cost_vector, program_for
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
@@ -201,7 +201,7 @@ def lower_and_price(
     """
     at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
     step_end = any(np.any(np.asarray(cost) > 0) for cost in at_end)
-    program = lower(table, link=link, step_end=step_end)
+    program = program_for(lower(table, link=link, step_end=step_end), costs)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
 
@@ -222,7 +222,12 @@ def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
 
 def busy_times(program: Program, vector: Vector) -> PerWorker:
     """Sum the durations of the ops on each worker: (workers) compute time [s]."""
-    return op_counts(program) @ vector
+    if not program.layout.per_microbatch:
+        return op_counts(program) @ vector
+    # a matrix of counts would have a column for every op
+    on_worker = np.flatnonzero(np.asarray(program.worker) != NO_WORKER)
+    worker, index = (np.asarray(x)[on_worker] for x in (program.worker, program.duration_index))
+    return np.bincount(worker, np.asarray(vector)[index], minlength=program.num_workers)
 
 
 def spans(program: Program, duration: PerNode, finish: PerNode) -> PerWorker:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, op_counts
+from pipejax.analysis.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
@@ -160,7 +160,7 @@ def _no_waits(costs: Costs) -> Costs:
 
 def _mean_busy(program: Program, costs: Costs) -> float:
     """Seconds that the mean worker spends in ops."""
-    return float(op_counts(program).mean(axis=0) @ np.asarray(cost_vector(program, costs)))
+    return float(busy_times(program, np.asarray(cost_vector(program, costs))).mean())
 
 
 def _ends(evaluation: Evaluation) -> Iterator[float]:

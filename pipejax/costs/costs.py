@@ -40,6 +40,7 @@ PHASE_FIELDS: Mapping[str, str] = {
 }
 CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
+OF_STAGES = ("all_reduce", "update", "unshard", "reshard", "reduce_grad", "wait_reduce_grad")
 # what makes a time known that is not, by field
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),
@@ -56,10 +57,12 @@ _WAYS = dict.fromkeys(
 class Costs:
     """Seconds per op and per message.
 
-    An op time is one number for every stage, or has one entry per stage. A message time is one
-    number, or has one entry per stage boundary, or any shape that broadcasts to (2 directions,
-    pipes, stages - 1): activations first, then input gradients. `makespans` takes a batch, whose
-    axis stands before these.
+    An op time is one number for every stage, or has one entry per stage, or one per stage and
+    microbatch: (stages, microbatches), or (1, microbatches) where stages are alike. A message time
+    is one number, or has one entry per stage boundary, or any shape that broadcasts to (2
+    directions, pipes, stages - 1): activations first, then input gradients; with one entry for each
+    microbatch too it has four axes, the last that of the microbatches. `makespans` takes a batch,
+    whose axis stands before these. Sharding, A and U are of no microbatch.
 
     A time that is not given is unknown, not 0: a program that needs it cannot be priced. What
     follows from others is filled in: I = W = B / 2, or B = I + W, or what one of I and W leaves of
@@ -269,12 +272,27 @@ class Costs:
             if value is not None:
                 checked_seconds(name, value)
 
-    def check_shapes(self, num_stages: int, num_pipes: int) -> None:
+    def per_microbatch(self, batch_axes: int = 0) -> bool:
+        """Return whether any cost has an axis of microbatches.
+
+        Args:
+          batch_axes: how many axes of a batch stand before all others.
+        """
+        return any(
+            np.ndim(value) == batch_axes + _most_axes(name) and name not in OF_STAGES
+            for name, value in vars(self).items()
+            if value is not None
+        )
+
+    def check_shapes(self, num_stages: int, num_pipes: int, num_microbatches: int) -> None:
         """Check that every cost has one entry, or one per stage or boundary, and no batch axis.
+
+        Or one per stage or boundary and microbatch.
 
         Args:
           num_stages: S.
           num_pipes: number of pipes.
+          num_microbatches: M.
 
         Raises:
           ValueError: if one has another shape; the message names it.
@@ -283,8 +301,12 @@ class Costs:
         for name, value in vars(self).items():
             shape = jnp.shape(value) if value is not None else ()
             target = links if name in MESSAGE_FIELDS else stages
+            of_all, microbatches = shape, ""
+            if len(shape) == _most_axes(name) and name not in OF_STAGES:
+                microbatches = f" and {num_microbatches} microbatches"
+                of_all = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
-                fits = np.broadcast_shapes(shape, target) == target
+                fits = np.broadcast_shapes(of_all, target) == target
             except ValueError:
                 fits = False
             if shape and not fits:
@@ -292,9 +314,14 @@ class Costs:
                 if name in MESSAGE_FIELDS:
                     what = f"{num_stages - 1} stage boundaries (or {links})"
                 raise ValueError(
-                    f"{name} has shape {shape}, the table has {what}; a batch is for makespans, "
-                    "or jax.vmap"
+                    f"{name} has shape {shape}, the table has {what}{microbatches}; a batch is for "
+                    "makespans, or jax.vmap"
                 )
+
+
+def _most_axes(name: str) -> int:
+    """Axes of a cost that differs by microbatch: the last one is theirs."""
+    return 4 if name in MESSAGE_FIELDS else 2
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
@@ -356,7 +383,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 
 
 def _combined(what: str, combine: Any, one: Any, other: Any) -> Any:
-    """Add or subtract two times of equal axes."""
+    """Add or subtract two op times of equal axes."""
     shapes = jnp.shape(one), jnp.shape(other)
     if all(shapes) and not (  # (N, 1) and (N,) would make (N, N)
         len(shapes[0]) == len(shapes[1])

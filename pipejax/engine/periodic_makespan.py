@@ -144,6 +144,11 @@ def _of_batch(
 ) -> Float[Array, " batch"]:
     """Map a function of node costs, and of what else is given, over a batch of costs."""
     leaves, size = batch_leaves(costs, program.layout, batch_size)
+    if costs.per_microbatch(batch_axes=1):
+        raise ValueError(
+            "costs differ by microbatch: what repeats with every period must cost the same, give "
+            "one entry per stage"
+        )
     return jnp.broadcast_to(_mapped(one, program, leaves, *given), (size,))
 
 

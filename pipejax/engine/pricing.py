@@ -1,4 +1,4 @@
-"""Pricing: from costs per stage and boundary to seconds per node and edge of a program."""
+"""Pricing: from costs per stage, boundary and microbatch to seconds per node and edge."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,8 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.costs.precision import float_type
+from pipejax.costs.precision import float_type, is_traced
+from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 
@@ -40,7 +41,8 @@ def price(program: Program, costs: Costs) -> NodeCosts:
       duration (nodes) and lag (nodes, max_preds) [s].
 
     Raises:
-      ValueError: if a cost has the wrong number of entries, or a phase of the program has none.
+      ValueError: if a cost has the wrong number of entries, or a phase of the program has none, or
+        as `program_for`.
 
     Example:
       >>> import pipejax as pj
@@ -49,8 +51,27 @@ def price(program: Program, costs: Costs) -> NodeCosts:
       >>> price(pj.lower(table, step_end=False), costs).duration.tolist()
       [0.0, 1.0, 1.0, 2.0, 2.0]
     """
+    program = program_for(program, costs)
     vector = cost_vector(program, costs)
     return NodeCosts(vector[program.duration_index], vector[program.lag_index])
+
+
+def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
+    """Return the program as costs need it: `by_microbatch` where they differ by microbatch.
+
+    `batch_axes` stand before all other axes of the costs.
+
+    Raises:
+      ValueError: if they do, and the program is traced.
+    """
+    if program.layout.per_microbatch or not costs.per_microbatch(batch_axes):
+        return program
+    if is_traced(program):
+        raise ValueError(
+            "costs per microbatch need a program that is not traced: close over it, as in "
+            "jax.jit(lambda costs: pj.makespan(program, costs))"
+        )
+    return by_microbatch(program)
 
 
 def cost_vector(program: Program, costs: Costs) -> Vector:
@@ -60,26 +81,27 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     evaluation then has nothing to compile here.
     """
     layout = program.layout
-    costs.check_shapes(layout.num_stages, layout.num_pipes)
+    costs.check_shapes(layout.num_stages, layout.num_pipes, layout.num_microbatches)
     check_known(program, costs)
     leaves = jax.tree.leaves(costs)
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
-    stages = (layout.num_stages,)
-    links = (2, layout.num_pipes, layout.num_stages - 1)
     dtype = np.result_type(float, *leaves) if xp is np else float_type(*leaves)
 
     def fill(value: Any, shape: tuple[int, ...]) -> Any:
-        # what no node reads may be unknown
-        return xp.broadcast_to(xp.asarray(0.0 if value is None else value, dtype), shape)
+        # what no node reads may be unknown; all but the axis of microbatches may stand alone
+        array = xp.asarray(0.0 if value is None else value, dtype)
+        return xp.broadcast_to(array if array.ndim == len(shape) else array[..., None], shape)
 
-    ops = xp.stack([fill(getattr(costs, PHASE_FIELDS[phase.name]), stages) for phase in TIMED])
-    head = xp.concatenate([xp.zeros(1, dtype), ops.ravel()])
+    ops = [fill(getattr(costs, PHASE_FIELDS[phase.name]), layout.op_shape) for phase in TIMED]
+    head = xp.concatenate([xp.zeros(1, dtype), xp.stack(ops).ravel()])
     pairs = (
         head[program.pair_index].sum(axis=1)
         if costs.pair is None
-        else fill(costs.pair, stages)[program.pair_stage]
+        else fill(costs.pair, layout.op_shape).ravel()[program.pair_stage]
     )
-    latency, transmit = (fill(value, links).ravel() for value in (costs.latency, costs.transmit))
+    latency, transmit = (
+        fill(value, layout.link_shape).ravel() for value in (costs.latency, costs.transmit)
+    )
     return xp.concatenate([head, pairs, latency, transmit, latency + transmit])
 
 

@@ -25,7 +25,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import in_float64
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.pricing import NodeCosts, price, program_for
 
 Times = Float[Array, " nodes"]
 Found = Times | Float[NumpyArray, " nodes"]  # NumPy's where JAX's default knows no float64
@@ -104,7 +104,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     costs.check_values()  # in a trace their values are out of sight
-    return _makespan(program, costs)
+    return _makespan(program_for(program, costs), costs)
 
 
 @jax.jit

@@ -1,7 +1,8 @@
 """Lower bounds that the checker derives itself: paths through workers and stages, in seconds.
 
 "path" is the run in which messages use no resource: no order of the transfers undercuts it. The
-others hold for every order of the ops: the work of one "worker" behind the shortest way to it;
+others hold for every order of the ops, and for times that differ by microbatch at the least of
+them: the work of one "worker" behind the shortest way to it;
 one "stage" alone; a "memory chain", the same with the waits that its limit forces; and "memory
 area": what a worker can hold, times seconds, against what its activations take of it.
 """
@@ -10,10 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.certificate_file import MESSAGE, OF_BOUNDS, CertificateContent
-from pipejax.analysis.verify.event_run import EventRun, Seconds
+from pipejax.analysis.verify.event_run import EventRun, Seconds, of_microbatch
 from pipejax.analysis.verify.memory import ActivationSizes
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -44,6 +45,9 @@ def derived_bounds(content: CertificateContent) -> dict[str, float]:
     table, costs = content.table, content.costs
     free = EventRun(table, costs, Links(host_links=content.links.host_links))
     found = {"path": max(free.end.values())}
+    durations = _durations(content) if content.limits is not None else []
+    costs = {name: _least(times, 3 if name in MESSAGE else 1) for name, times in costs.items()}
+    content = content._replace(costs=costs)
     work, span = _work(costs), content.objective == "span"
     pipes = [_pipe(table, costs, work, pipe) for pipe in range(table.num_pipes)]
     stages = [(pipe, s) for pipe in pipes if pipe.microbatches for s in range(table.num_stages)]
@@ -54,8 +58,16 @@ def derived_bounds(content: CertificateContent) -> dict[str, float]:
             _chain(p, work, s, content.limits[p.homes[s]], content.sizes, span) for p, s in stages
         )
     if content.limits is not None and (not content.offload or {"O", "L"} <= set(costs)):
-        found["memory area"] = _area(content, work, pipes)
+        area = _area(content, work, pipes)
+        found["memory area"] = _at_whole_unit(area, durations)
     return found
+
+
+def _least(times: Any, axes: int) -> Any:
+    """Take of each list of microbatches the least, behind so many axes [s]."""
+    if axes:
+        return [_least(part, axes - 1) for part in times]
+    return min(times) if isinstance(times, list) else times
 
 
 def _work(costs: Seconds) -> _Work:
@@ -191,19 +203,28 @@ def _area(content: CertificateContent, work: _Work, pipes: Sequence[_Pipe]) -> f
     for group in groups:
         own = [(held[w], content.limits[w]) for w in group if held[w]]
         found = max(found, _least_end(own)) if own else found
-    return _at_whole_unit(found, content)
+    return found
 
 
-def _at_whole_unit(bound: float, content: CertificateContent) -> float:
-    """Round up to a unit of which all durations are multiples, for so are the ends of runs."""
+def _durations(content: CertificateContent) -> list[float]:
+    """List what ops and messages take in any order of them [s]."""
     costs, pipes = content.costs, content.table.placement.tolist()
+    microbatches = range(content.table.num_microbatches)
     letters = (*OF_BOUNDS, *("OL" if content.offload else ""))
-    shares = [time for letter in letters for time in costs[letter]]
+    times = [time for letter in letters if letter in costs for time in costs[letter]]
+    shares = [t for time in times for t in (time if isinstance(time, list) else [time])]
     for way, (pipe, homes) in itertools.product((0, 1), enumerate(pipes)):
         for boundary, (one, other) in enumerate(itertools.pairwise(homes)):
             message = [costs[name][way][pipe][boundary] for name in MESSAGE]
-            if one != other:
-                shares += [sum(message)] if content.links.model == "delay" else message
+            differ = any(isinstance(time, list) for time in message)
+            for m in (microbatches if differ else (0,)) if one != other else ():
+                parts = [of_microbatch(time, m) for time in message]
+                shares += [sum(parts)] if content.links.model == "delay" else parts
+    return shares
+
+
+def _at_whole_unit(bound: float, shares: Sequence[float]) -> float:
+    """Round up to a unit of which all durations are multiples, for so are the ends of runs."""
     if not math.isfinite(bound):
         return bound
     scale = 10.0 ** math.ceil(math.log10(max(shares, default=0.0) or 1.0))

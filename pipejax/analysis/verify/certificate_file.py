@@ -33,6 +33,7 @@ LINK_FIELDS = (
 )  # that the checker's run knows
 MESSAGE = ("latency", "transmit")
 OBJECTIVES = ("makespan", "span")
+OF_STAGES = ("A", "U", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no microbatch
 OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders add up
 
 
@@ -43,7 +44,7 @@ class CertificateContent(NamedTuple):
       table: the schedule.
       links: how messages travel.
       costs: seconds as lists: phase letter and "pair" (stages), "latency" and "transmit" (2, pipes,
-        stages - 1).
+        stages - 1); with a last axis of microbatches where they differ by them.
       sizes: what activations take, by stage.
       objective: what was to be least: "makespan" or "span".
       limits: (workers) memory for activations, or None.
@@ -131,7 +132,14 @@ def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where:
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1
+        if key not in OF_STAGES and _depth(value) > len(shape):
+            shape = *shape, table.num_microbatches
         _check_numbers(value, shape, f"{where}: {key}")
+
+
+def _depth(value: Any) -> int:
+    """How many lists stand in each other, along the first entries."""
+    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
 
 
 def _links(record: Any, where: str) -> Links:

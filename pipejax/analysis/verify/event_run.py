@@ -18,7 +18,8 @@ from pipejax.schedules.table.table import ScheduleTable
 
 Named = tuple[str, int, int]  # an op: letters of its phase, stage, microbatch
 Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..) or ("U", ..)
-Seconds = Mapping[str, Any]  # by phase letter (stages); "pair"; "latency", "transmit" by boundary
+# by phase letter (stages); "pair"; "latency", "transmit" by boundary; or of these by microbatch
+Seconds = Mapping[str, Any]
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
 HOST = ("O", "L")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
@@ -97,9 +98,9 @@ class EventRun:
     def _time(self, cell: Sequence[Named]) -> float:
         """Order 3: a fused pair lasts the sum unless it has a cost."""
         if len(cell) == 2 and "pair" in self.costs:
-            return float(self.costs["pair"][cell[0][1]])
-        times = (self.costs[phase][stage] for phase, stage, _ in cell if phase[:4] != "WAIT")
-        return float(sum(times))
+            cell = [("pair", *cell[0][1:])]
+        timed = (op for op in cell if op[0][:4] != "WAIT")
+        return float(sum(of_microbatch(self.costs[phase][stage], m) for phase, stage, m in timed))
 
     def _add_rows(self) -> None:
         """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""
@@ -188,7 +189,8 @@ class EventRun:
     def _add_message(self, send: Named, producer: Event, consumer: Event, boundary: int) -> None:
         place = int(send[0] == "SEND_B"), self.pipe_of[send[2]], boundary
         latency, transmit = (
-            self.costs[name][place[0]][place[1]][place[2]] for name in ("latency", "transmit")
+            of_microbatch(self.costs[name][place[0]][place[1]][place[2]], send[2])
+            for name in ("latency", "transmit")
         )
         on_link, behind = latency + transmit, 0.0
         if self.links.model in ("queued", "blocking"):
@@ -286,6 +288,11 @@ class EventRun:
             return update_name(*event[1:])
         worker, slot = event
         return cell_name(";".join(map(_text, self.rows[worker][slot])), worker, slot)
+
+
+def of_microbatch(time: Any, microbatch: int) -> float:
+    """Read a time that is one number, or one for each microbatch [s]."""
+    return float(time[microbatch] if isinstance(time, list) else time)
 
 
 def _text(op: Event) -> str:

@@ -74,7 +74,12 @@ def batch_leaves(
     shapes = {name: np.shape(leaf) for name, leaf in given.items()}
     size = _batch_size({name: shape for name, shape in shapes.items() if shape}, layout, batch_size)
     trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
-    trailing.check_shapes(layout.num_stages, layout.num_pipes)
+    sizes = layout.num_stages, layout.num_pipes, layout.num_microbatches
+    try:
+        trailing.check_shapes(*sizes)
+    except ValueError:
+        _check_batched(costs, sizes)
+        raise
     dtype = float_type(*given.values())
     leaves: Leaves = {}
     for name, leaf in given.items():
@@ -87,6 +92,19 @@ def batch_leaves(
                 leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         leaves[name] = leaf
     return leaves, size
+
+
+def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
+    """Say that a batch axis is missing, where costs per microbatch are all that they can be."""
+    try:
+        costs.check_shapes(*sizes)
+    except ValueError:
+        return
+    if costs.per_microbatch():
+        raise ValueError(
+            "costs per microbatch have no batch axis here, and makespans reads the first axis of "
+            "every array as one: put one in front (costs[None]), or use makespan"
+        ) from None
 
 
 def _batch_size(

@@ -37,6 +37,7 @@ from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makes
 from pipejax.engine.batched.sharding import spread_of, spread_out
 from pipejax.engine.batched.unrolled import MAX_OPS, unrolled
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
 WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
@@ -236,6 +237,7 @@ def _prepare(
             "pj.makespans(program, costs)), or make it a static argument"
         )
     leaves, size = batch_leaves(costs, program.layout, batch_size)
+    program = program_for(program, costs, batch_axes=1)
     return _Problem(_plan(program, costs), temperature, unroll, max_bytes), leaves, size
 
 
@@ -393,7 +395,10 @@ def _unrolls(problem: _Problem, size: int) -> bool:
     if problem.unroll is not None:
         return problem.unroll
     num_ops = problem.plan.ops.num_ops
-    return problem.temperature is None and num_ops <= MAX_OPS and size * num_ops >= WORTH_UNROLLING
+    # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
+    shares = 2 * problem.plan.rows.num_columns <= num_ops
+    few = shares and num_ops <= MAX_OPS
+    return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
 
 
 def _on_host(counts: Counts) -> Counts:

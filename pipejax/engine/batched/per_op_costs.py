@@ -14,6 +14,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import CostRows
 from pipejax.engine.batched.interpreted_program import Task, backward_program, forward_program
+from pipejax.engine.lowering.by_microbatch import message_edges
 from pipejax.engine.lowering.cost_layout import ZERO
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
 from pipejax.engine.pricing import NodeCosts
@@ -71,7 +72,7 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
         pieces.append(_filled(duration[carrier], message_width))
         column = column + message_width
     if np.any(sent.lag_index != ZERO):  # it delays an edge
-        edge = _edges(program)[:, messages]
+        edge = message_edges(program)[:, messages]
         lag[*edge] = column
         pieces.append(_filled(delay[*edge], message_width))
     numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
@@ -95,24 +96,6 @@ def _width(count: int) -> int:
 
 def _filled(values: NumpyArray, width: int, rest: int = 0) -> NumpyArray:
     return np.pad(values, (0, width - len(values)), constant_values=rest)
-
-
-def _edges(program: Program) -> Int[NumpyArray, "2 messages"]:
-    """Node, and position among its predecessors, of the edge that each message delays."""
-    sent = program.messages
-    preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
-    names = np.int64(len(program.layout.groups))
-
-    def key(head: NumpyArray, tail: NumpyArray, lag: NumpyArray) -> Int[NumpyArray, " edges"]:
-        return (head.astype(np.int64) * program.num_nodes + tail) * names + lag
-
-    head, place = np.nonzero(lags != ZERO)
-    found = key(head, preds[head, place], lags[head, place])
-    order = np.argsort(found)
-    wanted = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
-    edge = order[np.searchsorted(found, wanted, sorter=order)]
-    return np.stack([head[edge], place[edge]])
 
 
 def _rows(own: NumpyArray, lag: NumpyArray, num_columns: int) -> CostRows:

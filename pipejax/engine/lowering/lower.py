@@ -74,6 +74,7 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
         table.num_stages,
         table.num_pipes,
         len(pairs),
+        table.num_microbatches,
         phases=_timed(table.phase[~fused]),
         paired_phases=_timed(table.phase[fused], table.partners.phase[fused]),
     )

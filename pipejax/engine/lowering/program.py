@@ -67,7 +67,8 @@ class Program:
       lag_index: (nodes, max_preds) position of the lag of each such edge in the cost vector.
       duration_index: (nodes) position of the duration in the cost vector.
       pair_index: (pairs, 2) positions of the forward and backward that a fused pair joins.
-      pair_stage: (pairs) stage of the forward of a fused pair.
+      pair_stage: (pairs) stage of the forward of a fused pair, its place among those of the costs.
+      fused: (fused, 2) node of each fused pair, and microbatch of its backward.
       phase: (nodes) phase code; SEND_F or SEND_B for a message, IDLE for source and padding.
       stage: (nodes) stage of the op, or of the producer of a message.
       microbatch: (nodes) microbatch.
@@ -96,6 +97,7 @@ class Program:
     duration_index: IntArray
     pair_index: IntArray
     pair_stage: IntArray
+    fused: IntArray
     phase: IntArray
     stage: IntArray
     microbatch: IntArray

@@ -150,6 +150,7 @@ class ProgramBuilder:
             duration_index=nodes.pop("duration"),
             pair_index=np.stack([forward, backward], axis=1).astype(np.int32),
             pair_stage=pairs[:, 0].astype(np.int32),
+            fused=self._fused(number).astype(np.int32),
             **nodes,
             node_of_cell=number[self.node_of_cell].astype(np.int32),
             messages=messages._replace(
@@ -164,6 +165,12 @@ class ProgramBuilder:
             name=self.table.name,
             links=self.links,
         )
+
+    def _fused(self, number: Int[NumpyArray, " nodes"]) -> Int[NumpyArray, "fused 2"]:
+        """Node of each fused pair, by its number in the program, and its backward's microbatch."""
+        cells = np.flatnonzero(self.table.is_fused.ravel())
+        backward = self.table.partners.microbatch.ravel()[cells]
+        return np.stack([number[self.node_of_cell.ravel()[cells]], backward], axis=1)
 
     def _deadlock(self, cycle: list[int]) -> ScheduleError:
         """Name the cycle, op by op and transfer by transfer."""

@@ -299,7 +299,12 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
     """The costs say all that is needed, and nothing else costs time."""
     costs.check_values()
     costs.check_known((*SPLIT, Phase.B, *(HOST if offload else ())))
-    costs.check_shapes(table.num_stages, table.num_pipes)
+    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    if costs.per_microbatch():
+        raise ValueError(
+            "costs differ by microbatch: a search of the schedule takes the microbatches of a "
+            "stage as alike, give one entry per stage"
+        )
     for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
         phase = Phase(code)
         if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):

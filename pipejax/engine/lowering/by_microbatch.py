@@ -1,0 +1,78 @@
+"""A program in which every microbatch has costs of its own.
+
+Lowering lets all microbatches of a stage read one position of the cost vector. Here each position
+becomes one for each microbatch: position p of a cost is p * M + m of them, so nodes and edges are
+renumbered and nothing else of the program changes.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.remembered import remembered
+from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
+from pipejax.engine.lowering.program import SOURCE, Program
+
+Positions = Int[NumpyArray, "..."]
+
+
+@remembered
+def by_microbatch(program: Program) -> Program:
+    """Give every microbatch costs of its own; a program keeps the result.
+
+    Fused pairs are of two microbatches, so each becomes a kind of its own.
+    """
+    old, fused = program.layout, np.asarray(program.fused)
+    if old.per_microbatch:
+        return program
+    new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
+    node, backward = fused.T
+    of_node, lasts = np.asarray(program.microbatch), np.asarray(program.duration_index)
+    kind = lasts[node] - old.first_pair
+    both = np.stack([of_node[node], backward], axis=1)
+    duration = _spread(lasts, of_node, old, new)
+    duration[node] = new.pair(np.arange(len(fused)))
+    sent, lags = program.messages, np.asarray(program.lag_index)
+    of_edge = np.zeros(lags.shape, np.int64)
+    if np.any(sent.lag_index != ZERO):
+        of_edge[tuple(message_edges(program))] = sent.microbatch
+    return dataclasses.replace(
+        program,
+        duration_index=duration.astype(np.int32),
+        lag_index=_spread(lags, of_edge, old, new).astype(np.int32),
+        pair_index=_spread(np.asarray(program.pair_index)[kind], both, old, new).astype(np.int32),
+        pair_stage=np.asarray(program.pair_stage)[kind] * new.columns + of_node[node],
+        messages=sent._replace(lag_index=_spread(sent.lag_index, sent.microbatch, old, new)),
+        layout=new,
+    )
+
+
+def _spread(
+    position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
+) -> Positions:
+    """Positions of ops and messages for a microbatch each; what has none reads the first."""
+    place, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
+    op, link = place - 1, place - old.first_link
+    found = np.where(
+        link >= 0, new.first_link + link * new.columns + column, 1 + op * new.columns + column
+    )
+    return np.where(place == ZERO, ZERO, found)
+
+
+def message_edges(program: Program) -> Int[NumpyArray, "2 messages"]:
+    """Node, and position among its predecessors, of the edge that each message delays."""
+    sent = program.messages
+    preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
+    leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
+    size = np.int64(program.layout.size)
+
+    def key(head: NumpyArray, tail: NumpyArray, lag: NumpyArray) -> Int[NumpyArray, " edges"]:
+        return (head.astype(np.int64) * program.num_nodes + tail) * size + lag
+
+    head, place = np.nonzero(lags != ZERO)
+    found = key(head, preds[head, place], lags[head, place])
+    order = np.argsort(found)
+    wanted = key(np.asarray(sent.consumer), leaves, np.asarray(sent.lag_index))
+    edge = order[np.searchsorted(found, wanted, sorter=order)]
+    return np.stack([head[edge], place[edge]])

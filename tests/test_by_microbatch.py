@@ -1,0 +1,233 @@
+"""Costs per microbatch: what an op takes depends on its stage and on its microbatch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import strategies
+from compilations import compilations
+from hypothesis import given, settings, strategies as st
+
+import pipejax as pj
+from pipejax.engine.lowering.by_microbatch import by_microbatch
+
+pytestmark = pytest.mark.compiles
+
+LINKS = ["delay", "queued", "blocking", "rendezvous"]
+OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload", "load", "pair")
+MESSAGES = ("latency", "transmit")
+SIZES = {"num_workers": 4, "num_microbatches": 8}
+
+
+@functools.cache
+def lowered(name="1f1b", link="delay"):
+    return pj.lower(pj.schedules.build(name, **SIZES), link=link)
+
+
+def random_costs(shape=(), *, stages=4, pipes=1, microbatches=8, seed=0):
+    """Costs per microbatch, with the axes of a batch in front."""
+    rng = np.random.default_rng(seed)
+    return pj.Costs(
+        forward=rng.random((*shape, stages, microbatches)),
+        input_grad=rng.random((*shape, 1, microbatches)),
+        weight_grad=rng.random((*shape, 1, microbatches)),
+        transmit=rng.random((*shape, 2, pipes, stages - 1, microbatches)),
+        latency=rng.random((*shape, stages - 1)),
+    )
+
+
+def arrays_of(costs, size):
+    """Costs as a batch for `jax.vmap`: scalars too get its axis."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if np.ndim(x) else jnp.full(size, x), costs)
+
+
+def repeated(costs, microbatches):
+    """The same costs, written out for every microbatch."""
+
+    def wide(name, leaf):
+        if leaf is None or name not in (*OPS, *MESSAGES):
+            return leaf
+        axes = 3 if name in MESSAGES else 1
+        whole = np.asarray(leaf).reshape((1,) * (axes - np.ndim(leaf)) + np.shape(leaf))
+        return np.repeat(whole[..., None], microbatches, axis=-1)
+
+    return pj.Costs(**{name: wide(name, leaf) for name, leaf in vars(costs).items()})
+
+
+@settings(max_examples=20)
+@given(
+    case=st.booleans().flatmap(lambda pairs: strategies.cases(pairs=pairs, step_end=True)),
+    link=st.sampled_from(LINKS),
+)
+def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
+    one = pj.evaluate(case.table, case.costs, link=link)
+    many = pj.evaluate(case.table, repeated(case.costs, case.table.num_microbatches), link=link)
+    for name in ("start", "finish", "message_start", "message_finish", "critical"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(many, name))
+    assert (one.makespan, one.max_span) == (many.makespan, many.max_span)
+    np.testing.assert_allclose(one.busy, many.busy, rtol=1e-14)
+    assert one.path_share == pytest.approx(many.path_share)
+    for number, text in enumerate(one.program.layout.groups):
+        assert text in many.program.layout.groups, number
+
+
+@settings(max_examples=20)
+@given(case=strategies.cases(by_microbatch=True), data=st.data())
+def test_names_of_microbatches_change_nothing(case, data):
+    """Microbatches renumbered in table and costs alike."""
+    count = case.table.num_microbatches
+    other = np.array(data.draw(st.permutations(range(count))))  # microbatch m is called other[m]
+    back = np.argsort(other)
+
+    def renumbered(name, leaf):
+        if np.ndim(leaf) < (4 if name in MESSAGES else 2):
+            return leaf
+        return leaf[..., back]
+
+    rows = [[_renamed(text, other) for text in row] for row in case.rows]
+    pipes = case.table.pipe_of_microbatch[back]
+    table = pj.ScheduleTable.from_rows(
+        rows, placement=case.table.placement, pipe_of_microbatch=pipes
+    )
+    costs = pj.Costs(**{name: renumbered(name, leaf) for name, leaf in vars(case.costs).items()})
+    assert pj.evaluate(table, costs).makespan == pj.evaluate(case.table, case.costs).makespan
+
+
+def _renamed(text, other):
+    ops = strategies.reference.split(text) if text else []
+    return strategies.reference.cell_text([(p, s, other[m]) for p, s, m in ops]) if ops else ""
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", ["zb-h1", "chimera"])
+def test_batches_and_gradients_are_those_of_one(name, link):
+    program = lowered(name, link)
+    many = random_costs((3,), pipes=program.layout.num_pipes)
+    values, counts = pj.makespans_and_grad(program, many)
+    np.testing.assert_array_equal(values, pj.makespans(program, many))
+    mapped = jax.vmap(lambda costs: pj.makespan(program, costs))(arrays_of(many, 3))
+    np.testing.assert_array_equal(values, mapped)
+    for k, value in enumerate(values.tolist()):
+        one = jax.tree.map(lambda leaf, k=k: leaf[k] if np.ndim(leaf) else leaf, many)
+        assert pj.makespan(program, one) == value
+        assert pj.evaluate(pj.schedules.build(name, **SIZES), one, link=link).makespan == value
+        slopes = jax.grad(pj.makespan, argnums=1)(program, one)
+        products = []
+        for field in ("forward", "backward", "input_grad", "weight_grad", *MESSAGES):
+            slope, cost = (np.asarray(getattr(tree, field)) for tree in (slopes, one))
+            np.testing.assert_array_equal(getattr(counts, field)[k], slope)
+            products.append((slope * cost).sum())
+        assert sum(products) == pytest.approx(value, rel=1e-12)  # Euler
+        late = pj.slack(program, one)
+        assert late.min() > -1e-12
+        assert pj.finish_times(program, one).max() == value
+
+
+def test_grad_of_a_batch_and_jit():
+    program, many = lowered(), random_costs((5,))
+    _, counts = pj.makespans_and_grad(program, many)
+
+    def total(costs):
+        return pj.makespans(program, costs).sum()
+
+    for slopes in (jax.grad(total)(many), jax.jit(jax.grad(total))(many)):
+        np.testing.assert_array_equal(slopes.forward, counts.forward)
+        np.testing.assert_array_equal(slopes.transmit, counts.transmit)
+    one_each = jax.tree.map(lambda leaf: leaf[:, None], arrays_of(many, 5))
+    inner = jax.vmap(lambda costs: pj.makespans(program, costs))(one_each)
+    np.testing.assert_array_equal(inner[:, 0], pj.makespans(program, many))
+    forms = [pj.makespans(program, many, unroll=unroll) for unroll in (True, False)]
+    np.testing.assert_array_equal(*forms)
+
+
+def test_values_compile_nothing():
+    program = lowered("gpipe")
+    runs = [
+        lambda seed: pj.makespan(program, random_costs(seed=seed)),
+        lambda seed: pj.makespans_and_grad(program, random_costs((4,), seed=seed)),
+    ]
+    for run in runs:
+        run(0)
+        assert compilations(functools.partial(run, 1)) == 0
+
+
+def test_a_program_holds_its_costs_per_microbatch_once():
+    program = lowered()
+    wide = by_microbatch(program)
+    assert wide is by_microbatch(program) is by_microbatch(program)
+    assert by_microbatch(wide) is wide
+    assert pj.makespan(wide, pj.Costs(forward=1.0, backward=2.0)) == 33.0
+
+    @jax.jit
+    def traced(program, costs):
+        return pj.makespan(program, costs)
+
+    with pytest.raises(ValueError, match="costs per microbatch need a program that is not traced"):
+        traced(program, random_costs())
+    closed = jax.jit(functools.partial(pj.makespan, program))
+    assert closed(random_costs()) == pj.makespan(program, random_costs())
+    assert traced(wide, random_costs()) == pj.makespan(program, random_costs())
+
+
+WRONG = {  # shapes that fit nothing, and what is said of them
+    "forward": ((4, 7), r"forward has shape \(4, 7\), the table has 4 stages and 8 microbatches"),
+    "weight_grad": ((3, 8), r"has shape \(3, 8\), the table has 4 stages and 8 microbatches"),
+    "transmit": ((2, 1, 3, 7), r"3 stage boundaries \(or \(2, 1, 3\)\) and 8 microbatches"),
+    "latency": ((3, 8), r"latency has shape \(3, 8\), the table has 3 stage boundaries"),
+    "all_reduce": ((4, 8), r"all_reduce has shape \(4, 8\), the table has 4 stages; a batch"),
+    "update": ((1, 8), r"update has shape \(1, 8\), the table has 4 stages; a batch"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_shapes_that_fit_nothing_are_refused(field):
+    shape, message = WRONG[field]
+    costs = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones(shape)})
+    for run in (pj.makespan, pj.finish_times, pj.slack):
+        with pytest.raises(ValueError, match=message):
+            run(lowered(), costs)
+    batch = pj.Costs(**{"forward": 1.0, "backward": 2.0, field: np.ones((5, *shape))})
+    with pytest.raises(ValueError, match=message.partition(r"\(")[0]):
+        pj.makespans(lowered(), batch)
+
+
+def test_a_batch_of_costs_per_microbatch_has_an_axis_of_its_own():
+    with pytest.raises(ValueError, match=r"have no batch axis here.*put one in front"):
+        pj.makespans(lowered(), pj.Costs(forward=np.ones((4, 8)), backward=2.0))
+    one = pj.Costs(forward=np.ones((1, 4, 8)), backward=2.0)
+    assert pj.makespans(lowered(), one).tolist() == [33.0]
+
+
+def test_what_takes_microbatches_as_alike_refuses_others():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    costs = pj.Costs(forward=np.ones((2, 8)), backward=2.0)
+    with pytest.raises(ValueError, match="differ by microbatch: a search of the schedule"):
+        pj.optimize(table, costs, memory_limit=4, time_limit=1)
+    for repeats in (
+        pj.cycle_time,
+        functools.partial(pj.extrapolated_makespans, num_microbatches=9),
+    ):
+        with pytest.raises(ValueError, match="differ by microbatch: what repeats"):
+            repeats(pj.lower(table), pj.Costs(forward=np.ones((1, 2, 8)), backward=2.0))
+
+
+def test_bounds_of_a_certificate_hold_for_the_least_of_the_microbatches():
+    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=3)
+    length = np.array([[1.0, 0.5, 2.0]])
+    costs = pj.Costs(forward=length, input_grad=length, weight_grad=length, transmit=0.25)
+    run = pj.evaluate(table, costs)
+    # 9 ops of 0.5 s behind a forward and its message
+    bounds = {"path": 16.0, "worker": 9 * 0.5 + 0.75, "memory chain": 4.0}
+    verdict = pj.verify(pj.certificate(run, limits=[3.0, 3.0], lower_bounds=bounds))
+    assert (verdict.ok, verdict.problems) == (True, ())
+    assert all(bound.checked for bound in verdict.bounds)
+    too_much = pj.certificate(run, limits=[3.0, 3.0], lower_bounds={"worker": 9.0})
+    assert [p.claim for p in pj.verify(too_much).problems] == ["lower bound by worker"]
+    wrong = pj.certificate(run)
+    wrong["costs"]["F"][0][1] = 0.75
+    assert not pj.verify(wrong).ok
+    wrong["costs"]["F"][0] = [1.0, 2.0]
+    with pytest.raises(ValueError, match="F must be 3 numbers or lists, got"):
+        pj.verify(wrong)
