@@ -489,6 +489,21 @@ def test_a_comparison_grid_compiles_a_handful_of_times():
         )
 
 
+def test_programs_of_a_size_have_the_shapes_of_one():
+    """So their gradients compile once, however many slots, edges and uses of costs they have."""
+    shapes = set()
+    for name in ("gpipe", "1f1b", "chimera", "hanayo", "zb-h1"):
+        for count, message in itertools.product((70, 128), (0.5, np.ones((9, 3)))):
+            program = pj.lower(pj.schedules.build(name, num_workers=4, num_microbatches=count))
+            costs = pj.Costs(forward=np.ones(9), backward=2.0, transmit=message)
+            if np.ndim(message) and name == "hanayo":
+                costs = but(costs, transmit=np.ones((9, 7)))
+            ops, rows = binary_ops(program), cost_rows(program, costs)
+            parts = forward_program(ops, rows), backward_program(ops, rows)
+            shapes.add(str(jax.tree.map(np.shape, parts)))
+    assert len(shapes) == 1
+
+
 @pytest.mark.parametrize("unroll", [False, True])
 def test_other_costs_compile_nothing(unroll):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)

@@ -17,7 +17,7 @@ from pipejax.engine.batched.single_xla_call import Unsigned
 
 GROUP = 8  # ops of one iteration; their choices fill a byte
 BUCKETS = 8  # sizes grow by this factor from bucket to bucket
-LEAST_OPS, LEAST_EDGES, LEAST_SLOTS, LEAST_ROWS = 512, 1024, 16, 64
+LEAST_OPS, LEAST_SLOTS, LEAST_ROWS = 512, 128, 64
 ALWAYS, CHOICE, NOT_CHOICE = 0, 1, 2
 MAX_RUN = 255  # uses that one byte can count
 STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
@@ -95,6 +95,11 @@ def bucket(size: int, least: int) -> int:
     return least
 
 
+def width(rows: CostRows) -> int:
+    """Bucket of the costs of a program: of its rows and of the columns of its matrix, as one."""
+    return bucket(max(len(rows.terms), rows.num_columns), LEAST_ROWS)
+
+
 def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
     """Encode a program as data."""
     row = rows.row_of_position
@@ -107,7 +112,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
         code=code,
         num_groups=np.array(-(-ops.num_ops // GROUP), Unsigned),
         last=np.array(ops.slot[-1], Unsigned),
-        terms=_padded(rows.terms, LEAST_ROWS),
+        terms=_padded(rows.terms, width(rows)),
         num_rows=np.array(len(rows.terms), Unsigned),
         num_slots=bucket(ops.num_slots, LEAST_SLOTS),
     )
@@ -141,12 +146,13 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     order = np.lexsort((used, uses[:, 0] // STRETCH))
     order = order[used[order] != ZERO_ROW]
     runs = _runs(used[order])
+    most = 2 * bucket(ops.num_ops, LEAST_OPS)  # two operands and two costs of each op
     return BackwardProgram(
-        edges=_padded(edges, LEAST_EDGES),
+        edges=_padded(edges, most),
         num_edges=np.array(len(edges), Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
-        uses=_padded(uses[order], LEAST_EDGES),
-        runs=_padded(runs, LEAST_ROWS),
+        uses=_padded(uses[order], most),
+        runs=_padded(runs, bucket(len(runs), most // 2)),
         num_runs=np.array(len(runs), Unsigned),
     )
 
@@ -167,7 +173,7 @@ def _runs(row: Column) -> Int[NumpyArray, "runs 3"]:
     return np.stack([row[start], start, stop], axis=1)
 
 
-def _padded(table: Int[NumpyArray, "rows columns"], least: int) -> UInt[NumpyArray, "padded _"]:
-    padded = np.zeros((bucket(len(table), least), table.shape[1]), Unsigned)
+def _padded(table: Int[NumpyArray, "rows columns"], size: int) -> UInt[NumpyArray, "padded _"]:
+    padded = np.zeros((size, table.shape[1]), Unsigned)
     padded[: len(table)] = table
     return padded

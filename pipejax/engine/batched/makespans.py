@@ -27,11 +27,10 @@ from pipejax.costs.precision import check_finite, handed_over, is_traced, known
 from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
 from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
 from pipejax.engine.batched.interpreted_program import (
-    LEAST_ROWS,
     Task,
     backward_program,
-    bucket,
     forward_program,
+    width,
 )
 from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makespans, lanes
 from pipejax.engine.batched.sharding import spread_of, spread_out
@@ -416,11 +415,11 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
     """
     if over is None and jax.default_backend() == "cpu":  # seen as NumPy's they need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    pieces, width = rows.pieces(leaves), bucket(rows.num_columns, LEAST_ROWS)
-    if over is not None or size * width >= WORTH_COMPILING:
+    pieces, columns = rows.pieces(leaves), width(rows) - 1
+    if over is not None or size * (columns + 1) >= WORTH_COMPILING:
         return pieces
     dtype = pieces[0].dtype
-    matrix = np.empty((max(size, lanes(dtype)), width - 1), dtype)
+    matrix = np.empty((max(size, lanes(dtype)), columns), dtype)
     matrix[size:] = 0
     used = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
     matrix[:size, : used.shape[1]] = used
