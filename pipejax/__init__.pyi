@@ -12,6 +12,7 @@ from pipejax.analysis.distributions import (
 from pipejax.analysis.evaluate import Evaluation as Evaluation, evaluate as evaluate
 from pipejax.analysis.head_of_line_blocking import transfer_waits as transfer_waits
 from pipejax.analysis.jitter import jitter as jitter
+from pipejax.analysis.longest_paths import longest_paths as longest_paths
 from pipejax.analysis.robustness import robustness as robustness
 from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness

@@ -101,6 +101,7 @@ class Run:
         if link == "rendezvous" and posting == "program":
             self.post()
         self.start, self.end = {}, {}
+        self.waits = {}  # of each user of a resource: what it waits for, with the lag
         self.run()
 
     def queue_on_host_links(self):
@@ -360,6 +361,7 @@ class Run:
             lasts = self.reduction_time(user)
         else:
             lasts = self.duration(user[1])
+        self.waits[user] = waits
         self.start[user] = max([0.0] + [self.end[other] + lag for other, lag in waits])
         self.end[user] = self.start[user] + lasts
         return True

@@ -36,7 +36,7 @@ class Choices(NamedTuple):
 
 
 @st.composite
-def tables(draw, communication=False, max_workers=4, max_microbatches=5):
+def tables(draw, communication=False, max_workers=4, max_microbatches=5, offloads=True):
     """Draw a legal table."""
     workers = draw(st.integers(1, max_workers))
     stages = draw(st.integers(workers, 2 * workers + 1))
@@ -57,8 +57,9 @@ def tables(draw, communication=False, max_workers=4, max_microbatches=5):
     pipe_of[0] = 0
     splits = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
     recomputes = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3]))
-    offloads = rng.random((stages, microbatches)) < draw(st.sampled_from([0.0, 0.3, 1.0]))
-    does = Choices(splits, recomputes, offloads, draw(st.booleans()))
+    share = draw(st.sampled_from([0.0, 0.3, 1.0])) if offloads else 0.0
+    out = rng.random((stages, microbatches)) < share
+    does = Choices(splits, recomputes, out, draw(st.booleans()))
     rows = _run(rng, placement, pipe_of, does, communication)
     if draw(st.integers(0, 3)) == 0:
         rows = [_with_updates(rng, row) for row in rows]

@@ -46,6 +46,7 @@ NAMES = [
     "jitter",
     "load_model",
     "load_system",
+    "longest_paths",
     "lower",
     "makespan",
     "makespans",

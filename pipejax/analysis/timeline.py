@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.checks import check_types
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE, HOST_LINK = 0, 1, 2, 3, 4
@@ -35,6 +35,7 @@ class Bar(NamedTuple):
       finish: [s].
       ops: the op, or the forward and backward of a fused pair.
       is_critical: whether it is on the critical path.
+      node: node of the program, or the source where the run had none.
     """
 
     worker: int
@@ -42,6 +43,7 @@ class Bar(NamedTuple):
     finish: float
     ops: tuple[Op, ...]
     is_critical: bool
+    node: int = SOURCE
 
     @property
     def on_host_link(self) -> bool:
@@ -93,6 +95,7 @@ def bars(evaluation: Evaluation) -> list[Bar]:
             float(evaluation.node_finish[node]),
             ops,
             bool(evaluation.critical[node]),
+            node,
         )
         for node, worker, ops in cells + at_end
     ]

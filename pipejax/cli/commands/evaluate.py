@@ -10,10 +10,10 @@ import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.timing import TimingSettings
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.op_values import OpValue, op_values, values_by_phase
 from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
 from pipejax.cli.output.step import memory_json, step_facts, step_json, step_parts
 from pipejax.schedules.table.links import format_pairs
@@ -26,14 +26,13 @@ def evaluate(
     pricing: Pricing | None,
     links: pj.Links,
     activations: ActivationOptions,
-    slack: bool = False,
+    timing: TimingSettings,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate one schedule: step time, bubbles, memory, critical path.
 
     Options:
-      slack: Show how much longer ops could take at no cost.
       certificate: Write what is claimed to this file (.json), for `pipejax verify`.
     """
     priced = required(pricing)
@@ -41,14 +40,12 @@ def evaluate(
     evaluation = pj.evaluate(table, costs, link=links)
     held = activations.of(table, priced.workload).held(evaluation)
     result = summary(evaluation, priced, held)
-    spare = _slack(evaluation, costs) if slack else []
+    beside = timing.of(evaluation)
     if certificate.path is not None:
         certify(pj.certificate(evaluation, memory=held.memory), certificate)
         result |= certificate.as_json()
     if json:
-        if slack:
-            result["slack"] = [{"op": v.op, "worker": v.worker, "slack": v.value} for v in spare]
-        print_json(result)
+        print_json(result | beside.json)
         return certificate.end(json=True)
     path = sorted(result["critical_path"].items(), key=lambda item: -item[1])
     idle = percent(result["span_bubble_ratio"])
@@ -68,8 +65,7 @@ def evaluate(
     )
     if priced.workload is not None:
         print_all(step_parts(result))
-    if slack:
-        print_all(values_by_phase(spare, "slack", seconds))
+    print_all(*beside.tables)
     print_written("wrote the certificate to", certificate.written)
     certificate.end(json=False)
 
@@ -103,16 +99,6 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
         result |= step_json(evaluation, pricing.workload, pricing.system)
         result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)
     return result | {"activation_memory": held.as_json()}
-
-
-def _slack(evaluation: "pj.Evaluation", costs: "pj.Costs") -> list[OpValue]:
-    """Slack of every op in seconds; on the critical path 0, up to rounding."""
-    from pipejax.analysis.evaluate import lower_and_price
-    from pipejax.base import longest_path
-    from pipejax.engine.recurrence_host import run_on_host
-
-    run = run_on_host(*lower_and_price(evaluation.table, costs, evaluation.links))
-    return op_values(evaluation, longest_path.slack(run.preds, run.duration, run.lag))
 
 
 def _link(evaluation: "pj.Evaluation") -> str:

@@ -37,6 +37,7 @@ NEEDS: Mapping[str, Needs] = {
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
+    "distinct_counts": Needs("paths"),
 }
 # arguments of the library whose option has another name
 _RENAMED = {

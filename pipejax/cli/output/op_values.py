@@ -37,14 +37,15 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
       Ops row by row, then all-reduces and updates.
     """
     from pipejax.analysis.timeline import bars
-    from pipejax.engine.lowering.program import SOURCE
 
-    program = evaluation.program
-    cells = program.node_of_cell[program.node_of_cell != SOURCE]
-    nodes = [*cells, *program.beside_cells]  # the order of the bars
     return [
-        OpValue(bar.label, "+".join(op.phase.name for op in bar.ops), bar.worker, float(of_node[n]))
-        for bar, n in zip(bars(evaluation), nodes, strict=True)
+        OpValue(
+            bar.label,
+            "+".join(op.phase.name for op in bar.ops),
+            bar.worker,
+            float(of_node[bar.node]),
+        )
+        for bar in bars(evaluation)
     ]
 
 

@@ -1,0 +1,206 @@
+"""The longest paths of a run: against enumeration of all, on random graphs and tables."""
+
+import itertools
+from collections import Counter
+from itertools import pairwise
+
+import networkx as nx
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import assume, given, settings, strategies as st
+
+import pipejax as pj
+from pipejax.base.path_ranking import Kinds, PathRanking
+
+LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
+MOST = 1000  # paths that are enumerated
+SMALL = ["--schedule", "chimera", "--workers", 4, "--microbatches", 4]
+TIMES = ["--stage-times", "F=1,B=2", "--comm", 0.1]
+
+
+@st.composite
+def graphs(draw):
+    """Draw a small graph: predecessors, durations, lags, and what nodes and edges are."""
+    nodes, width = draw(st.integers(2, 9)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    preds = np.array([rng.integers(0, max(1, node), width) for node in range(nodes)])
+    values = rng.choice(
+        draw(st.sampled_from([[0.1, 0.3, 0.7], [0.0, 1.0, 2.0]])), (2, nodes, width)
+    )
+    duration, lag = values[0, :, 0], values[1]
+    duration[0] = lag[0] = 0.0
+    lag[preds == 0] = 0.0
+    kinds = rng.integers(0, 2, (nodes, width + 1)) * rng.choice([1, 10**30], (nodes, width + 1))
+    return preds, duration, lag, Kinds(kinds[:, 0].tolist(), kinds[:, 1:].tolist())
+
+
+def every_path(preds, duration, lag, kinds):
+    """Yield length, edges and kind of all paths, from the source to what nothing waits for."""
+    ends = set(range(1, len(preds))) - set(preds.ravel().tolist())
+
+    def paths_to(node):
+        if node == 0:
+            yield 0.0, (), 0
+            return
+        columns = [c for c, before in enumerate(preds[node].tolist()) if before] or [0]
+        for column in columns:
+            for length, edges, kind in paths_to(int(preds[node, column])):
+                kind += kinds.edges[node][column] + kinds.nodes[node]
+                length = length + lag[node, column] + duration[node]
+                yield float(length), (*edges, (node, column)), kind
+
+    for node in sorted(ends):
+        yield from paths_to(node)
+
+
+@given(graph=graphs())
+def test_ranks_all_paths_of_a_graph(graph):
+    *given_, kinds = graph
+    paths = list(every_path(*graph))
+    ends = np.unique([edges[-1][0] for _, edges, _ in paths])
+    found = list(PathRanking(*given_, ends).paths())
+    # the very sums, bit by bit, in order; and no path twice
+    assert [path.length for path in found] == sorted((p[0] for p in paths), reverse=True)
+    listed = [tuple(zip(path.nodes, path.columns, strict=True)) for path in found]
+    assert sorted(listed) == sorted(edges for _, edges, _ in paths)
+    longest = {}
+    for length, _, kind in paths:
+        longest[kind] = max(length, longest.get(kind, 0.0))
+    of_kinds = [path.length for path in PathRanking(*given_, ends, kinds).paths()]
+    assert of_kinds == sorted(longest.values(), reverse=True)
+
+
+def reference_graph(run):
+    """What the event loop waited for: an edge weighs its lag, and what the user behind it takes.
+
+    What a row's order says anyway is no wait of its own.
+    """
+    graph = nx.MultiDiGraph()
+    graph.add_node("start")
+    next_to = {((w, a), (w, b)) for w, row in enumerate(run.ops) for a, b in pairwise(row)}
+    for user, waits in run.waits.items():
+        lasts, seen = run.end[user] - run.start[user], set()
+        for other, lag in waits or [("start", 0.0)]:
+            ends = [end for end in (other, user) if len(end) == 2]  # cells
+            if len(ends) == 2 and ends[0][0] == ends[1][0] and (other, user) not in next_to:
+                continue
+            is_message = len(ends) == 2 and ends[0][0] != ends[1][0]
+            if is_message or (other, lag) not in seen:  # a wait that is said twice is one
+                graph.add_edge(other, user, weight=lag + lasts)
+                seen.add((other, lag))
+    return graph
+
+
+def number_of_paths(graph):
+    count = Counter({"start": 1})
+    for node in nx.topological_sort(graph):
+        for _, after in graph.out_edges(node):
+            count[after] += count[node]
+    return sum(count[node] for node in graph if not graph.out_degree(node))
+
+
+@given(data=st.data(), link=LINKS, count=st.integers(1, 40))
+@settings(max_examples=30)
+def test_equals_enumeration_on_the_graph_of_the_event_loop(data, link, count):
+    table, rows = data.draw(strategies.tables(max_workers=3, max_microbatches=2, offloads=False))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    case = strategies.price(table, rows, rng, pairs=data.draw(st.booleans()), step_end=True)
+    run = reference.Run(rows, table.pipe_of_microbatch.tolist(), case.theirs, link)
+    graph = reference_graph(run)
+    assume(number_of_paths(graph) <= MOST)
+    ends = [node for node in graph if not graph.out_degree(node)]
+    lengths = [
+        sum(graph.edges[edge]["weight"] for edge in path)
+        for path in nx.all_simple_edge_paths(graph, "start", ends)
+    ]
+    found = pj.longest_paths(pj.evaluate(table, case.costs, link=link), count)
+    assert [path.length for path in found] == sorted(lengths, reverse=True)[:count]
+
+
+@given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, distinct=st.booleans())
+@settings(max_examples=30)
+def test_counts_are_what_is_on_the_path(case, link, distinct):
+    run = pj.evaluate(case.table, case.costs, link=link)
+    found = pj.longest_paths(run, 12, distinct_counts=distinct)
+    assert found[0].length == run.makespan
+    assert found[0].nodes == tuple(np.flatnonzero(run.critical)[1:])  # the one of the gradient
+    assert len({(path.nodes, path.messages, *path.counts.values()) for path in found}) == len(found)
+    if distinct:
+        assert len({tuple(path.counts.values()) for path in found}) == len(found)
+    for path in found:
+        spent = sum(
+            float(run.node_duration[node]) for node in path.nodes
+        )  # and the messages that are no nodes
+        assert spent <= path.length + 1e-9
+        letters = Counter(
+            letter
+            for op in path.ops
+            for letter, _, _ in reference.split(op)
+            if case.costs.pair is None or not op.endswith("OVERLAP_F_B")
+        )
+        assert {name: path.counts[name] for name in letters if name in path.counts} == {
+            name: count for name, count in letters.items() if name in path.counts
+        }
+        sent = Counter("c_" + message.strip("0123456789")[-1] for message in path.messages)
+        if link in ("delay", "rendezvous"):
+            assert {n: c for n, c in path.counts.items() if n[0] == "c" and c} == sent
+
+
+def test_counts_times_costs_are_the_length(data):
+    table = pj.read_table(data / "DualPipeV_4_8.csv")
+    prices = {"F": 1.0, "I": 1.25, "W": 0.75, "c": 0.125, "latency": 0.0625}
+    costs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, latency=0.0625, transmit=0.125)
+    prices["B"] = 2.0
+    for link, message in (("delay", 0.1875), ("queued", 0.125), ("rendezvous", 0.1875)):
+        for path in pj.longest_paths(
+            pj.evaluate(table, costs, link=link), 30, distinct_counts=True
+        ):
+            of = {**prices, "c": message}
+            total = sum(count * of[name.split("_")[0]] for name, count in path.counts.items())
+            assert total == path.length, (link, path)
+            assert ("latency_F" in path.counts) == (link == "queued")
+    with_pairs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, pair=2.5)
+    for path in pj.longest_paths(pj.evaluate(table, with_pairs), 30, distinct_counts=True):
+        of = {**prices, "c": 0.0, "pair": 2.5}
+        total = sum(count * of[name.split("_")[0]] for name, count in path.counts.items())
+        assert total == path.length
+        assert path.counts["pair"] > 0
+
+
+def test_what_becomes_critical_next():
+    """The two longest of gpipe: one message less is one later arrival less."""
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.5))
+    (first, second, *_) = pj.longest_paths(run, 10, distinct_counts=True)
+    assert first.counts == {"F": 3, "B": 3, "c_F": 1, "c_B": 1}
+    assert (first.behind, first.length) == (0.0, 10.0)
+    assert second.counts == {"F": 2, "B": 3, "c_F": 0, "c_B": 0} or second.behind > 0
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
+        pj.longest_paths(run, 0)
+
+
+def test_on_the_command_line(answer, call, mistake):
+    found = answer("evaluate", *SMALL, *TIMES, "--paths", 5)
+    paths = found["paths"]
+    assert [set(path) for path in paths] == [{"length", "behind", "counts", "ops", "messages"}] * 5
+    assert paths[0]["length"] == found["makespan"]
+    assert paths[0]["counts"] == {"F": 4, "B": 6, "c_F": 3, "c_B": 4}
+    lengths = [path["length"] for path in paths]
+    assert lengths == sorted(lengths, reverse=True)
+    distinct = answer("evaluate", *SMALL, *TIMES, "--paths", 5, "--distinct-counts")["paths"]
+    counts = [tuple(path["counts"].values()) for path in distinct]
+    assert len(set(counts)) == 5
+    code, out, _ = call("evaluate", *SMALL, *TIMES, "--paths", 3)
+    assert code == 0
+    assert "0-3F0 3-1B0 2-0B3" in out
+    assert "--paths" in mistake("evaluate", *SMALL, *TIMES, "--paths", 0)
+    assert "--paths" in mistake("evaluate", *SMALL, *TIMES, "--distinct-counts")
+
+
+def test_a_long_schedule_takes_no_recursion():
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3000)
+    found = pj.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
+    assert [path.behind for path in found] == [0.0] * 3
+    assert len(set(map(tuple, itertools.chain([path.nodes] for path in found)))) == 3
