@@ -5,6 +5,7 @@ what it counts more often gets slower, or what the longest counts more often get
 """
 
 import itertools
+import math
 import operator
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -127,9 +128,10 @@ def _counted(
     """
     layout = program.layout
     groups = np.array(layout.groups, object)
+    each_way = math.prod(layout.link_shape) // 2
     for name in LINK_COSTS:
-        ways = [_MESSAGE[name] + way for way in ("_F", "_B")]
-        groups[groups == name] = np.repeat(ways, layout.num_boundaries // 2)
+        of_message = groups == name
+        groups[of_message] = [_MESSAGE[name] + way for way in ("_F", "_B") for _ in range(each_way)]
     parts = [[group] for group in groups.tolist()]
     if evaluation.costs.pair is None:  # it lasts as long as its two ops, and counts as they do
         for position, pair in zip(
