@@ -48,7 +48,7 @@ class RankedPath(NamedTuple):
     columns: list[int]
 
 
-class _Found(NamedTuple):
+class _PathTo(NamedTuple):
     """A path to a node: its last edge, and the rank of the rest among paths to the node before."""
 
     length: float
@@ -81,7 +81,7 @@ class PathRanking:
         self._longest = np.append(finish, finish[ends].max())
         self._kind_of_longest = [] if kinds is None else self._longest_kinds(kinds)
         # of every node that was looked at: paths found, candidates, the one whose follower is due
-        self._paths: dict[int, list[_Found]] = {}
+        self._paths: dict[int, list[_PathTo]] = {}
         self._candidates: dict[int, list[tuple[float, int, int]]] = {}
         self._due: dict[int, tuple[int, int]] = {}
         self._ended = {SOURCE}
@@ -111,11 +111,11 @@ class PathRanking:
         is_edge = np.ones(len(self._ends)) if node == self._end else self._is_edge[node]
         return np.flatnonzero(is_edge).tolist()
 
-    def _found(self, node: int) -> list[_Found]:
+    def _found(self, node: int) -> list[_PathTo]:
         """Paths to a node that are known; the first always is."""
         if node not in self._paths:
             kind = 0 if self._kinds is None else self._kind_of_longest[node]
-            longest = _Found(float(self._longest[node]), int(self._first[node]), 0, kind)
+            longest = _PathTo(float(self._longest[node]), int(self._first[node]), 0, kind)
             self._paths[node] = [longest]
         return self._paths[node]
 
@@ -174,7 +174,7 @@ class PathRanking:
             if kind in self._seen[node]:
                 return False
             self._seen[node].add(kind)
-        self._paths[node].append(_Found(-length, column, rank, kind))
+        self._paths[node].append(_PathTo(-length, column, rank, kind))
         return True
 
     def _path(self, rank: int) -> RankedPath:
