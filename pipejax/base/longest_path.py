@@ -96,6 +96,43 @@ def finish_times_of_many(
     return finish.T
 
 
+def longest_paths_of_many(
+    preds: Preds,
+    duration_index: Int[NumpyArray, " nodes"],
+    lag_index: Int[NumpyArray, "nodes max_preds"],
+    costs: NumpyArray,
+) -> tuple[NumpyArray, NumpyArray]:
+    """Longest paths of one graph under many costs (costs, runs), of which entry 0 is 0.
+
+    Durations and lags are positions in the costs, which keep their type: whole numbers, be they
+    NumPy's or Python's, are added exactly.
+
+    Returns (runs) lengths, and (costs, runs) how often each cost is on the path: the first of the
+    sinks and of the predecessors that attain a maximum, as everywhere.
+    """
+    (num_nodes, width), runs = preds.shape, np.arange(costs.shape[1])
+    finish = np.zeros((num_nodes, len(runs)), costs.dtype)
+    choice = np.zeros(finish.shape, np.min_scalar_type(width))
+    is_used = (preds > 0) | (lag_index > 0)  # what waits for the source alone never comes later
+    for node, (before, lags) in enumerate(zip(preds.tolist(), lag_index.tolist(), strict=True)):
+        arrival = finish[before[0]] + costs[lags[0]]
+        for column in np.flatnonzero(is_used[node, 1:]) + 1:
+            other = finish[before[column]] + costs[lags[column]]
+            choice[node][other > arrival] = column
+            arrival = np.maximum(arrival, other)
+        finish[node] = arrival + costs[duration_index[node]]
+    sinks = np.setdiff1d(np.arange(num_nodes), preds)
+    node = sinks[finish[sinks].argmax(axis=0)]
+    length, counts = finish[node, runs], np.zeros(costs.shape, np.int64)
+    while node.any():  # all runs walk back at once; the source waits for itself at no cost
+        column = choice[node, runs]
+        counts[duration_index[node], runs] += 1
+        counts[lag_index[node, column], runs] += 1
+        node = preds[node, column]
+    counts[0] = 0
+    return length, counts
+
+
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:

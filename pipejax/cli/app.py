@@ -20,6 +20,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
+    "formula": "Show the exact closed form of the makespan: a maximum of sums, with regimes "
+    "and proof.",
     "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "
     "re-evaluations.",
     "tune": "Find what makes the step shortest, by gradient or by evaluating all that is legal.",

@@ -208,10 +208,7 @@ class Costs:
           hanayo [0.5 0.5 0.5 0.5] [24. 24.]
         """
         check_types(table=(table, ScheduleTable))
-        workers = table.placement[0]
-        there = np.bincount(workers, minlength=table.num_workers)[workers]
-        part = np.asarray(table.stage_shares) / there
-        return cls._alike(part, forward=forward, transfer=transfer, **others)
+        return cls._alike(table.worker_parts, forward=forward, transfer=transfer, **others)
 
     @classmethod
     def _alike(cls, part: NumpyArray | None, *, transfer: Any, **times: Any) -> "Costs":

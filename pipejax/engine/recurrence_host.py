@@ -39,3 +39,14 @@ def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRu
     finish = longest_path.finish_times(preds, duration, lag)
     start = longest_path.start_times(preds, finish, lag)
     return HostRun(preds, duration, lag, start, finish)
+
+
+def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
+    """Run a program at many cost vectors (costs, runs), of whole numbers: every sum is exact.
+
+    Returns (runs) makespans, and (costs, runs) how often each cost is on the critical path.
+    """
+    preds, duration, lag = map(
+        np.asarray, (program.preds, program.duration_index, program.lag_index)
+    )
+    return longest_path.longest_paths_of_many(preds, duration, lag, costs)

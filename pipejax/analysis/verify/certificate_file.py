@@ -2,13 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.event_run import Seconds
 from pipejax.analysis.verify.memory import ActivationSizes
 from pipejax.base.checks import number, one_of
-from pipejax.base.units import load_json
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
@@ -62,29 +60,27 @@ class CertificateContent(NamedTuple):
     claims: Mapping[str, Any]
 
 
-def read_certificate(source: str | Path | Mapping[str, Any]) -> CertificateContent:
+def read_certificate(data: Mapping[str, Any], name: str = "certificate") -> CertificateContent:
     """Read a certificate; a `ScheduleError` says that its table cannot run."""
-    name = "certificate" if isinstance(source, Mapping) else str(source)
-    data = source if isinstance(source, Mapping) else load_json(Path(source))
     if data.get("format") != FORMAT or repr(data.get("version")) != repr(VERSION):
         raise ValueError(
             f'{name} is not a certificate: expected "format": "{FORMAT}" and "version": {VERSION}, '
             f"got {data.get('format')!r} and {data.get('version')!r}"
         )
-    _check_keys(data, ("format", "version", *PARTS), name)
-    links = _links(data["links"], f"{name}: links")
-    memory = _check_keys(data["memory"], SIZES, f"{name}: memory")
-    question = _check_keys(data["question"], QUESTION, f"{name}: question")
+    check_keys(data, ("format", "version", *PARTS), name)
+    links = read_links(data["links"], f"{name}: links")
+    memory = check_keys(data["memory"], SIZES, f"{name}: memory")
+    question = check_keys(data["question"], QUESTION, f"{name}: question")
     one_of(question["objective"], OBJECTIVES, f"{name}: objective")
     one_of(question["offload"], (True, False), f"{name}: offload")
-    claims = _check_keys(data["claims"], CLAIMS, f"{name}: claims")
+    claims = check_keys(data["claims"], CLAIMS, f"{name}: claims")
     bounds = claims["lower_bounds"]
     for given in bounds if isinstance(bounds, list) else [None]:
-        bound = _check_keys(given, ("by", "value"), f"{name}: a lower bound")
+        bound = check_keys(given, ("by", "value"), f"{name}: a lower bound")
         number(bound["value"], f"{name}: a lower bound")
         if not isinstance(bound["by"], str):
             raise ValueError(f"{name}: what a bound rests on must be text, got {bound['by']!r}")
-    table = _table(data["table"], f"{name}: table")
+    table = read_table_of(data["table"], f"{name}: table")
     _check_costs(data["costs"], table, OF_BOUNDS if bounds else (), f"{name}: costs")
     for key in SIZES:
         _check_numbers(memory[key], (table.num_stages,), f"{name}: {key}")
@@ -94,15 +90,16 @@ def read_certificate(source: str | Path | Mapping[str, Any]) -> CertificateConte
     return CertificateContent(table, links, data["costs"], sizes, **question, claims=claims)
 
 
-def _table(data: Any, where: str) -> ScheduleTable:
+def read_table_of(data: Any, where: str) -> ScheduleTable:
+    """Read the table of a certificate; a `ScheduleError` says that it cannot run."""
     try:
-        check_json(_check_keys(data, {*getattr(data, "keys", tuple)()}, where))
+        check_json(check_keys(data, {*getattr(data, "keys", tuple)()}, where))
     except ScheduleError as error:  # no table at all: nothing that could be wrong of it
         raise ValueError(f"{where}: {error.reason}") from None
     return from_json(data)
 
 
-def _check_keys(section: Any, keys: Collection[str], where: str) -> Mapping[str, Any]:
+def check_keys(section: Any, keys: Collection[str], where: str) -> Mapping[str, Any]:
     """Return a section, which has exactly these keys."""
     if not isinstance(section, Mapping) or set(section) != set(keys):
         got = sorted(section) if isinstance(section, Mapping) else section
@@ -128,7 +125,7 @@ def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where:
     cells = [cell for row in table.rows() for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in given]
     needs = {op.phase.name for cell in priced for op in cell if op.phase in TIMED}
-    for key, value in _check_keys(costs, given | needs | {*more, *MESSAGE}, where).items():
+    for key, value in check_keys(costs, given | needs | {*more, *MESSAGE}, where).items():
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1
@@ -142,10 +139,10 @@ def _depth(value: Any) -> int:
     return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
 
 
-def _links(record: Any, where: str) -> Links:
+def read_links(record: Any, where: str) -> Links:
     """Read the links; what the checker's run does not know must be as it is by default."""
     fields = [field.name for field in dataclasses.fields(Links)]
-    links = Links(**_check_keys(record, fields, where))
+    links = Links(**check_keys(record, fields, where))
     known = {name: getattr(links, name) for name in LINK_FIELDS}
     if links != Links(**known):
         raise ValueError(f"{where}: the checker knows {', '.join(LINK_FIELDS)} alone, got {links}")

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 from pipejax.analysis.verify.bounds import derived_bounds
 from pipejax.analysis.verify.certificate_file import CertificateContent, read_certificate
 from pipejax.analysis.verify.event_run import Event, EventRun, by_worker
+from pipejax.analysis.verify.formula_check import formula_problems
+from pipejax.analysis.verify.formula_file import is_formula, read_formula_certificate
 from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types, is_number
+from pipejax.base.units import load_json
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
@@ -106,10 +109,14 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       >>> print(*pj.verify(claimed).problems)
       ops: 1F0 (worker 1, slot 1): start: claimed 0.5, derived 1.0, behind 0SEND_F0 (worker 0 to 1)
     """
-    check_types(certificate=(certificate, Mapping, str, Path))
     check_types(certificate=(certificate, str, Path, Mapping))
+    data = certificate if isinstance(certificate, Mapping) else load_json(Path(certificate))
+    name = "certificate" if isinstance(certificate, Mapping) else str(certificate)
     try:
-        content = read_certificate(certificate)
+        if is_formula(data):
+            form = read_formula_certificate(data, name)
+            return Verdict(None, tuple(Discrepancy(*each) for each in formula_problems(form)))
+        content = read_certificate(data, name)
     except ScheduleError as error:  # there is a table, and it cannot run
         return Verdict(None, (Discrepancy("table", "legal", error.reason),))
     run = EventRun(content.table, content.costs, content.links)

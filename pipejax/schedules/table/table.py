@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_numbers
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
@@ -188,6 +188,13 @@ class ScheduleTable(Content):
     def stages_per_worker(self) -> int:
         """Largest number of stages that one pipe has on one worker."""
         return int(max(np.bincount(row).max() for row in self.placement))
+
+    @property
+    def worker_parts(self) -> Float[NumpyArray, " stages"]:
+        """Part of what one microbatch does on one worker that each of its stages there takes."""
+        workers = self.placement[0]
+        there = np.bincount(workers, minlength=self.num_workers)[workers]
+        return np.asarray(self.stage_shares) / there
 
     @property
     def is_fused(self) -> Bool[NumpyArray, "workers slots"]:

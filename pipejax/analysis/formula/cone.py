@@ -1,0 +1,121 @@
+"""Polyhedral cones in whole numbers: by inequalities and by extreme rays, both at once.
+
+The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
+an inequality that is added cuts off some rays, and makes a new one on each edge that it crosses.
+Numbers are whole, so that nothing is ever rounded.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Int, NumpyArray
+
+LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
+PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
+
+Vector = Int[NumpyArray, " dims"]
+Vectors = Int[NumpyArray, "some dims"]
+
+
+class Cone(NamedTuple):
+    """A pointed cone of full dimension: all x with inequality . x >= 0.
+
+    Attributes:
+      rays: (rays, dims) extreme rays, each with the greatest common divisor 1.
+      inequalities: (inequalities, dims) normals.
+      tight: (rays, inequalities) whether a ray lies on the border.
+    """
+
+    rays: Vectors
+    inequalities: Vectors
+    tight: Bool[NumpyArray, "rays inequalities"]
+
+    @classmethod
+    def orthant(cls, dims: int) -> "Cone":
+        """All x >= 0."""
+        unit = np.eye(dims, dtype=np.int64)
+        return cls(unit, unit, unit == 0)
+
+    def cut(self, normal: Vector) -> "Cone":
+        """Add the inequality normal . x >= 0."""
+        value = self.rays @ fitting(normal, int(np.abs(normal).max()) * self.largest_sum)
+        keep = value >= 0
+        above, below = self._crossed_edges(np.flatnonzero(value > 0), np.flatnonzero(~keep))
+        on_border = np.column_stack([self.tight[above] & self.tight[below], np.ones(len(above))])
+        crossings = _crossings(self.rays, value, above, below)
+        kept = np.column_stack([self.tight[keep], value[keep] == 0])
+        return Cone(
+            np.concatenate([self.rays[keep], crossings]),
+            np.vstack([self.inequalities, normal]),
+            np.concatenate([kept, on_border.astype(bool)]),
+        )
+
+    def is_facet(self, inequality: int) -> bool:
+        """Whether an inequality bounds the cone by a facet: its rays span one dimension less."""
+        return rank(self.rays[self.tight[:, inequality]]) == self.rays.shape[1] - 1
+
+    @property
+    def largest_sum(self) -> int:
+        """What no sum of the sizes of a ray's entries exceeds."""
+        return int(np.abs(self.rays).max()) * self.rays.shape[1]
+
+    def _crossed_edges(
+        self, above: Int[NumpyArray, " above"], below: Int[NumpyArray, " below"]
+    ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
+        """Pairs of neighbours, one above the border and one below it.
+
+        Two rays are neighbours where no third lies on all the inequalities that both lie on; these
+        are then at least as many as the dimensions but two.
+        """
+        tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
+        first, second = np.nonzero(tight[above] @ tight[below].T >= self.rays.shape[1] - 2)
+        above, below = above[first], below[second]
+        are_neighbours = np.zeros(len(above), bool)
+        step = max(1, PAIRS // len(self.rays))
+        for k in range(0, len(above), step):
+            common = tight[above[k : k + step]] * tight[below[k : k + step]]
+            on_all = common @ tight.T >= common.sum(axis=1, keepdims=True)
+            are_neighbours[k : k + step] = on_all.sum(axis=1) == 2
+        return above[are_neighbours], below[are_neighbours]
+
+
+def _crossings(
+    rays: Vectors,
+    value: Int[NumpyArray, " rays"],
+    above: Int[NumpyArray, " edges"],
+    below: Int[NumpyArray, " edges"],
+) -> Vectors:
+    """Where edges meet the border: (edges, dims)."""
+    bound = 2 * int(np.abs(value).max(initial=0)) * int(np.abs(rays).max())
+    value, rays = fitting(value, bound), fitting(rays, bound)
+    return primitive(value[above, None] * rays[below] - value[below, None] * rays[above])
+
+
+def primitive(vectors: Vectors) -> Vectors:
+    """Divide whole vectors by the greatest common divisor of their entries."""
+    if not len(vectors):
+        return vectors
+    reduced = vectors // np.gcd.reduce(vectors, axis=1)[:, None]
+    return fitting(reduced, int(np.abs(reduced).max()))
+
+
+def fitting(whole: NumpyArray, bound: int) -> NumpyArray:
+    """Whole numbers in a type that holds results of up to a bound."""
+    return whole.astype(np.int64 if bound < LARGEST else object)
+
+
+def rank(vectors: Vectors) -> int:
+    """Rank of whole vectors, by elimination in whole numbers (Bareiss 1968)."""
+    rows, found, before = vectors.astype(object), 0, 1
+    for column in range(rows.shape[1]):
+        at = np.flatnonzero(rows[found:, column])
+        if not len(at):
+            continue
+        rows[[found, found + at[0]]] = rows[[found + at[0], found]]
+        pivot, below = rows[found], rows[found + 1 :]
+        rows[found + 1 :] = (below * pivot[column] - below[:, column, None] * pivot) // before
+        before, found = pivot[column], found + 1
+        if found == len(rows):
+            break
+    return found

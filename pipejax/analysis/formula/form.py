@@ -1,0 +1,274 @@
+"""The closed form of a makespan: an object that is called, printed and differentiated."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.formula.cells import regions
+from pipejax.analysis.formula.certify import formula_certificate
+from pipejax.analysis.formula.cone import rank
+from pipejax.analysis.formula.facets import Envelope
+from pipejax.analysis.formula.formula_text import as_latex, as_text, comparison_text
+from pipejax.analysis.formula.largest_sum import largest_sum
+from pipejax.analysis.formula.parameters import LinearCosts
+from pipejax.base import longest_path
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import unknown
+from pipejax.base.short_repr import short_repr
+from pipejax.costs.costs import checked_seconds
+from pipejax.costs.precision import is_traced
+from pipejax.engine.lowering.program import NO_WORKER, Program
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.table.table import ScheduleTable
+
+HALF = 0.5
+
+Box = Mapping[str, tuple[float, float]]
+Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
+
+
+class Border(NamedTuple):
+    """Where two neighbouring regimes meet.
+
+    Attributes:
+      one: facet that is the larger on this side of the border.
+      other: facet that is the larger beyond it.
+      text: inequality that holds on the side of the first, as "2F + c_F >= 2B".
+    """
+
+    one: int
+    other: int
+    text: str
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True, eq=False)
+class Formula:
+    """The makespan as a maximum of linear forms in a few parameters.
+
+    It is called with the parameters, as `form(F=1.0, B=2.0, c_F=0.1, c_B=0.1)` or as
+    `form([1.0, 2.0, 0.1, 0.1])`, arrays too, and jit, vmap, grad and jvp work: the derivative is
+    the counts of the largest facet, of the first where several are.
+
+    Attributes:
+      parameters: their names.
+      counts: (facets, parameters) whole numbers: how often a parameter counts, times its unit.
+      units: (parameters) into how many parts the unit of each parameter is divided.
+      exact: whether the form is the makespan, everywhere in the box.
+      gap: how far the makespan may lie above the form, relative to it; 0 if exact.
+      evaluations: of the program, to find it and to prove it.
+      box: range of each parameter that has one.
+      program: what it is the makespan of.
+      costs: what the parameters stand for.
+      envelope: facets with the rays that prove them.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+      >>> form = pj.formula(pj.lower(table))
+      >>> print(form)
+      max(6F + 4B + 4c_F + 3c_B, 4F + 6B + 3c_F + 4c_B)
+      >>> form(F=1.0, B=2.0, c_F=0.0, c_B=0.0)
+      16.0
+      >>> form.exact, form.facets
+      (True, [(6, 4, 4, 3), (4, 6, 3, 4)])
+    """
+
+    parameters: tuple[str, ...]
+    counts: Int[NumpyArray, "facets parameters"]
+    units: Int[NumpyArray, " parameters"]
+    exact: bool
+    gap: float
+    evaluations: int
+    box: Box
+    program: Program
+    costs: LinearCosts
+    envelope: Envelope
+
+    @property
+    def facets(self) -> list[tuple[int | Fraction, ...]]:
+        """Counts of each facet, fractions where parameters weigh costs by fractions."""
+        return [
+            tuple(int(count) if count.denominator == 1 else count for count in facet)
+            for facet in self._fractions
+        ]
+
+    @property
+    def text(self) -> str:
+        """The form as `max(6F + 4B, 4F + 6B)`."""
+        return as_text(self.parameters, self._fractions)
+
+    @property
+    def latex(self) -> str:
+        r"""The form as `\max\left(6 F + 4 B,\; 4 F + 6 B\right)`."""
+        return as_latex(self.parameters, self._fractions)
+
+    def __str__(self) -> str:
+        """Return the form, and how good it is where it is not exact."""
+        within = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
+        return self.text + within
+
+    @functools.cached_property
+    def _fractions(self) -> list[tuple[Fraction, ...]]:
+        units = self.units.tolist()
+        return [
+            tuple(Fraction(count, unit) for count, unit in zip(facet, units, strict=True))
+            for facet in self.counts.tolist()
+        ]
+
+    @functools.cached_property
+    def _floats(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(map(float, facet)) for facet in self._fractions)
+
+    def __call__(self, theta: Any = None, /, **values: Any) -> Values:
+        """Value of the form [s].
+
+        Args:
+          theta: (..., parameters) their values [s], or none.
+          **values: of each parameter by its name instead; numbers, or arrays that broadcast.
+
+        Returns:
+          (...) the largest facet: the makespan, or less by the gap at most.
+
+        Raises:
+          ValueError: if a parameter is missing, unknown, negative, not finite or out of the box.
+        """
+        return largest_sum(self._floats, self._checked(theta, values))
+
+    def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
+        """Which facet is the largest, the first of equals: (...) its number.
+
+        Arguments are as for the value.
+        """
+        parts = np.broadcast_arrays(*self._checked(theta, values))
+        return np.argmax(np.stack(parts, axis=-1) @ np.array(self._floats).T, axis=-1)
+
+    def _checked(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
+        """The parameters in their order; those that are no tracers are checked."""
+        if theta is not None:
+            values = {**values, **self._by_name(theta)}
+        for name in values:
+            if name not in self.parameters:
+                raise ValueError(unknown("parameter", name, self.parameters))
+        for name in self.parameters:
+            if name not in values:
+                raise ValueError(
+                    f"{name} has no value: the form needs {', '.join(self.parameters)}"
+                )
+        found = [checked_seconds(name, values[name]) for name in self.parameters]
+        for name, value in zip(self.parameters, found, strict=True):
+            low, high = self.box.get(name, (0.0, np.inf))
+            if not is_traced(value) and not np.all((low <= value) & (value <= high)):
+                raise ValueError(f"{name} must be from {low:g} to {high:g} s, got {value}")
+        return found
+
+    def _by_name(self, theta: Any) -> dict[str, Any]:
+        """Take parameters from the last axis of an array."""
+        array = theta if hasattr(theta, "dtype") else np.asarray(theta, float)
+        if np.ndim(array) == 0 or np.shape(array)[-1] != len(self.parameters):
+            raise ValueError(
+                f"{', '.join(self.parameters)} must be along the last axis of one array, or each "
+                f"by name, got shape {np.shape(array)}"
+            )
+        return {name: array[..., k] for k, name in enumerate(self.parameters)}
+
+    @functools.cached_property
+    def borders(self) -> tuple[Border, ...]:
+        """Where regimes meet: each pair of facets whose regions share a wall."""
+        cone, count = self.envelope.cone, len(self.counts)
+        rays, spans = regions(cone, count)
+        found = []
+        for one in range(count):
+            for other in range(one + 1, count):
+                common = np.intersect1d(spans[one], spans[other], assume_unique=True)
+                if len(common) >= rays.shape[1] - 1 and rank(rays[common]) == rays.shape[1] - 1:
+                    pair = zip(self._fractions[one], self._fractions[other], strict=True)
+                    text = comparison_text(self.parameters, _smallest([a - b for a, b in pair]))
+                    found.append(Border(one, other, text))
+        return tuple(found)
+
+    @functools.cached_property
+    def middles(self) -> Float[NumpyArray, "facets parameters"]:
+        """A point in the middle of each facet's region: the mean of its rays."""
+        rays, spans = regions(self.envelope.cone, len(self.counts))
+        thetas = (rays / rays.sum(axis=1, keepdims=True)).astype(float)
+        middle = np.array([thetas[span].mean(axis=0) for span in spans])
+        scale = middle[:, -1:] if self.box else 1.0
+        return middle[:, : len(self.parameters)] / scale * self.units
+
+    @functools.cached_property
+    def bound_by(self) -> tuple[str, ...]:
+        """What holds more than half of the longest path in the middle of each region.
+
+        "messages", "worker 3", or else "compute", which is then spread over workers.
+        """
+        return tuple(self._bound(theta) for theta in self.middles)
+
+    def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
+        program = self.program
+        run = run_on_host(program, self.costs.weights @ (theta / self.units))
+        nodes, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
+        worker = np.asarray(program.worker)
+        on_path = nodes & (worker != NO_WORKER)
+        of_worker = np.bincount(
+            worker[on_path], run.duration[on_path], minlength=program.num_workers
+        )
+        total = run.finish.max() or 1.0
+        if of_worker.max() > HALF * total:
+            return f"worker {int(of_worker.argmax())}"
+        return "compute" if of_worker.sum() > HALF * total else "messages"
+
+    def as_json(self) -> dict[str, Any]:
+        """What `pipejax formula --json` prints, but for the certificate."""
+        return {
+            "schedule": self.program.name,
+            "link": self.program.links.model,
+            "parameters": list(self.parameters),
+            "facets": [
+                [count if isinstance(count, int) else float(count) for count in facet]
+                for facet in self.facets
+            ],
+            "exact": self.exact,
+            "gap": self.gap,
+            "evaluations": self.evaluations,
+            "text": self.text,
+            "latex": self.latex,
+            "bound_by": list(self.bound_by),
+            "borders": [border._asdict() for border in self.borders],
+        }
+
+    def certificate(self, table: ScheduleTable) -> dict[str, Any]:
+        """State the form with its proof, which `verify` checks by other means than the engine.
+
+        Args:
+          table: the schedule that was lowered.
+
+        Returns:
+          What JSON can hold.
+
+        Raises:
+          ValueError: if the table is not the one whose makespan it is.
+
+        Example:
+          >>> import pipejax as pj
+          >>> table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+          >>> claimed = pj.formula(pj.lower(table)).certificate(table)
+          >>> pj.verify(claimed).ok
+          True
+          >>> claimed["facets"][1][0] = 5
+          >>> print(pj.verify(claimed).problems[0])
+          facet 1: claimed a path of counts [5, 6, 3, 4], derived [4, 6, 3, 4]
+        """
+        return formula_certificate(self, table)
+
+
+def _smallest(counts: list[Fraction]) -> list[Fraction]:
+    """Divide by what all have in common."""
+    parts = math.lcm(*(count.denominator for count in counts))
+    common = math.gcd(*(int(count * parts) for count in counts))
+    return [count * parts / common for count in counts]

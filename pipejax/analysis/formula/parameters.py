@@ -1,0 +1,199 @@
+"""Parameters of closed forms: each is a direction in the space of costs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types, unknown
+from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import check_known, cost_vector
+from pipejax.schedules.cells.ops import Phase
+
+MOST_PARTS = 10**4  # into which a weight may divide a unit
+DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
+MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
+PLACES = ("first", "mid", "last")
+BACKWARDS = ("B", "I", "W")
+
+Weights = Mapping[str, Costs]  # by parameter: the costs where it is 1 and all others are 0
+
+
+class LinearCosts(NamedTuple):
+    """Costs as linear functions of parameters, in whole numbers.
+
+    Attributes:
+      names: of the parameters.
+      weights: (costs, parameters) of each cost, in the order of `CostLayout`.
+      units: (parameters) parts into which the weights divide the unit of a parameter.
+      costs: what the costs are where one parameter is 1 and all others are 0.
+    """
+
+    names: tuple[str, ...]
+    weights: Int[NumpyArray, "costs parameters"]
+    units: Int[NumpyArray, " parameters"]
+    costs: tuple[Costs, ...]
+
+
+def default_parameters(program: Program) -> tuple[str, ...]:
+    """Name the parameters that a program needs: its phases, and messages forth and back."""
+    phases = {phase.name for phase in (*program.layout.phases, *program.layout.paired_phases)}
+    backward = ("I", "W") if phases & {"I", "W"} else ("B",) if "B" in phases else ()
+    more = [name for name in ("R", "O") if name in phases]
+    has_messages = len(program.messages.producer) > 0
+    return ("F", *backward, *more, *("c_F", "c_B") * has_messages)
+
+
+def named_parameters(
+    program: Program, names: Sequence[str], parts: Float[NumpyArray, " stages"] | None = None
+) -> dict[str, Costs]:
+    """Parameters by name: phases, of all stages or some, and messages, both ways or one.
+
+    `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
+    those of the first stage, of all between and of the last; `c_F` is what a message takes forth
+    (its transmit time, as --comm says), `c_B` back, `c` both ways; `latency_F`, `transmit_F`, ...
+    its parts. With `parts` a phase is what one microbatch takes on a worker, and each stage takes
+    its part of it.
+
+    Raises:
+      ValueError: if a name is unknown, or two give the same time.
+    """
+    shares: dict[str, dict[str, NumpyArray]] = {}
+    given: dict[str, NumpyArray] = {}
+    for name in names:
+        field, where = _direction(program, name)
+        if np.any(given.get(field, 0) * where) or name in shares:
+            raise ValueError(f"{name} gives a time that another of {', '.join(names)} gives too")
+        given[field] = given.get(field, 0) + where
+        shares[name] = {field: where}
+    for field, where in given.items():
+        if field not in MESSAGES.values() and not np.all(where):
+            stage = int(np.flatnonzero(where == 0)[0])
+            raise ValueError(f"{', '.join(names)} do not give {field} of stage {stage}")
+    shares = {name: _completed(share, given) for name, share in shares.items()}
+    if parts is not None:
+        of_worker = {*PHASE_FIELDS.values()}
+        shares = {
+            name: {k: v * parts if k in of_worker else v for k, v in share.items()}
+            for name, share in shares.items()
+        }
+    return {name: unchecked_costs(share) for name, share in shares.items()}
+
+
+def _completed(
+    share: dict[str, NumpyArray], given: Mapping[str, NumpyArray]
+) -> dict[str, NumpyArray]:
+    """Add what follows from a time, where nothing gives it: B is I + W, I = W = B / 2, L is O."""
+    b, i, w = (PHASE_FIELDS[phase] for phase in BACKWARDS)
+    more = {}
+    if b in given and i not in given and w not in given:
+        more = {i: {b: 0.5}, w: {b: 0.5}}
+    elif b not in given and i in given and w in given:
+        more = {b: {i: 1.0, w: 1.0}}
+    if "load" not in given:
+        more["load"] = {"offload": 1.0}
+    ((field, weight),) = share.items()
+    return share | {name: weight * of[field] for name, of in more.items() if field in of}
+
+
+def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
+    """Return the field of `Costs` that a parameter gives, and where it does: 1, elsewhere 0."""
+    layout = program.layout
+    last = layout.num_stages - 1
+    kind, _, place = name.partition("_")
+    suffix = name[len(kind) :]
+    if kind in MESSAGES and suffix in DIRECTIONS:
+        share = np.zeros((2, layout.num_pipes, last))
+        share[list(DIRECTIONS[suffix])] = 1.0
+        return MESSAGES[kind], share
+    stages = np.arange(layout.num_stages)
+    of_place = {"": stages >= 0, "first": stages == 0, "last": stages == last}
+    of_place["mid"] = ~(of_place["first"] | of_place["last"])
+    if re.fullmatch("[0-9]+", place) and int(place) <= last:
+        of_place[place] = stages == int(place)
+    if kind not in PHASE_FIELDS or suffix == "_" or place not in of_place:
+        known = [*Phase.__members__.keys() & PHASE_FIELDS.keys()]
+        known = [phase for phase in PHASE_FIELDS if phase in known]
+        more = (
+            f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
+        )
+        raise ValueError(unknown("parameter", name, [*known, *MESSAGES], more))
+    return PHASE_FIELDS[kind], of_place[place].astype(float)
+
+
+def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
+    """Read parameters; check that they are all that a program costs.
+
+    Raises:
+      ValueError: if a name is unknown, a phase of the program has no cost, a weight has the wrong
+        shape or is no fraction of small whole numbers.
+    """
+    chosen = default_parameters(program) if parameters is None else parameters
+    if isinstance(chosen, str):
+        raise ValueError(f"parameters must be a sequence of names, got {chosen!r}")
+    check_types(parameters=(chosen, Sequence, Mapping))
+    if not isinstance(chosen, Mapping):
+        chosen = named_parameters(program, tuple(chosen))
+    for name, costs in chosen.items():
+        check_types(**{f"parameters[{name!r}]": (costs, Costs)})
+        costs.check_values()
+    if not chosen:
+        raise ValueError("parameters must name at least one, got none")
+    known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}
+    check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
+    is_used = np.zeros(len(program.layout.groups), bool)
+    is_used[program.duration_index] = is_used[program.lag_index] = True
+    columns, units, directions = [], [], []
+    for name, costs in chosen.items():
+        # what another parameter gives costs nothing along this one
+        along = {field: getattr(costs, field) for field in FIELDS if field in known}
+        along = {field: 0.0 if value is None else value for field, value in along.items()}
+        directions.append(unchecked_costs(along))
+        vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_used
+        unit, column = _whole(vector, name)
+        units.append(unit)
+        columns.append(column)
+    return LinearCosts(tuple(chosen), np.stack(columns, axis=1), np.array(units), (*directions,))
+
+
+def _is_given(costs: Costs, field: str) -> bool:
+    return getattr(costs, field) is not None
+
+
+def _whole(weights: NumpyArray, name: str) -> tuple[int, Int[NumpyArray, " costs"]]:
+    """Write weights as whole numbers of the largest unit that allows it."""
+    kinds, which = np.unique(weights, return_inverse=True)
+    parts = [Fraction(weight).limit_denominator(MOST_PARTS) for weight in kinds.tolist()]
+    for part, weight in zip(parts, kinds.tolist(), strict=True):
+        if float(part) != weight:
+            raise ValueError(
+                f"parameters[{name!r}] weighs a cost by {weight!r}: weights must be fractions "
+                f"with denominators of at most {MOST_PARTS}"
+            )
+    unit = int(np.lcm.reduce([part.denominator for part in parts], dtype=object))
+    return unit, np.array([int(part * unit) for part in parts])[which]
+
+
+def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
+    """Weights of one parameter as nested lists of whole numbers, by phase letter and message part.
+
+    (stages), "pair" too; (2, pipes, stages - 1) of messages; what weighs nothing is left out, and
+    phases that the program does not have.
+    """
+    layout = program.layout
+    phases = {Phase(code) for code in np.unique(program.phase)} | {*layout.paired_phases}
+    keys = [key for key in PHASE_FIELDS if Phase[key] in phases]
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*keys, "pair"], (layout.num_stages,))
+    links = (2, layout.num_pipes, layout.num_stages - 1)
+    shapes |= {"latency": links, "transmit": links}
+    found = {}
+    for key, shape in shapes.items():
+        value = getattr(costs, PHASE_FIELDS.get(key, key))
+        if value is not None and np.any(np.asarray(value)):
+            whole = np.rint(np.broadcast_to(np.asarray(value, np.float64), shape) * unit)
+            found[key] = whole.astype(int).tolist()
+    return found

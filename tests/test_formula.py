@@ -1,0 +1,290 @@
+"""Closed forms: exact on every registered schedule, proved, and rejected where they are wrong."""
+
+import copy
+import json
+
+import jax
+import numpy as np
+import pytest
+from jitter_cases import build
+
+import pipejax as pj
+from pipejax.analysis.formula.cone import Cone
+from pipejax.analysis.formula.parameters import default_parameters, named_parameters
+from pipejax.cli.app import run
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules import REGISTRY
+
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "local-sgd")
+SYNCHRONOUS = [name for name in REGISTRY if name not in ASYNCHRONOUS]
+LINKS = ("delay", "queued", "blocking", "rendezvous")
+# name, P, M -> the form, letter for letter: DESIGN section 7
+PUBLISHED = {
+    ("chimera", 4, 4): "max(6F + 4B + 4c_F + 3c_B, 4F + 6B + 3c_F + 4c_B)",
+    ("1f1b", 8, 32): "39F + 39B + 34c_F + 34c_B",
+}
+
+
+def lowered(name, p, m, link="delay", **options):
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    return table, pj.lower(table, link=link, step_end=False)
+
+
+def points(form, count, seed=0):
+    """Random parameters over many orders of magnitude, a third of them 0: borders too."""
+    rng = np.random.default_rng(seed)
+    theta = 10 ** rng.uniform(-3, 3, (count, len(form.parameters)))
+    theta[rng.random(theta.shape) < 1 / 3] = 0.0
+    theta[: len(form.borders) + 1 : 2] = rng.integers(
+        0, 4, theta[: len(form.borders) + 1 : 2].shape
+    )
+    return theta
+
+
+def runs(form, theta):
+    """Makespans by the recurrence, one by one."""
+    vectors = theta @ (form.costs.weights / form.units).T
+    return np.array([run_on_host(form.program, vector).finish.max() for vector in vectors])
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_it_is_the_recurrence_on_every_schedule(name, link):
+    table, program = lowered(name, 4, 8, link)
+    form = pj.formula(program)
+    theta = points(form, 60)
+    length, value = runs(form, theta), form(theta)
+    assert (value <= length * (1 + 1e-12)).all()
+    assert (length <= value * (1 + form.gap) * (1 + 1e-12)).all()
+    assert form.exact == (form.gap == 0)
+    assert form.exact or len(form.facets) == 200
+    assert form.gap < 0.01
+    verdict = pj.verify(json.loads(json.dumps(form.certificate(table))))
+    assert verdict.ok, verdict.problems[:3]
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_published_forms_letter_for_letter(case):
+    assert pj.formula(lowered(*case)[1]).text == PUBLISHED[case]
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16)])
+def test_closed_forms_with_messages(p, m):
+    """1F1B where P divides M and M >= 2P, GPipe anywhere: DESIGN section 7."""
+    last = m + p - 1
+    for name, messages in (("1f1b", 2 * (p - 1) * (m // p + 1) - 2), ("gpipe", 2 * (p - 1))):
+        form = pj.formula(lowered(name, p, m)[1], ("F", "B", "c"))
+        assert form.facets == [(last, last, messages)]
+
+
+def mutants(claimed):
+    """Certificates with a facet less, or one count more or less."""
+    for k, facet in enumerate(claimed["facets"]):
+        less = copy.deepcopy(claimed)
+        del less["facets"][k], less["points"][k]
+        kept = [cell for cell in less["cells"] if cell[0] != k]
+        less["cells"] = [[facet - (facet > k), *rays] for facet, *rays in kept]
+        yield less
+        for j, count in enumerate(facet):
+            for step in (-1, 1):
+                if count + step >= 0:
+                    changed = copy.deepcopy(claimed)
+                    changed["facets"][k][j] += step
+                    yield changed
+
+
+def accepted(claimed):
+    try:
+        return pj.verify(claimed).ok
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(("name", "link"), [("chimera", "delay"), ("zb-h1", "queued")])
+def test_a_wrong_form_is_rejected(name, link):
+    table, program = lowered(name, 4, 6, link)
+    claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))
+    assert accepted(claimed)
+    assert not any(map(accepted, mutants(claimed)))
+
+
+def test_what_proves_a_form_is_checked():
+    table, program = lowered("hanayo", 4, 4)
+    claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))
+    for key, change in (
+        ("cells", lambda cells: cells.pop()),
+        ("cells", lambda cells: cells.append(cells[0])),
+        ("cells", lambda cells: cells[0].__setitem__(0, 1 - min(1, cells[0][0]))),
+        ("rays", lambda rays: rays[2].__setitem__(0, rays[2][0] + 1)),
+        ("points", lambda points: points.reverse()),
+        ("parameters", lambda found: found[0]["weights"]["F"].__setitem__(2, 2)),
+        ("links", lambda links: links.__setitem__("model", "blocking")),
+        ("facets", lambda facets: facets.append(facets[0])),
+    ):
+        wrong = copy.deepcopy(claimed)
+        change(wrong[key])
+        assert not accepted(wrong), key
+
+
+def test_a_gap_is_certified():
+    table, program = lowered("hanayo", 4, 8)
+    form = pj.formula(program, max_facets=6)
+    assert not form.exact
+    assert 0 < form.gap < 0.2
+    theta = points(form, 200)
+    theta = theta[form(theta) > 0]
+    ratio = runs(form, theta) / form(theta)
+    assert 1 < ratio.max() <= 1 + form.gap + 1e-12
+    claimed = form.certificate(table)
+    assert accepted(claimed)
+    part, whole = claimed["gap"]
+    assert not accepted({**claimed, "gap": [part * 99, whole * 100]})
+
+
+def test_a_box_leaves_out_what_is_beyond_it():
+    table, program = lowered("chimera", 4, 8)
+    whole = pj.formula(program)
+    form = pj.formula(program, box={"F": (1, 1.5), "B": (2, 3), "c_F": (0, 0.1), "c_B": (0, 0.1)})
+    assert set(form.facets) < set(whole.facets)
+    assert accepted(json.loads(json.dumps(form.certificate(table))))
+    inside = np.random.default_rng(0).uniform([1, 2, 0, 0], [1.5, 3, 0.1, 0.1], (100, 4))
+    np.testing.assert_allclose(form(inside), whole(inside), rtol=1e-14)
+    with pytest.raises(ValueError, match=r"F must be from 1 to 1\.5 s, got 2\.0"):
+        form(F=2.0, B=2.0, c_F=0.0, c_B=0.0)
+
+
+def test_any_weights():
+    """Costs per worker, stages of their own, latency beside transmit time; pairs and offloads."""
+    table, program = lowered("interleaved-1f1b", 4, 8, stages_per_worker=3)
+    shares = {
+        "F": pj.Costs.per_worker(table, forward=1.0, backward=0.0),
+        "B": pj.Costs.per_worker(table, forward=0.0, backward=1.0),
+        "c": pj.Costs(forward=0.0, backward=0.0, transmit=1.0),
+    }
+    form = pj.formula(program, shares)
+    names = default_parameters(program)[:2]
+    assert pj.formula(
+        program, named_parameters(program, (*names, "c"), table.worker_parts)
+    ).facets == (form.facets)
+    costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0, transfer=0.25)
+    assert form(F=1.0, B=2.0, c=0.25) == pytest.approx(
+        float(pj.makespan(program, costs)), rel=1e-14
+    )
+    table, program = lowered("1f1b", 4, 8, "queued")
+    names = ("F_first", "F_mid", "F_last", "B", "latency", "transmit_F", "transmit_B")
+    form = pj.formula(program, names)
+    theta = points(form, 60)
+    assert form.exact
+    np.testing.assert_allclose(form(theta), runs(form, theta), rtol=1e-12)
+    assert accepted(form.certificate(table))
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_few_parameters(p):
+    table, program = lowered("gpipe", p, 3)
+    step = {"step": pj.Costs(forward=1.0, backward=2.0, transmit=0.5)}
+    for parameters, facets in ((None, None), (step, [(3 * (p + 2) + (p - 1),)])):
+        form = pj.formula(program, parameters)
+        assert facets is None or form.facets == facets
+        assert accepted(json.loads(json.dumps(form.certificate(table))))
+
+
+@pytest.mark.compiles
+def test_jax_takes_it():
+    form = pj.formula(lowered("chimera", 4, 4)[1])
+
+    def of(backward):
+        return form(F=1.0, B=backward, c_F=0.0, c_B=0.0)
+
+    assert of(2.0) == jax.jit(of)(2.0) == 16.0
+    assert [float(jax.grad(of)(b)) for b in (0.5, 1.0, 2.0)] == [4.0, 4.0, 6.0]  # the first wins
+    assert jax.vmap(of)(np.array([0.5, 1.0, 2.0])).tolist() == [8.0, 10.0, 16.0]
+    theta = np.random.default_rng(0).random((300_000, 4)).astype(np.float32)
+    many = form(theta)
+    assert many.dtype == np.float32
+    assert many.shape == (300_000,)
+    np.testing.assert_allclose(many[:50], form(theta[:50].astype(float)), rtol=1e-6)
+
+
+def test_derivatives_are_counts():
+    form = pj.formula(lowered("zb-h1", 4, 8)[1])
+    for k, middle in enumerate(form.middles):
+        assert form.active(middle) == k
+        assert form(middle) == pytest.approx(np.dot(form.facets[k], middle))
+        assert form.bound_by[k] in ("compute", "messages", "worker 0")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (("F", "G"), "unknown parameter 'G'"),
+        (("F", "B", "F_last"), "F_last gives a time that another"),
+        (("F_first", "B", "c"), "do not give forward of stage 1"),
+        (("F", "c"), "phase B has no cost"),
+        (("F", "B", "B_9"), "unknown parameter 'B_9'"),
+        ("FB", "must be a sequence of names, got 'FB'"),
+        ({"F": pj.Costs(forward=0.1234567)}, "weighs a cost by 0.1234567"),
+        ({}, "must name at least one"),
+    ],
+)
+def test_mistakes_in_parameters(parameters, message):
+    _, program = lowered("1f1b", 4, 4)
+    if "weighs" in message:
+        parameters = {**parameters, "B": pj.Costs(backward=1.0)}
+    with pytest.raises(ValueError, match=message):
+        pj.formula(program, parameters)
+
+
+def test_mistakes_in_values():
+    form = pj.formula(lowered("gpipe", 2, 2)[1])
+    for values, message in (
+        ({"F": 1.0}, "B has no value"),
+        ({"F": -1.0, "B": 1.0, "c_F": 0.0, "c_B": 0.0}, "finite and at least 0"),
+        ({"f": 1.0}, "unknown parameter 'f'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            form(**values)
+    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
+        form([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="the table is not the one"):
+        form.certificate(build("chimera"))
+
+
+def test_numbers_of_any_size_stay_exact():
+    """Rays of cones grow; beyond 64 bits whole numbers are Python's."""
+    cone = Cone.orthant(3)
+    for normal in ([-(10**9), 3, 10**9 + 7], [10**9 + 9, -(10**9), 1], [1, -(10**9 + 21), 10**9]):
+        cone = cone.cut(np.array(normal))
+    assert cone.rays.dtype == object or np.abs(cone.rays).max() < 2**62
+    slack = cone.rays.astype(object) @ cone.inequalities.astype(object).T
+    assert (slack >= 0).all()
+    assert ((slack == 0) == cone.tight).all()
+    assert (cone.tight.sum(axis=1) >= 2).all()
+
+
+def test_the_command(tmp_path, capsys):
+    path, options = tmp_path / "form.json", ["--workers", "4", "--microbatches", "4"]
+    assert run(["formula", "--schedule", "chimera", *options, "--json", "--out", str(path)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["text"] == PUBLISHED["chimera", 4, 4]
+    assert report["facets"] == [[6, 4, 4, 3], [4, 6, 3, 4]]
+    assert report["exact"]
+    assert run(["verify", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == []
+    written = json.loads(path.read_text())
+    written["facets"][0][0] = 7
+    path.write_text(json.dumps(written))
+    assert run(["verify", str(path)]) == 1
+    assert "report: facets" in capsys.readouterr().out
+    shown = [
+        "formula",
+        "--schedule",
+        "zb-h1",
+        *options,
+        "--parameters",
+        "F,I,W,c",
+        "--box",
+        "c=0:1",
+    ]
+    assert run([*shown, "--per-worker"]) == 0
+    assert "exact" in capsys.readouterr().out
