@@ -179,6 +179,23 @@ def test_any_weights():
     assert accepted(form.certificate(table))
 
 
+def test_a_microbatch_of_its_own():
+    """How much longer one microbatch may be before it decides the step, and by how much then."""
+    table, program = lowered("1f1b", 4, 8, "queued")
+    longer = np.zeros((4, 8))
+    longer[:, 3] = 1.0
+    costs = {
+        "op": pj.Costs(forward=1.0, backward=2.0),
+        "more": pj.Costs(forward=longer, backward=2 * longer),
+        "c": pj.Costs(transmit=1.0),
+    }
+    form = pj.formula(program, costs)
+    assert form(op=1.0, more=0.0, c=0.5) == pj.formula(program)(F=1.0, B=2.0, c_F=0.5, c_B=0.5)
+    theta = points(form, 60)
+    np.testing.assert_allclose(form(theta), runs(form, theta), rtol=1e-12)
+    assert accepted(json.loads(json.dumps(form.certificate(table))))
+
+
 @pytest.mark.parametrize("p", [1, 2])
 def test_few_parameters(p):
     table, program = lowered("gpipe", p, 3)

@@ -103,6 +103,7 @@ def test_the_list_is_long_and_says_something_of_all():
         "Calibration",
         "CollectiveRows",
         "Evaluation",
+        "Formula",
         "InfeasibleError",
         "LinkCalibration",
         "Program",

@@ -10,10 +10,13 @@ import numpy as np
 from pipejax.analysis.formula.cells import cells, regions
 from pipejax.analysis.formula.parameters import weights_by_key
 from pipejax.analysis.verify.formula_file import FORMAT, VERSION
+from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import to_json
+
+ARRAYS = ("preds", "duration_index", "lag_index")
 
 if TYPE_CHECKING:
     from pipejax.analysis.formula.form import Formula
@@ -61,7 +64,8 @@ def _check_is_of(program: Program, table: ScheduleTable) -> None:
     """Check that a program is a lowered table."""
     for step_end in (True, False):
         other = lower(table, link=program.links, step_end=step_end)
-        pairs = ((getattr(program, name), getattr(other, name)) for name in ("preds", "lag_index"))
+        other = by_microbatch(other) if program.layout.per_microbatch else other
+        pairs = ((getattr(program, name), getattr(other, name)) for name in ARRAYS)
         if all(np.array_equal(one, two) for one, two in pairs):
             return
     raise ValueError("the table is not the one that was lowered for this form")

@@ -70,7 +70,7 @@ def formula(
     costs = linear_costs(program, parameters)
     ranges = dict(box or {})
     domain = _domain(costs, ranges)
-    solve = functools.partial(_solve, program, costs.weights)
+    solve = functools.partial(_solve, costs.program, costs.weights)
     found = find_facets(solve, domain, len(costs.names), max_facets)
     if found.gap == np.inf:
         raise ValueError(
@@ -84,7 +84,7 @@ def formula(
         gap=float(found.gap),
         evaluations=found.evaluations,
         box=ranges,
-        program=program,
+        program=costs.program,
         costs=costs,
         envelope=found,
     )

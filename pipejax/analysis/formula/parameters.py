@@ -9,9 +9,9 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, unknown
-from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.costs import FIELDS, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import check_known, cost_vector
+from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import Phase
 
 MOST_PARTS = 10**4  # into which a weight may divide a unit
@@ -27,12 +27,14 @@ class LinearCosts(NamedTuple):
     """Costs as linear functions of parameters, in whole numbers.
 
     Attributes:
+      program: what they are the costs of, spread over microbatches where they differ by them.
       names: of the parameters.
       weights: (costs, parameters) of each cost, in the order of `CostLayout`.
       units: (parameters) parts into which the weights divide the unit of a parameter.
       costs: what the costs are where one parameter is 1 and all others are 0.
     """
 
+    program: Program
     names: tuple[str, ...]
     weights: Int[NumpyArray, "costs parameters"]
     units: Int[NumpyArray, " parameters"]
@@ -145,7 +147,9 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         raise ValueError("parameters must name at least one, got none")
     known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}
     check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
-    is_used = np.zeros(len(program.layout.groups), bool)
+    for costs in chosen.values():
+        program = program_for(program, costs)
+    is_used = np.zeros(program.layout.size, bool)
     is_used[program.duration_index] = is_used[program.lag_index] = True
     columns, units, directions = [], [], []
     for name, costs in chosen.items():
@@ -157,7 +161,8 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         unit, column = _whole(vector, name)
         units.append(unit)
         columns.append(column)
-    return LinearCosts(tuple(chosen), np.stack(columns, axis=1), np.array(units), (*directions,))
+    weights = np.stack(columns, axis=1)
+    return LinearCosts(program, tuple(chosen), weights, np.array(units), (*directions,))
 
 
 def _is_given(costs: Costs, field: str) -> bool:
@@ -181,10 +186,12 @@ def _whole(weights: NumpyArray, name: str) -> tuple[int, Int[NumpyArray, " costs
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     """Weights of one parameter as nested lists of whole numbers, by phase letter and message part.
 
-    (stages), "pair" too; (2, pipes, stages - 1) of messages; what weighs nothing is left out, and
-    phases that the program does not have.
+    (stages), "pair" too; (2, pipes, stages - 1) of messages; each with a last axis of microbatches
+    where costs differ by them. What weighs nothing is left out, and phases that the program does
+    not have.
     """
     layout = program.layout
+    each = (layout.num_microbatches,) if layout.per_microbatch else ()
     phases = {Phase(code) for code in np.unique(program.phase)} | {*layout.paired_phases}
     keys = [key for key in PHASE_FIELDS if Phase[key] in phases]
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*keys, "pair"], (layout.num_stages,))
@@ -194,6 +201,9 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
     for key, shape in shapes.items():
         value = getattr(costs, PHASE_FIELDS.get(key, key))
         if value is not None and np.any(np.asarray(value)):
-            whole = np.rint(np.broadcast_to(np.asarray(value, np.float64), shape) * unit)
-            found[key] = whole.astype(int).tolist()
+            array = np.asarray(value, np.float64)
+            if each and PHASE_FIELDS.get(key, key) not in OF_STAGES:
+                shape = (*shape, *each)
+                array = array if array.ndim == len(shape) else array[..., None]
+            found[key] = np.rint(np.broadcast_to(array, shape) * unit).astype(int).tolist()
     return found

@@ -129,14 +129,14 @@ def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where:
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1
-        if key not in OF_STAGES and _depth(value) > len(shape):
+        if key not in OF_STAGES and depth(value) > len(shape):
             shape = *shape, table.num_microbatches
         _check_numbers(value, shape, f"{where}: {key}")
 
 
-def _depth(value: Any) -> int:
+def depth(value: Any) -> int:
     """How many lists stand in each other, along the first entries."""
-    return 1 + _depth(value[0]) if isinstance(value, list) and value else 0
+    return 1 + depth(value[0]) if isinstance(value, list) and value else 0
 
 
 def read_links(record: Any, where: str) -> Links:

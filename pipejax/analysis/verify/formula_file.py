@@ -4,7 +4,13 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from pipejax.analysis.verify.certificate_file import check_keys, read_links, read_table_of
+from pipejax.analysis.verify.certificate_file import (
+    OF_STAGES,
+    check_keys,
+    depth,
+    read_links,
+    read_table_of,
+)
 from pipejax.analysis.verify.event_run import Seconds
 from pipejax.base.checks import number
 from pipejax.schedules.cells.ops import TIMED
@@ -94,7 +100,7 @@ def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaConte
         links,
         names,
         units,
-        [_weights(each["weights"], table, f"{name}: {each['name']}") for each in parameters],
+        _weights(parameters, table, name),
         domain,
         facets=data["facets"],
         points=data["points"],
@@ -105,20 +111,27 @@ def read_formula_certificate(data: Mapping[str, Any], name: str) -> FormulaConte
     )
 
 
-def _weights(given: Any, table: ScheduleTable, where: str) -> Seconds:
-    """Fill in what weighs nothing."""
+def _weights(parameters: list[Any], table: ScheduleTable, name: str) -> list[Seconds]:
+    """Weights of each parameter, with those that are 0 filled in."""
     stages, pipes = table.num_stages, table.num_pipes
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
         [*(phase.name for phase in TIMED), "pair"], (stages,)
     )
     shapes |= dict.fromkeys(MESSAGE, (2, pipes, stages - 1))
-    if not isinstance(given, Mapping) or not set(given) <= set(shapes):
-        raise ValueError(f"{where}: weights may have the keys {', '.join(shapes)}, got {given!r}")
-    for key, value in given.items():
-        _check_whole(value, shapes[key], f"{where}: {key}")
-    if "pair" not in given:  # then a pair lasts as long as both
+    given = [each["weights"] for each in parameters]
+    for weights in given:
+        if not isinstance(weights, Mapping) or not set(weights) <= set(shapes):
+            known = ", ".join(shapes)
+            raise ValueError(f"{name}: weights may have the keys {known}, got {weights!r}")
+    if not any("pair" in weights for weights in given):  # then a pair lasts as long as both
         del shapes["pair"]
-    return {key: given.get(key, _zeros(shape)) for key, shape in shapes.items()}
+    for key in shapes.keys() - OF_STAGES:
+        if any(depth(weights.get(key)) > len(shapes[key]) for weights in given):
+            shapes[key] = *shapes[key], table.num_microbatches
+    for each in parameters:
+        for key, value in each["weights"].items():
+            _check_whole(value, shapes[key], f"{name}: {each['name']}: {key}")
+    return [{k: weights.get(k, _zeros(shape)) for k, shape in shapes.items()} for weights in given]
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
