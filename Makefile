@@ -53,10 +53,11 @@ optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SEC
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.optpipe_claims --data $(RESULTS)
 
-sweeps: $(READY)  ## datasets of the other figures: design space, sensitivity, jitter, timelines
+sweeps: $(READY)  ## datasets of the other figures: design space, networks, sensitivity, jitter, timelines
 	mkdir -p $(RESULTS)
 	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
 	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
+	$(BIN)/python -m sweeps.network_map --out $(RESULTS)/network_map.zarr
 	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
 	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
 

@@ -22,6 +22,7 @@ from figures import (
     hanayo,
     jitter,
     memory,
+    network_map,
     optpipe_gaps,
     optpipe_links,
     optpipe_memory,
@@ -87,6 +88,7 @@ STORES: Mapping[str, Source] = {
         "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)
     ),
     "sensitivity.zarr": Source("python -m sweeps.sensitivity --out", (tornado,)),
+    "network_map.zarr": Source("python -m sweeps.network_map --out", (network_map,)),
     "jitter.zarr": Source("python -m sweeps.jitter --out", (jitter,)),
     "timelines.zarr": Source("python -m sweeps.timelines --out", (timelines,)),
     "staleness.zarr": Source("python -m sweeps.staleness --out", (staleness,)),
