@@ -4,6 +4,7 @@ from pipejax import schedules as schedules, training as training
 from pipejax.analysis.activation_memory import activation_memory as activation_memory
 from pipejax.analysis.certificate import certificate as certificate
 from pipejax.analysis.comparison import compare as compare
+from pipejax.analysis.corners import Corners as Corners, corners as corners
 from pipejax.analysis.distributions import (
     Distribution as Distribution,
     Jitter as Jitter,
@@ -30,6 +31,7 @@ from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
 from pipejax.costs.model import Model as Model, load_model as load_model
 from pipejax.costs.rows_file import read_rows as read_rows
+from pipejax.costs.scaling import scaled_costs as scaled_costs
 from pipejax.costs.stage_bytes import memory_bytes as memory_bytes
 from pipejax.costs.stage_costs import stage_costs as stage_costs
 from pipejax.costs.sublayers import (
@@ -52,6 +54,7 @@ from pipejax.engine.recurrence import (
     finish_times as finish_times,
     makespan as makespan,
     slack as slack,
+    total_negative_slack as total_negative_slack,
 )
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError as ScheduleError

@@ -169,7 +169,8 @@ def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     return np.array(tail)
 
 
-def slack(preds: Preds, duration: Times, lag: Lags) -> Times:
-    """How much longer each node could take before the makespan grows: slack (nodes)."""
+def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
+    """How much longer each node could take before makespan or target is exceeded: slack (nodes)."""
     finish = finish_times(preds, duration, lag)
-    return finish.max() - finish - tails(preds, duration, lag)
+    until = finish.max() if target is None else target
+    return until - finish - tails(preds, duration, lag)

@@ -22,7 +22,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import Costs, checked_seconds
 from pipejax.costs.precision import in_float64
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
@@ -32,6 +32,7 @@ Found = Times | Float[NumpyArray, " nodes"]  # NumPy's where JAX's default knows
 Preds = Int[Array, "nodes max_preds"]
 Lags = Float[Array, "nodes max_preds"]
 Graph = tuple[Preds, Times, Lags]
+Target = float | Float[Array, ""] | Float[NumpyArray, ""]
 Row = tuple[Int[Array, ""], Int[Array, " max_preds"], Array, Array]  # of a graph, its number first
 
 
@@ -183,18 +184,20 @@ def critical_path(
 
 
 @in_float64
-def slack(program: Program, costs: Costs) -> Found:
-    """How much longer each node could take before the makespan grows.
+def slack(program: Program, costs: Costs, *, target: Target | None = None) -> Found:
+    """How much longer each node could take before the makespan, or a target, is exceeded.
 
     Args:
       program: lowered schedule, in topological order.
       costs: unbatched costs, as for `makespan`.
+      target: when the step must end [s]; its makespan if None.
 
     Returns:
-      (nodes) slack [s], in float64 as for `makespan`; 0 on every critical path, up to rounding.
+      (nodes) slack [s], in float64 as for `makespan`; without a target 0 on every critical path,
+      up to rounding; below 0 where the target is missed on a path through the node.
 
     Raises:
-      ValueError: as `makespan`.
+      ValueError: as `makespan`, or if the target is negative or not finite.
 
     Example:
       >>> import pipejax as pj
@@ -209,19 +212,72 @@ def slack(program: Program, costs: Costs) -> Found:
       Kelley and Walker: Critical-Path Planning and Scheduling (1959).
     """
     check_types(program=(program, Program), costs=(costs, Costs))
-    return _slack(*_graph(program, costs))
+    until = None if target is None else checked_seconds("target", target)
+    finish, tail = finish_and_tails(*_graph(program, costs))
+    return slack_of(finish, tail, until)
 
 
 @jax.jit
-def _slack(preds: Preds, duration: Times, lag: Lags) -> Times:
+def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
+    """Finish times (nodes), and longest times (nodes) from there to the makespan [s]."""
+
     def step(tail: Times, row: Row) -> tuple[Times, None]:
         v, before, own, lags = row
         return tail.at[before].max(tail[v] + own + lags), None
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     tail, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
-    finish, _ = _scan(preds, duration, lag)
-    return finish.max() - finish - tail
+    return _scan(preds, duration, lag)[0], tail
+
+
+def slack_of(finish: Times, tail: Times, target: Target | None) -> Times:
+    """Slack (nodes) [s] against a target, or the makespan."""
+    until = finish.max() if target is None else jnp.asarray(target)
+    return until - finish - tail
+
+
+@in_float64
+def total_negative_slack(
+    program: Program, costs: Costs, target: Target
+) -> Float[Array, ""] | np.float64:
+    """Sum up by how much workers end too late, as static timing analysis sums over end points.
+
+        TNS = sum over workers of min(0, target - last end of the worker)
+
+    An objective beside the makespan: it tells many late workers from one, and a step that is in
+    time costs nothing. A pure function: jit, vmap, grad and jvp work.
+
+    Args:
+      program: lowered schedule.
+      costs: unbatched costs; batch with `jax.vmap`.
+      target: when every worker must have ended, its update included [s].
+
+    Returns:
+      Total negative slack [s], a scalar of at most 0: float64 where the costs are not traced.
+
+    Raises:
+      ValueError: as `makespan`, or if the target is negative or not finite.
+
+    Differentiation:
+      By a cost, minus how often it stands on the longest paths to the late workers' ends; a
+      worker that ends at the target is not late.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> program, costs = pj.lower(table), pj.Costs(forward=1.0, backward=2.0)
+      >>> float(pj.makespan(program, costs)), float(pj.total_negative_slack(program, costs, 30.0))
+      (33.0, -4.0)
+    """
+    check_types(program=(program, Program), costs=(costs, Costs))
+    finish, _ = _scan(*_graph(program, costs))
+    return tns_of(finish[jnp.asarray(program.last_node)], checked_seconds("target", target))
+
+
+def tns_of(ends: Float[Array, " workers"], target: Target) -> Float[Array, ""]:
+    """Total negative slack [s] of the workers' last ends; one that ends in time has none."""
+    spare = jnp.asarray(target - ends)
+    return jnp.where(spare < 0, spare, 0).sum()
 
 
 @jax.jit

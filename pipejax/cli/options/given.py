@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pipejax.cli.options.declared import flag
 from pipejax.cli.options.numbers import is_plain
@@ -67,6 +67,9 @@ class GivenOptions:
     def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
         """Find the value of every option."""
         self.takes = {name: _kinds(parameter) for name, parameter in takes.items()}
+        self.repeated = {
+            name for name, kinds in self.takes.items() if any(get_origin(k) is list for k in kinds)
+        }
         self.values = list(self._read(arguments))
 
     def _read(self, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -88,7 +91,7 @@ class GivenOptions:
         """
         seen: dict[str, str] = {}
         for name, value in self.values:
-            if name in seen:
+            if name in seen and name not in self.repeated:
                 both = "" if name == value else f": {seen[name]} and {value}"
                 raise ValueError(f"{flag(name)} is given twice{both}")
             if value == "":

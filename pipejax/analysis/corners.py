@@ -1,0 +1,130 @@
+"""Corners: a run at several sets of costs at once, as static timing analysis looks at a chip.
+
+A corner is a set of costs with a name: a slow link, a hot accelerator, a long microbatch. What
+matters is the worst of all: the slack that every op has whichever corner comes true.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import check_types
+from pipejax.base.short_repr import short_repr
+from pipejax.costs.costs import Costs, checked_seconds
+from pipejax.costs.precision import check_finite
+from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import cost_vector, program_for
+from pipejax.engine.recurrence import Lags, Preds, Times, finish_and_tails, slack_of, tns_of
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Corners:
+    """A run at every corner. Times are seconds, arrays are NumPy's.
+
+    Attributes:
+      names: of the corners.
+      target: when the step must end; None if at its makespan, in every corner its own.
+      makespan: (corners) last end over all ops.
+      total_negative_slack: (corners) sum over workers of min(0, target - last end); 0 without a
+        target.
+      slack: (corners, nodes) how much longer each node could take.
+      worst_slack: (nodes) the least of all corners.
+      binding: (nodes) corner that has it, the first at a tie.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+      >>> slow = pj.scaled_costs(costs, table, "transmit*4")
+      >>> found = pj.corners(pj.lower(table), {"nominal": costs, "slow": slow}, target=40.0)
+      >>> found.makespan.tolist(), found.total_negative_slack.tolist()
+      ([37.0, 49.0], [0.0, -18.0])
+    """
+
+    names: tuple[str, ...]
+    target: float | None
+    makespan: Float[NumpyArray, " corners"]
+    total_negative_slack: Float[NumpyArray, " corners"]
+    slack: Float[NumpyArray, "corners nodes"]
+    worst_slack: Float[NumpyArray, " nodes"]
+    binding: Int[NumpyArray, " nodes"]
+
+
+def corners(
+    program: Program, costs: Mapping[str, Costs], *, target: float | None = None
+) -> Corners:
+    """Run a program at several named sets of costs, and find the worst slack of every node.
+
+    Args:
+      program: lowered schedule.
+      costs: unbatched costs by the name of their corner; `scaled_costs` makes them.
+      target: when the step must end [s]. Without one, slack is against each corner's own makespan:
+        what has none is critical in some corner.
+
+    Returns:
+      Makespans, total negative slack and slack of all corners, in float64: all of them in one
+      compiled call, and equal to `slack` and `total_negative_slack` of each to the last bit.
+
+    Raises:
+      ValueError: if there is no corner, or as `slack`.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> hot = pj.scaled_costs(costs, table, "compute@worker1*2")
+      >>> found = pj.corners(pj.lower(table), {"nominal": costs, "hot": hot}, target=20.0)
+      >>> found.makespan.tolist(), [found.names[k] for k in set(found.binding.tolist())]
+      ([9.0, 15.0], ['hot'])
+
+    References:
+      Sapatnekar: Timing (2004), on corners and slack.
+    """
+    check_types(program=(program, Program), costs=(costs, Mapping))
+    check_types(**{f"costs of corner {name}": (each, Costs) for name, each in costs.items()})
+    if not costs:
+        raise ValueError("costs must hold at least one corner, got none")
+    until = None if target is None else float(checked_seconds("target", target))
+    for each in costs.values():
+        each.check_values()
+        program = program_for(program, each)  # what one needs per microbatch, all can have
+    in_numpy = partial(jax.tree.map, lambda leaf: np.asarray(leaf, np.float64))
+    vectors = np.stack([cost_vector(program, in_numpy(each)) for each in costs.values()])
+    with jax.enable_x64(True):
+        duration, lag = vectors[:, program.duration_index], vectors[:, program.lag_index]
+        found = _run(program.preds, program.last_node, until, duration, lag)
+    makespan, late, spare = map(np.asarray, found)
+    check_finite({"makespan": makespan}, dict(costs))
+    return Corners(
+        names=tuple(costs),
+        target=until,
+        makespan=makespan,
+        total_negative_slack=late,
+        slack=spare,
+        worst_slack=spare.min(axis=0),
+        binding=spare.argmin(axis=0),
+    )
+
+
+@jax.jit
+def _run(
+    preds: Preds,
+    ends: Int[Array, " workers"],
+    target: float | None,
+    duration: Float[Array, "corners nodes"],
+    lag: Float[Array, "corners nodes max_preds"],
+) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
+    """Makespans, total negative slack and slack of all corners."""
+
+    def one(duration: Times, lag: Lags) -> tuple[Float[Array, ""], Float[Array, ""], Times]:
+        finish, tail = finish_and_tails(preds, duration, lag)
+        late = jnp.zeros(()) if target is None else tns_of(finish[ends], target)
+        return finish.max(), late, slack_of(finish, tail, target)
+
+    return jax.vmap(one)(duration, lag)

@@ -1,0 +1,170 @@
+"""Costs that are scaled by rules such as "transmit*2, compute@worker3*1.3".
+
+A rule scales one field, or a group of them, everywhere or at one stage, worker, microbatch or stage
+boundary. All of it ends in leaves of `Costs`, with an axis more where the place asks for it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types, is_number, unknown
+from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs
+from pipejax.schedules.cells.ops import STEP_END, Phase
+from pipejax.schedules.table.table import ScheduleTable
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("forward", "backward", "input_grad", "weight_grad", "recompute", "pair"),
+    "message": MESSAGE_FIELDS,
+}
+PLACES = ("stage", "worker", "microbatch", "boundary")
+_WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS}}
+_LETTER = {field: letter for letter, field in PHASE_FIELDS.items()}
+_RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")
+
+
+class ScalingRule(NamedTuple):
+    """One rule.
+
+    Attributes:
+      what: as it was written: a field, its letter or a group.
+      fields: fields of `Costs` that it scales.
+      place: one of `PLACES`, or "" for everywhere.
+      number: of the stage, worker, microbatch or boundary.
+      factor: what times are multiplied with.
+    """
+
+    what: str
+    fields: tuple[str, ...]
+    place: str
+    number: int
+    factor: float
+
+
+def scaled_costs(costs: Costs, table: ScheduleTable, rules: str) -> Costs:
+    """Scale costs by rules: a slow link, a hot accelerator, a long microbatch.
+
+    A rule is `WHAT*FACTOR` or `WHAT@PLACE*FACTOR`; several are separated by commas and multiply.
+    WHAT is a letter (F, B, I, W, R, A, U, O, L), a field of `Costs`, `compute` (F, B, I, W, R and
+    fused pairs) or `message` (latency and transmit). PLACE is a stage, worker or microbatch with
+    its number, as `worker3`; for messages a `boundary` (0 lies between stages 0 and 1), a worker
+    that sends or receives, or a microbatch.
+
+    Args:
+      costs: unbatched costs [s].
+      table: the schedule that they are for: says which worker holds which stage.
+      rules: text, as "transmit*2, compute@worker3*1.3".
+
+    Returns:
+      Costs, with an axis of stages or of stages and microbatches where a rule needs it.
+
+    Raises:
+      ValueError: if a rule is not of that form, its place does not exist or does not go with what
+        it scales, or it scales what the table does not have.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+      >>> costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
+      >>> hot = pj.scaled_costs(costs, table, "compute@worker1*1.5, transmit*2")
+      >>> hot.backward.tolist(), float(hot.transmit)
+      ([2.0, 3.0], 1.0)
+    """
+    check_types(costs=(costs, Costs), table=(table, ScheduleTable), rules=(rules, str))
+    leaves = dict(vars(costs))
+    for rule in map(_read, rules.split(",")):
+        _check(rule, costs, table)
+        for field in rule.fields:
+            if leaves[field] is not None:
+                leaves[field] = _times(leaves[field], _factors(rule, field, table), field)
+    return dataclasses.replace(costs, **leaves)
+
+
+def _read(text: str) -> ScalingRule:
+    found = _RULE.fullmatch(text)
+    if found is None:
+        form = "WHAT*FACTOR or WHAT@PLACE*FACTOR, as transmit*2 or compute@worker3*1.3"
+        raise ValueError(f"{text.strip()!r} is not {form}")
+    what, place, index, factor = found.groups(default="")
+    fields = GROUPS.get(what) or ((_WORD[what],) if what in _WORD else ())
+    if not fields:
+        known = [*PHASE_FIELDS, "pair", *MESSAGE_FIELDS, *GROUPS]
+        raise ValueError(unknown("cost", what, known))
+    if place and place not in PLACES:
+        raise ValueError(unknown("place", place, PLACES))
+    try:
+        times = float(factor) if factor.isascii() and "_" not in factor else np.nan
+    except ValueError:
+        times = np.nan
+    if not is_number(times):
+        raise ValueError(f"factor of {what} must be a number of at least 0, got {factor!r}")
+    return ScalingRule(what, fields, place, int(index or 0), times)
+
+
+def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable) -> None:
+    """Refuse what would scale nothing, or at no place of the table."""
+    counts = {
+        "stage": table.num_stages,
+        "worker": table.num_workers,
+        "microbatch": table.num_microbatches,
+        "boundary": table.num_stages - 1,
+    }
+    is_message = rule.fields[0] in MESSAGE_FIELDS
+    wrong = "stage" if is_message else "boundary"
+    if rule.place == wrong:
+        legal = ", ".join(place for place in PLACES if place != wrong)
+        raise ValueError(f"{rule.what} has no {wrong} of its own: legal places are {legal}")
+    if rule.place and rule.number >= counts[rule.place]:
+        many = f"{counts[rule.place]} {rule.place}".replace("boundary", "boundarie") + "s"
+        raise ValueError(f"{rule.what}@{rule.place}{rule.number}: the table has {many}")
+    if rule.place == "microbatch" and rule.fields[0] in OF_STAGES:
+        raise ValueError(f"{rule.what} is of no microbatch")
+    if rule.what in GROUPS:
+        return
+    (field,) = rule.fields
+    if getattr(costs, field) is None:
+        raise ValueError(f"{rule.what} has no time that could be scaled")
+    phase = Phase[_LETTER.get(field, "A")]  # what is no phase is of the run, as A is
+    if phase not in {*STEP_END, *np.unique([table.phase, table.partners.phase]).tolist()}:
+        raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
+
+
+def _factors(rule: ScalingRule, field: str, table: ScheduleTable) -> Float[NumpyArray, "..."]:
+    """Factors of a field: (), (stages), (stages, microbatches); of messages up to four axes."""
+    where: Any = True
+    stages, boundaries = np.arange(table.num_stages), np.arange(table.num_stages - 1)
+    if rule.place == "microbatch":
+        microbatches = np.arange(table.num_microbatches) == rule.number
+        where = microbatches.reshape((1, 1, 1, -1) if field in MESSAGE_FIELDS else (1, -1))
+    elif rule.place == "stage":
+        where = stages == rule.number
+    elif rule.place == "boundary":
+        where = boundaries == rule.number
+    elif rule.place == "worker":
+        holds = table.placement == rule.number  # (pipes, stages)
+        if field in MESSAGE_FIELDS:
+            where = np.stack([holds[:, :-1] | holds[:, 1:]] * 2)
+        elif (holds == holds[0]).all():
+            where = holds[0]
+        elif field in OF_STAGES:
+            stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
+            raise ValueError(f"{rule.what} has one time for all workers that hold stage {stage}")
+        else:
+            where = holds[table.pipe_of_microbatch].T
+    return np.where(where, rule.factor, 1.0)  # of shape () where there is no place
+
+
+def _times(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
+    """Multiply a leaf with factors, which may each lack the axis of microbatches."""
+    most, axes = 4 if field in MESSAGE_FIELDS else 2, max(jnp.ndim(value), factors.ndim)
+    if axes < most or jnp.ndim(value) == factors.ndim:
+        return value * factors
+    value, factors = (
+        part[..., None] if 0 < jnp.ndim(part) < most else part for part in (value, factors)
+    )
+    return value * factors
