@@ -102,6 +102,7 @@ def test_the_list_is_long_and_says_something_of_all():
     results = {
         "Calibration",
         "CollectiveRows",
+        "Corners",
         "Evaluation",
         "Formula",
         "InfeasibleError",
