@@ -12,12 +12,12 @@ from compilations import compilations
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.base.compiler import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
 from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.batched.interpreted_program import backward_program, forward_program
-from pipejax.engine.batched.single_xla_call import wide_vectors
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 
@@ -383,9 +383,7 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     program, costs = pj.lower(table), batch_of(table, 1003, 4)
     expected = pj.makespans_and_grad(program, costs)
-    forget = (interpreter._compiled.cache_clear, wide_vectors.cache_clear)
-    for clear in forget:
-        clear()
+    interpreter._compiled.cache_clear()
     # another function for JAX, that no trace of this one serves the other backend
     monkeypatch.setattr(interpreter, "_run", functools.partial(interpreter._run))
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
@@ -399,8 +397,7 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
         )[1],
     )
     values, counts = pj.makespans_and_grad(program, costs)
-    for clear in forget:
-        clear()
+    interpreter._compiled.cache_clear()
     assert sizes == [(1003, 1000)]
     np.testing.assert_array_equal(values, expected[0])
     np.testing.assert_array_equal(counts.transmit, expected[1].transmit)
@@ -502,6 +499,14 @@ def test_programs_of_a_size_have_the_shapes_of_one():
             parts = forward_program(ops, rows), backward_program(ops, rows)
             shapes.add(str(jax.tree.map(np.shape, parts)))
     assert len(shapes) == 1
+
+
+def test_the_environment_and_other_backends_go_before_options_of_the_compiler(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    options = {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 2}
+    assert cpu_options(**options, xla_no_such_option=1) == {"xla_cpu_prefer_vector_width": 512}
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert cpu_options(**options) == {}
 
 
 @pytest.mark.parametrize("unroll", [False, True])

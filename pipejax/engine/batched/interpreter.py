@@ -15,10 +15,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
+from pipejax.base.compiler import cpu_options
 from pipejax.engine.batched.backward_pass import BITS, counts_on_path
 from pipejax.engine.batched.forward_pass import values_and_choices
 from pipejax.engine.batched.interpreted_program import Task
-from pipejax.engine.batched.single_xla_call import Unsigned, as_single_xla_call, wide_vectors
+from pipejax.engine.batched.single_xla_call import LOOPS, Unsigned, as_single_xla_call
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
@@ -105,7 +106,7 @@ def _compiled(
             out_specs=(cut, PartitionSpec(None, *cut)),
             check_vma=False,
         )
-    return jax.jit(run, compiler_options=wide_vectors())
+    return jax.jit(run, compiler_options=cpu_options(**LOOPS))
 
 
 def _run(task: Task, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:

@@ -15,26 +15,19 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipejax.base.array_types import Array, NumpyArray
+from pipejax.base.compiler import Options
 
-# XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time
-WIDE = {"xla_cpu_prefer_vector_width": 512}
+LOOPS: Options = {
+    # XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time
+    "xla_cpu_prefer_vector_width": 512,
+    # at LLVM's highest level they compile twice as long, and run twice as long in float64
+    "xla_backend_optimization_level": 2,
+}
 SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
 Unsigned = jax.numpy.uint32  # an index without a sign needs no test for being negative
 NONE = dict.fromkeys(SINGLE_CALL)
 
 Number = Array | NumpyArray | int  # a row, or a bound of a loop
-
-
-@functools.cache
-def wide_vectors() -> dict[str, int]:
-    """Return the compiler options for this backend, none where XLA does not know them."""
-    if jax.default_backend() != "cpu":
-        return {}
-    try:
-        jax.jit(lambda x: x, compiler_options=WIDE).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return WIDE
 
 
 def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
+from pipejax.base.compiler import cpu_options
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
-from pipejax.engine.batched.single_xla_call import wide_vectors
+from pipejax.engine.batched.single_xla_call import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
 
 
 def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Float[Array, " batch"]]:
     """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
-    return jax.jit(functools.partial(_unrolled, ops, rows), compiler_options=wide_vectors())
+    return jax.jit(functools.partial(_unrolled, ops, rows), compiler_options=cpu_options(**LOOPS))
 
 
 def _unrolled(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Float[Array, " batch"]:
