@@ -29,6 +29,11 @@ from pipejax.costs.collective_rows import (
 )
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured import read_costs as read_costs
+from pipejax.costs.microbatches import (
+    length_costs as length_costs,
+    read_lengths as read_lengths,
+    scale_microbatches as scale_microbatches,
+)
 from pipejax.costs.model import Model as Model, load_model as load_model
 from pipejax.costs.rows_file import read_rows as read_rows
 from pipejax.costs.scaling import scaled_costs as scaled_costs
@@ -74,6 +79,7 @@ from pipejax.search.calibration.calibrate_links import (
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order
+from pipejax.search.tuning.microbatch_order import arrange as arrange
 from pipejax.search.tuning.tune import tune as tune
 from pipejax.sweep.declaration import read_sweep as read_sweep
 from pipejax.sweep.plan.plan import plan as plan

@@ -22,6 +22,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "show": (["show", *NO_TABLE], "--out", ".html"),
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
     "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
+    "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),
     "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
     "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
     "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),

@@ -177,14 +177,21 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
         if getattr(costs, PHASE_FIELDS[phase.name]) is not None and np.any(table.phase == phase)
     }
     per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
-    if any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()):
-        reasons.append("stages are unequal")
-    elif len({round(float(each.max()), 9) for each in per_slot.values()}) > 1:
+    uneven = {
+        "stages": any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()),
+        "microbatches": any(
+            cost.ndim == 2 and np.ptp(cost, axis=1).max() > TOLERANCE for cost in times.values()
+        ),
+    }
+    reasons += [f"{what} are unequal" for what, differ in uneven.items() if differ]
+    ratios = {round(float(each.max()), 9) for each in per_slot.values()}
+    if len(ratios) > 1 and not any(uneven.values()):
         ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
         reasons.append(f"times are not in the ratio of the slots ({ratio})")
     return ", ".join(reasons) or "rounding"
 
 
 def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:
-    """Cost (stages) of each stage relative to its share of the layers."""
-    return np.broadcast_to(cost, table.num_stages) / np.asarray(table.stage_shares)
+    """Mean cost (stages) of each stage relative to its share of the layers."""
+    mean = cost.mean(axis=1) if cost.ndim == 2 else cost
+    return np.broadcast_to(mean, table.num_stages) / np.asarray(table.stage_shares)

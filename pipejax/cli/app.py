@@ -36,6 +36,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",
+    "arrange": "Search the order of microbatches that differ, against sorted and random ones.",
     "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
     "it can be.",
     "verify": "Derive a certificate again by other means than the engine; of a table, what "

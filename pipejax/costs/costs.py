@@ -276,9 +276,7 @@ class Costs:
           batch_axes: how many axes of a batch stand before all others.
         """
         return any(
-            np.ndim(value) == batch_axes + _most_axes(name) and name not in OF_STAGES
-            for name, value in vars(self).items()
-            if value is not None
+            differs_by_microbatch(name, value, batch_axes) for name, value in vars(self).items()
         )
 
     def check_shapes(self, num_stages: int, num_pipes: int, num_microbatches: int) -> None:
@@ -299,7 +297,7 @@ class Costs:
             shape = jnp.shape(value) if value is not None else ()
             target = links if name in MESSAGE_FIELDS else stages
             of_all, microbatches = shape, ""
-            if len(shape) == _most_axes(name) and name not in OF_STAGES:
+            if differs_by_microbatch(name, value):
                 microbatches = f" and {num_microbatches} microbatches"
                 of_all = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
@@ -316,9 +314,10 @@ class Costs:
                 )
 
 
-def _most_axes(name: str) -> int:
-    """Axes of a cost that differs by microbatch: the last one is theirs."""
-    return 4 if name in MESSAGE_FIELDS else 2
+def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
+    """Return whether the last axis of a cost is that of microbatches, by how many it has."""
+    axes = 4 if field in MESSAGE_FIELDS else 2
+    return value is not None and field not in OF_STAGES and np.ndim(value) == batch_axes + axes
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
@@ -372,10 +371,15 @@ def check_backward(times: Mapping[str, Any]) -> None:
         return
     whole, *parts = np.broadcast_arrays(*(np.atleast_1d(np.asarray(time)) for time in given))
     total = parts[0] + parts[1]
-    for stage in np.flatnonzero(np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)):
+    for at in np.argwhere(
+        np.abs(whole - total) > CONTRADICTION * np.maximum(whole, total)
+    ).tolist():
+        names = ("stage", "microbatch")[: np.squeeze(whole).ndim]
+        where = ", ".join(f"{name} {k}" for name, k in zip(names, at, strict=False))
+        b, i, w = (float(time[tuple(at)]) for time in (whole, *parts))
         raise ValueError(
-            f"B contradicts I + W: {whole[stage]:g} is not {parts[0][stage]:g} + "
-            f"{parts[1][stage]:g}{f' on stage {stage}' * (len(whole) > 1)}: give B, or I and W"
+            f"B contradicts I + W: {b:g} is not {i:g} + {w:g}{f' on {where}' * bool(where)}: give "
+            "B, or I and W"
         )
 
 

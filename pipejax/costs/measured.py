@@ -9,10 +9,11 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, one_of
 from pipejax.base.units import check_keys, load_json
-from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs, check_backward
+from pipejax.costs.costs import MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs, check_backward
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
+_BACKWARD = ("backward", "input_grad", "weight_grad")
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 
 
@@ -21,8 +22,9 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
     "transmit": x}}, with "O" and "L" where activations go to the host and back (a missing L is O);
-    x is a number or a list with one entry per stage, or per stage boundary for messages. A missing
-    B is I + W, and one that contradicts them by more than 1 % is refused.
+    x is a number or a list with one entry per stage, or per stage boundary for messages; an entry
+    is a number, or a list of them with one for each microbatch. A missing B is I + W, and one that
+    contradicts them by more than 1 % is refused.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
     forward.
@@ -54,48 +56,70 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
     fields = {**PHASE_FIELDS, "pair": "pair"}
-    times = {
-        field: scale * _numbers(data[key], table.num_stages, f"{path}: {key}", "stages")
-        for key, field in fields.items()
-        if key in data
-    }
+    times: dict[str, Any] = {}
+    for key, field in fields.items():
+        if key in data:
+            times[field] = scale * _numbers(data[key], table, "stages", f"{path}: {key}")
+            if field in OF_STAGES and times[field].shape[1] > 1:
+                raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
     both = "message", "message_back" if "message_back" in data else "message"
     there, back = (_message(data.get(key, {}), table, f"{path}: {key}", scale) for key in both)
     for name in MESSAGE_FIELDS:
-        times[name] = np.stack([there[name], back[name]])[:, None, :]
+        times[name] = np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
     try:
         check_backward(times)
-        costs = Costs(**times)
+        costs = Costs(**_without_equal_microbatches(times))
         costs.check_known((Phase.F, Phase.B))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return costs
 
 
-def _numbers(value: Any, count: int, where: str, what: str) -> Float[NumpyArray, " entries"]:
-    """Read a number, or a list (entries) with one number per stage or boundary."""
-    values = value if isinstance(value, list) else [value] * count
-    for entry in values:
+PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 where all are alike
+
+
+def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the axis of microbatches where all are alike; B, I and W have it together."""
+    backward = {name: times[name] for name in _BACKWARD if name in times}
+    together = np.broadcast_arrays(*backward.values())
+    times = times | dict(zip(backward, together, strict=True))
+    return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
+
+
+def _numbers(value: Any, table: ScheduleTable, what: str, where: str) -> PerMicrobatch:
+    """Read a number, or a list with an entry per stage or boundary, which may be a list itself."""
+    count = table.num_stages - (what != "stages")
+    entries = value if isinstance(value, list) else [value] * count
+    lists = [entry for entry in entries if isinstance(entry, list)]
+    for entry in [*(e for e in entries if not isinstance(e, list)), *(e for m in lists for e in m)]:
         if not is_number(entry):
             raise ValueError(f"{where} must be finite numbers of at least 0, got {entry!r}")
-    if len(values) != count:
-        raise MismatchError(f"{where} has {len(values)} entries, the table has {count} {what}")
-    return np.array(values, float)
+    if len(entries) != count:
+        raise MismatchError(f"{where} has {len(entries)} entries, the table has {count} {what}")
+    for entry in lists:
+        if len(entry) != table.num_microbatches:
+            raise MismatchError(
+                f"{where} has {len(entry)} entries, the table has {table.num_microbatches} "
+                "microbatches"
+            )
+    columns = table.num_microbatches if lists else 1
+    rows = [entry if isinstance(entry, list) else [entry] * columns for entry in entries]
+    return np.array(rows, float).reshape(count, columns)
 
 
 def _message(
     section: Any, table: ScheduleTable, where: str, scale: float
-) -> dict[str, Float[NumpyArray, " boundaries"]]:
-    """Read latency and transmit time (boundaries) [s] of every stage boundary."""
+) -> dict[str, PerMicrobatch]:
+    """Read latency and transmit time (boundaries, microbatches) [s] of every stage boundary."""
     check_keys(section, dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), ""), where)
     values = {
-        key: _numbers(value, table.num_stages - 1, f"{where}: {key}", "stage boundaries")
+        key: _numbers(value, table, "stage boundaries", f"{where}: {key}")
         for key, value in section.items()
     }
     by_volume = {"bytes", "bandwidth"} & set(section)
     if by_volume and ("transmit" in section or len(by_volume) == 1):
         raise ValueError(f'{where}: give "transmit", or "bytes" and "bandwidth" together')
-    zero = np.zeros(table.num_stages - 1)
+    zero = np.zeros((table.num_stages - 1, 1))
     transmit = scale * values.get("transmit", zero)
     if by_volume:
         if (values["bandwidth"] <= 0).any():

@@ -315,7 +315,7 @@ def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Cos
     check_types(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
     )
-    return _stage_costs(workload.model, system, workload, table)
+    return costs_of_microbatch(workload.model, system, workload, table)
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
@@ -347,17 +347,27 @@ def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> 
 
 
 @in_float64
-def _stage_costs(model: Model, system: System, workload: Workload, table: ScheduleTable) -> Costs:
-    """Price with the model beside its workload, into which JAX does not look: it may be traced."""
+def costs_of_microbatch(
+    model: Model,
+    system: System,
+    workload: Workload,
+    table: ScheduleTable,
+    microbatch_size: Number | None = None,
+) -> Costs:
+    """Price with the model beside its workload, into which JAX does not look: it may be traced.
+
+    The microbatch size is that of the workload if None.
+    """
     workload = dataclasses.replace(workload, model=model)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
-        return work_costs(stage_work(workload, table, offloads=offloads), system)
+        work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
+        return work_costs(work, system)
     return _costs_in_trace(
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
         assign_layers(workload, table),
-        workload.microbatch_size(table),
+        workload.microbatch_size(table) if microbatch_size is None else microbatch_size,
         shape=PricingShape.of(workload, table),
         offloads=offloads,
     )

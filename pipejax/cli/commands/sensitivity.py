@@ -36,6 +36,7 @@ def sensitivity(
     from pipejax.analysis.sensitivity import swings
 
     priced = required(pricing)
+    priced.check_alike("sensitivity")
     if priced.workload is None or priced.system is None:
         raise ValueError(
             "sensitivity needs --model, --system and --minibatch: with times given, "

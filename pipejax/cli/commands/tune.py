@@ -58,6 +58,8 @@ def tune(
       budget: For system: for one accelerator; the price of --system if not given.
       no_memory_limit: Let workers need more than they have.
     """
+    if pricing is not None:
+        pricing.check_alike("tune")
     if pricing is None or pricing.workload is None or pricing.system is None:
         raise ValueError("tune needs --model NAME --system NAME --minibatch N")
     schedule = known_as(schedule, REGISTRY, "schedule")

@@ -20,6 +20,7 @@ from pipejax.cli.options.declared import (
     flag,
     output_kind,
 )
+from pipejax.cli.options.microbatches import Microbatches
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
@@ -30,11 +31,31 @@ from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 
 class Pricing(NamedTuple):
-    """How tables are priced; `of` gives the costs of one."""
+    """How tables are priced; `of` gives the costs of one.
+
+    Attributes:
+      of: costs of a table.
+      workload: where a model gives them.
+      system: the machine that it is on.
+      microbatches: what options say of microbatches that differ.
+    """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
+    microbatches: Microbatches = Microbatches()
+
+    def check_alike(self, command: str) -> None:
+        """Refuse microbatches that differ.
+
+        Raises:
+          ValueError: if options say that they do.
+        """
+        if self.microbatches.differ:
+            raise ValueError(
+                f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
+                "and --microbatch-order"
+            )
 
     def memory(self, table: pj.ScheduleTable) -> dict[str, Any]:
         """What the workers need, and whether the system has it; nothing without a model."""
@@ -124,6 +145,7 @@ _WITH_MODEL = (
     "loss_units",
     "recompute",
 )
+_OF_MICROBATCHES = ("lengths", "microbatch_scale", "microbatch_order")
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
     "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
     "message times",
@@ -161,6 +183,11 @@ class PricingSettings(NamedTuple):
       latency: Latency of a message in seconds.
       transmit: Transmit time of a message in seconds.
       costs: Measured costs: a JSON file.
+      lengths: Tokens of each microbatch: a file with a line for each, several numbers where
+        sequences are packed, or JSON; times are those of the mean length, or follow from the model.
+      microbatch_scale: Factors on the times of each microbatch, as 1,0.5,2.
+      microbatch_order: Order of the microbatches: numbers, as 2,0,1, or a file that
+        arrange wrote.
     """
 
     stage_times: Text = None
@@ -186,9 +213,26 @@ class PricingSettings(NamedTuple):
     latency: Text = None
     transmit: Text = None
     costs: FileIfGiven = None
+    lengths: FileIfGiven = None
+    microbatch_scale: Text = None
+    microbatch_order: Text = None
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
+        each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
+        alike = self._alike()
+        if not each.differ:
+            return alike
+        if alike is None:
+            first = next(name for name in _OF_MICROBATCHES if getattr(self, name) is not None)
+            raise ValueError(
+                f"{flag(first)} needs op times: give --stage-times, --costs or --model"
+            )
+        of = each.costs_of(alike.of, alike.workload, alike.system)
+        return Pricing(of, microbatches=each)  # reports of a model are of microbatches alike
+
+    def _alike(self) -> Pricing | None:
+        """Price microbatches that are alike."""
         message = self._message()
         given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
         ways = [name for name in _TIMES if name in given]

@@ -89,7 +89,7 @@ def _with_stages(stages_per_worker: int, size: Mapping[str, int]) -> pj.Schedule
 
 
 def times_of(costs: "pj.Costs") -> dict[str, Any]:
-    """Return what a schedule is planned for: means over stages and boundaries, but each O and L.
+    """Return what a schedule is planned for: means, but O and L of each stage.
 
     Args:
       costs: what the run costs [s].
@@ -103,11 +103,15 @@ def times_of(costs: "pj.Costs") -> dict[str, Any]:
         values = np.asarray(0.0 if getattr(costs, name) is None else getattr(costs, name), float)
         return float(values.mean()) if values.size else 0.0
 
+    def by_stage(time: Any) -> Any:
+        values = np.asarray(0.0 if time is None else time, float)
+        return (values.mean(axis=1) if values.ndim == 2 else values).tolist()
+
     host = {"offload": costs.offload, "load": costs.load}
     return {
         "slots": {letter: mean(PHASE_FIELDS[letter]) for letter in "FBIW"},
         "transfer": mean("latency") + mean("transmit"),
-        **{name: np.asarray(0.0 if t is None else t, float).tolist() for name, t in host.items()},
+        **{name: by_stage(time) for name, time in host.items()},
     }
 
 

@@ -46,6 +46,7 @@ DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs",
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"))
 TABLE = OutputKind((".csv", ".json"))
 CERTIFICATE = OutputKind((".json",))
+ORDER = OutputKind((".json",))
 SYSTEM = OutputKind((".json",))
 DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
 PLAN = OutputKind((".zarr", ".csv"), SWEEPS, "plans need", "sweeps", resumes=True)

@@ -1,0 +1,119 @@
+"""`pipejax arrange`: which microbatch enters the pipeline when, where they differ."""
+
+import json as json_text
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+import pipejax as pj
+from pipejax.base.files import write_file
+from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
+from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import (
+    best_so_far,
+    grid,
+    pick,
+    print_all,
+    print_written,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from pipejax.search.tuning.microbatch_order import MicrobatchOrder
+
+
+def arrange(
+    table: pj.ScheduleTable,
+    pricing: Pricing | None,
+    links: pj.Links,
+    iterations: Annotated[int, typer.Option(min=0)] = 200,
+    time_limit: TimeLimit = "60",
+    seed: Seed = 0,
+    out: Annotated[Output, ORDER] = NO_OUTPUT,
+    json: JsonFlag = False,
+) -> None:
+    """Search the order of microbatches that differ, against sorted and random ones.
+
+    Options:
+      iterations: Most batches of orders to try.
+      seed: Seed of the search.
+      out: Write the order, and the lengths in it, to this file (.json), for `--microbatch-order`.
+    """
+    from pipejax.search.tuning.microbatch_order import MicrobatchSearch
+
+    limit = parse_seconds(time_limit, "--time-limit")
+    priced = required(pricing)
+    search = MicrobatchSearch(table, priced.of(table), links, seed)
+
+    def report(found: "MicrobatchOrder") -> Callable[[], None]:
+        """Work out what the report says; return what writes and prints it."""
+        result = _as_json(table, links, found, priced.microbatches.lengths)
+        text = json_text.dumps(_saved(result), indent=2) + "\n"
+
+        def show() -> None:
+            out.save(lambda draft: write_file(draft, text), lambda: text)
+            if json:
+                print_json(result | out.as_json())
+            else:
+                _print(table, links, found)
+                print_written("wrote the order to", out.written)
+            out.end(json=json)
+
+        return show
+
+    with (
+        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
+        progress("searching", iterations) as bar,
+    ):
+        keep(search)
+        stopped = search.run(
+            iterations,
+            limit,
+            lambda done, makespan: bar.move(
+                completed=done, description=f"best {seconds(makespan)}"
+            ),
+        )
+        show = report(search.result(stopped))
+    show()
+
+
+def _saved(result: dict[str, Any]) -> dict[str, Any]:
+    """What a file of the order holds: enough to price it again, and to know what it is of."""
+    names = ("schedule", "workers", "microbatches", "order", "lengths", "makespan")
+    return {name: result[name] for name in names if name in result}
+
+
+def _as_json(
+    table: pj.ScheduleTable, links: pj.Links, found: "MicrobatchOrder", lengths: list[Any] | None
+) -> dict[str, Any]:
+    order = found.order.tolist()
+    given = {} if lengths is None else {"lengths": [lengths[m] for m in order]}
+    return {
+        "schedule": table.name,
+        "workers": table.num_workers,
+        "stages": table.num_stages,
+        "microbatches": table.num_microbatches,
+        "link": links.model,
+        "order": order,
+        **given,
+        **pick(found, "makespan baselines bound gap evaluated stopped"),
+    }
+
+
+def _print(table: pj.ScheduleTable, links: pj.Links, found: "MicrobatchOrder") -> None:
+    orders = {"found": found.makespan, **found.baselines}
+    saved = (percent(1 - found.makespan / (time or 1.0)) for time in orders.values())
+    columns = ("order", orders), ("makespan", map(seconds, orders.values())), ("found saves", saved)
+    print_all(
+        f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
+        f"microbatches, {links.model} links: {seconds(found.makespan)} in the order found",
+        f"  {percent(found.gap)} above what no order can undercut ({seconds(found.bound)})",
+        f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
+        grid(columns),
+        f"order: {' '.join(map(str, found.order.tolist()))}",
+    )

@@ -1,0 +1,355 @@
+"""The order of microbatches that differ: which of them enters the pipeline when.
+
+A schedule says in which order microbatches run, not which of the data is microbatch 0. Where their
+lengths differ that is a choice, and a local search over permutations makes it: swaps and
+insertions, all neighbours of an order in one batch of the engine.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.analysis.evaluate import evaluate, lower_and_price
+from pipejax.base import longest_path
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_types, whole_number
+from pipejax.base.short_repr import abbreviated, short_repr
+from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
+from pipejax.costs.microbatches import in_order, of_each_microbatch
+from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.cells.ops import COMPUTE, Phase
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+
+Order = Int[NumpyArray, " microbatches"]
+Orders = Int[NumpyArray, "orders microbatches"]
+Places = Int[NumpyArray, " pairs"]
+OnProgress = Callable[[int, float], object]
+
+RANDOM = 256  # random orders that the result is compared with
+EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
+BATCH = 2048  # most orders in a batch
+MAX_NUMBERS = 1 << 24  # of the costs of a batch
+PATIENCE = 4  # batches without a better order, from which the search goes on elsewhere
+SHAKES = 3  # swaps at random that lead there
+PRECISION = 1e-12  # relative, by which a makespan is above its bound when both are equal
+
+
+@short_repr
+class MicrobatchOrder(NamedTuple):
+    """An order of microbatches and how good it is. Times are seconds.
+
+    Attributes:
+      order: (microbatches) which of the given microbatches is microbatch k of the table.
+      makespan: in that order.
+      costs: what the table is to be priced with then.
+      baselines: makespan in the "given" order, sorted "ascending" and "descending" by the time of
+        a microbatch, and of random orders the best ("best of random") and the mean ("mean of
+        random").
+      bound: no order is faster; the makespan itself where all orders were tried.
+      evaluated: orders that the engine ran.
+      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1, 4, 2, 1])
+      >>> found = arrange(table, costs)
+      >>> found.order.tolist(), found.makespan, found.baselines["given"], found.stopped
+      ([0, 1, 2, 3], 32.0, 32.0, 'optimal')
+    """
+
+    order: Order
+    makespan: float
+    costs: Costs
+    baselines: Mapping[str, float]
+    bound: float
+    evaluated: int
+    stopped: str
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the bound, relative to it."""
+        return max(0.0, self.makespan / self.bound - 1) if self.bound else 0.0
+
+
+def arrange(
+    table: ScheduleTable,
+    costs: Costs,
+    *,
+    link: str | Links = "delay",
+    iterations: int = 200,
+    time_limit: float | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> MicrobatchOrder:
+    """Search the order of microbatches that makes the step shortest.
+
+    The table stays as it is; its microbatch k becomes number `order[k]` of the given ones. Where
+    there are at most 50,000 different orders, all are evaluated. The result is never slower than
+    a baseline, and the same arguments give the same result, unless the time runs out. An
+    interrupt (Ctrl-C) ends the search with the best order so far.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs per microbatch [s].
+      link: link model, or `Links`.
+      iterations: most batches of orders to try.
+      time_limit: seconds after which no further batch starts; no limit if None.
+      seed: of all random choices.
+      on_progress: called after each batch with its number and the best makespan so far [s].
+
+    Returns:
+      The best order beside baselines and a bound.
+
+    Raises:
+      ValueError: as `evaluate`; if no cost differs by microbatch, or iterations, seed or time_limit
+        is negative.
+
+    Cost:
+      A batch holds all M (M - 1) / 2 swaps and (M - 1)^2 insertions of an order, or at most 2,048.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> lengths = [1.0, 1.0, 1.0, 8.0, 2.0, 1.0, 4.0, 1.0]
+      >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), lengths)
+      >>> found = pj.arrange(table, costs)
+      >>> found.makespan, found.baselines["ascending"], found.baselines["descending"]
+      (114.0, 121.0, 125.0)
+    """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs))
+    iterations = whole_number(iterations, "iterations", least=0)
+    seed = whole_number(seed, "seed", least=0)
+    is_limit = isinstance(time_limit, int | float) and time_limit >= 0
+    if time_limit is not None and not is_limit:
+        given = abbreviated(time_limit)
+        raise ValueError(f"time_limit must be at least 0, or None for no limit, got {given}")
+    search = MicrobatchSearch(table, costs, Links.of(link), seed)
+    return search.result(search.run(iterations, time_limit, on_progress))
+
+
+class MicrobatchSearch:
+    """State of the search: current and best order."""
+
+    def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
+        """Start the clock, and evaluate the baselines."""
+        costs.check_values()
+        self._begun = time.monotonic()
+        self._given = table, costs, links
+        self._costs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+        self.program, _ = lower_and_price(table, costs, links)
+        if not costs.per_microbatch():
+            raise ValueError(
+                "costs do not differ by microbatch: any order is as good, give lengths or costs of "
+                "shape (stages, microbatches)"
+            )
+        self.bound = order_bound(table, costs, links)
+        self._kind = _kinds(costs, table.num_microbatches)
+        self._rng = np.random.default_rng(seed)
+        numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(costs))
+        self._batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
+        self.evaluated, self._stale = 0, 0
+        given = np.arange(table.num_microbatches)
+        longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
+        random = self._rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
+        fixed = [given, longest[::-1], longest, *_hills(longest)]
+        starts = np.concatenate([fixed, random])
+        times = self._makespans(starts)
+        self._baselines = {
+            "given": float(times[0]),
+            "ascending": float(times[1]),
+            "descending": float(times[2]),
+            "best of random": float(times[-RANDOM:].min()),
+            "mean of random": float(times[-RANDOM:].mean()),
+        }
+        first = int(times.argmin())  # the given order, where none is better
+        self.best = self.current = starts[first]
+        self.makespan = self._current = float(times[first])
+
+    def run(
+        self, iterations: int, time_limit: float | None, on_progress: OnProgress | None = None
+    ) -> str:
+        """Search; return why it ended. The time runs from the start of the clock."""
+        deadline = np.inf if time_limit is None else self._begun + time_limit
+        steps = self._every_order() if self._are_few() else self._neighbours()
+        try:
+            for iteration, orders in enumerate(itertools.islice(steps, iterations), 1):
+                if self._is_optimal():
+                    return "optimal"
+                if time.monotonic() >= deadline:
+                    return "time"
+                self._step(orders)
+                if on_progress is not None:
+                    on_progress(iteration, self.makespan)
+            if self._are_few() and next(steps, None) is None:  # no order is left
+                self.bound = self.makespan
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "optimal" if self._is_optimal() else "iterations"
+
+    def result(self, stopped: str) -> MicrobatchOrder:
+        """Return the best order so far, and what ended the search."""
+        table, costs, links = self._given
+        ordered = in_order(costs, self.best)
+        return MicrobatchOrder(
+            order=self.best,
+            makespan=evaluate(table, ordered, link=links).makespan,
+            costs=ordered,
+            baselines=self._baselines,
+            bound=self.bound,
+            evaluated=self.evaluated,
+            stopped=stopped,
+        )
+
+    def _is_optimal(self) -> bool:
+        return self.makespan <= self.bound * (1 + PRECISION)
+
+    def _makespans(self, orders: Orders) -> Float[NumpyArray, " orders"]:
+        """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
+        self.evaluated += len(orders)
+        found = []
+        for low in range(0, len(orders), self._batch):
+            part = orders[low : low + self._batch]
+            size = min(self._batch, 1 << (len(part) - 1).bit_length())
+            whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
+            times = makespans(self.program, in_order(self._costs, whole))
+            found.append(np.asarray(times)[: len(part)])
+        return np.concatenate(found)
+
+    def _step(self, orders: Orders) -> None:
+        """Go to the best of some orders, or elsewhere where none has been better for a while."""
+        times = self._makespans(orders)
+        # among equals any may be taken: a plateau is crossed at random
+        chosen = int(np.lexsort((self._rng.random(len(times)), times))[0])
+        self._stale = 0 if times[chosen] < self._current else self._stale + 1
+        self.current, self._current = orders[chosen], float(times[chosen])
+        if self._current < self.makespan:
+            self.best, self.makespan = self.current, self._current
+        if self._stale >= PATIENCE:
+            self._shake()
+
+    def _shake(self) -> None:
+        """Continue from the best order, with some microbatches swapped at random."""
+        order = self.best.copy()
+        for _ in range(SHAKES):
+            pair = self._rng.choice(len(order), 2, replace=False)
+            order[pair] = order[pair[::-1]]
+        self.current, self._current, self._stale = order, np.inf, 0
+
+    def _neighbours(self) -> Iterator[Orders]:
+        """Yield orders one swap or insertion away from the current one, again and again."""
+        size = len(self.current)
+        places = np.indices((size, size)).reshape(2, -1)
+        while True:
+            if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
+                places = self._rng.integers(0, size, (2, 2 * BATCH))
+            found = neighbours(self.current, *places)
+            _, first = np.unique(self._kind[found], axis=0, return_index=True)
+            same = (self._kind[found[first]] == self._kind[self.current]).all(axis=1)
+            first = first[~same]
+            yield found[self._rng.permutation(first)[: self._batch]]
+
+    def _are_few(self) -> bool:
+        """Whether there are so few different orders that all can be tried."""
+        return _num_orders(self._kind) <= EXHAUSTIVE
+
+    def _every_order(self) -> Iterator[Orders]:
+        """Yield all different orders, batch by batch."""
+        orders = _different_orders(self._kind.tolist())
+        while part := list(itertools.islice(orders, self._batch)):
+            yield np.array(part)
+
+
+def neighbours(order: Order, start: Places, target: Places) -> Orders:
+    """Swap two places of an order, and take a microbatch from one and insert it at the other.
+
+    Places (pairs); returns an order for each swap and for each insertion that is none.
+    """
+    at, swaps = np.arange(len(order)), start < target
+    low, high = start[swaps, None], target[swaps, None]
+    swapped = np.where(at == low, high, np.where(at == high, low, at))
+    moves = abs(start - target) > 1
+    start, target = start[moves, None], target[moves, None]
+    # those between the old and the new place make room by one
+    came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
+    return order[np.concatenate([swapped, np.where(at == target, start, came_from)])]
+
+
+def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:
+    """Lower bound on the makespan in any order [s].
+
+    With every time the least of all microbatches, no op starts later and no path gets longer. And
+    behind the start of a worker's first op there, and before what follows its last, the worker
+    computes all of its ops: of each stage as many as it has, those of the shortest microbatches.
+    """
+    least = of_each_microbatch(lambda time: np.asarray(time).min(axis=-1), costs)
+    program, vector = lower_and_price(table, least, links)
+    run = run_on_host(program, vector)
+    found = float(run.finish.max())
+    if len(program.fused):  # a pair is of two microbatches
+        return found
+    tails = longest_path.tails(run.preds, run.duration, run.lag)
+    busy = np.zeros(table.num_workers)
+    on_worker = (program.worker != NO_WORKER) & np.isin(program.phase, (*COMPUTE, Phase.U))
+    ops = (program.worker, program.phase, program.stage, program.pipe)
+    kinds, counts = np.unique(np.stack(ops)[:, on_worker], axis=1, return_counts=True)
+    shape = table.num_stages, table.num_microbatches
+    for (worker, phase, stage, _), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
+        time = np.asarray(getattr(costs, PHASE_FIELDS[Phase(phase).name]), float)
+        whole = np.broadcast_to(time if time.ndim == 2 else time[..., None], shape)
+        busy[worker] += np.sort(whole[stage])[:count].sum()
+    first, last = np.asarray(program.first_node), np.asarray(program.last_node)
+    return max(found, float((run.start[first] + busy + tails[last]).max()))
+
+
+def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
+    """What each microbatch computes, over all stages alike [s]."""
+    times = (np.asarray(time, float) for time in (costs.forward, costs.backward))
+    means = (time.mean(axis=0) if time.ndim == 2 else time.mean() for time in times)
+    return np.broadcast_to(sum(means), count)
+
+
+def _hills(longest: Order) -> tuple[Order, Order]:
+    """Orders with the longest in the middle, and with the longest at both ends."""
+    shortest = longest[::-1]
+    hill, valley = (np.append(each[::2], each[1::2][::-1]) for each in (shortest, longest))
+    return hill, valley
+
+
+def _kinds(costs: Costs, count: int) -> Order:
+    """Number the kinds of microbatches: those of one kind cost the same."""
+    named = vars(costs).items()
+    differing = [np.asarray(time) for name, time in named if differs_by_microbatch(name, time)]
+    columns = np.concatenate([time.reshape(-1, count) for time in differing])
+    return np.unique(columns, axis=1, return_inverse=True)[1].reshape(count)
+
+
+def _num_orders(kind: Order) -> int:
+    """How many orders are different."""
+    _, counts = np.unique(kind, return_counts=True)
+    return math.factorial(len(kind)) // math.prod(map(math.factorial, counts.tolist()))
+
+
+def _different_orders(kind: list[int]) -> Iterator[list[int]]:
+    """Yield an order for every different sequence of kinds, in lexicographic order of these."""
+    left = {k: [m for m, own in enumerate(kind) if own == k] for k in sorted({*kind})}
+    order: list[int] = []
+
+    def complete() -> Iterator[list[int]]:
+        if len(order) == len(kind):
+            yield [*order]
+        for members in left.values():
+            if members:
+                order.append(members.pop(0))
+                yield from complete()
+                members.insert(0, order.pop())
+
+    return complete()

@@ -1,0 +1,296 @@
+"""Microbatches that differ in length: costs from lengths, and the best order of them."""
+
+import functools
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import pipejax as pj
+from pipejax.cli.app import run
+from pipejax.costs.microbatches import check_order, in_order
+from pipejax.search.tuning import microbatch_order
+
+pytestmark = pytest.mark.compiles
+
+TIMES = pj.Costs(forward=1.0, backward=2.0, transmit=0.125)
+ONE = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "4"]
+WORKLOAD = {"minibatch": 4, "tensor_parallel": 8}
+
+
+def table_of(name="1f1b", workers=2, microbatches=5):
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+
+
+def drawn(count, seed):
+    return np.random.default_rng(seed).lognormal(0, 0.8, count)
+
+
+@functools.cache
+def in_every_order(name, link, seed, microbatches=5):
+    """Makespan of every order, one by one."""
+    table = table_of(name, 4 if name == "chimera" else 2, microbatches)
+    costs = pj.scale_microbatches(TIMES, drawn(microbatches, seed))
+    orders = [np.array(order) for order in itertools.permutations(range(microbatches))]
+    times = [pj.evaluate(table, in_order(costs, order), link=link).makespan for order in orders]
+    return table, costs, np.array(times)
+
+
+CASES = [("1f1b", "delay", 0), ("gpipe", "rendezvous", 1), ("zb-h1", "queued", 2)]
+CASES += [("chimera", "blocking", 3)]
+
+
+@pytest.mark.parametrize("tried", ["all", "some"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_search_equals_all_orders(case, tried, monkeypatch):
+    count = 6 if case[0] == "chimera" else 5
+    table, costs, times = in_every_order(*case, count)
+    if tried == "some":
+        monkeypatch.setattr(microbatch_order, "EXHAUSTIVE", 0)
+    found = pj.arrange(table, costs, link=case[1], iterations=40)
+    assert found.makespan == pytest.approx(times.min(), rel=1e-12)
+    assert found.bound <= times.min() * (1 + 1e-12)
+    assert sorted(found.order.tolist()) == list(range(count))
+    assert pj.evaluate(table, found.costs, link=case[1]).makespan == found.makespan
+    assert found.baselines["given"] == times[0]
+    assert all(found.makespan <= time * (1 + 1e-12) for time in found.baselines.values())
+    lengths = np.asarray(costs.forward)[0]
+    for name, order in (("ascending", lengths.argsort()), ("descending", (-lengths).argsort())):
+        alone = pj.evaluate(table, in_order(costs, order), link=case[1]).makespan
+        assert found.baselines[name] == pytest.approx(alone, rel=1e-12)
+    if tried == "all":
+        assert (found.stopped, found.gap) == ("optimal", 0.0)
+
+
+def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
+    table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
+    costs = pj.scale_microbatches(TIMES, lengths)
+    one, same = (pj.arrange(table, costs, iterations=5, seed=7) for _ in range(2))
+    assert one.order.tolist() == same.order.tolist()
+    assert (one.makespan, one.evaluated, one.stopped) == (
+        same.makespan,
+        same.evaluated,
+        "iterations",
+    )
+    for options, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
+        none = pj.arrange(table, costs, seed=7, **options)
+        assert none.stopped == why
+        assert one.makespan <= none.makespan <= min(none.baselines.values())
+
+
+@settings(max_examples=15)
+@given(
+    kinds=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=1, max_size=6),
+    name=st.sampled_from(["1f1b", "gpipe", "zb-h1"]),
+    data=st.data(),
+)
+def test_microbatches_of_one_length_may_change_places(kinds, name, data):
+    table, costs = table_of(name, 2, len(kinds)), pj.scale_microbatches(TIMES, kinds)
+    alike = [np.flatnonzero(np.array(kinds) == kind) for kind in sorted({*kinds})]
+    order = np.arange(len(kinds))
+    for members in alike:
+        order[members] = data.draw(st.permutations(members.tolist()))
+    one, other = (pj.evaluate(table, each) for each in (costs, in_order(costs, order)))
+    np.testing.assert_array_equal(one.finish, other.finish)
+    orders = list(microbatch_order._different_orders(kinds))
+    assert len(orders) == microbatch_order._num_orders(np.array(kinds))
+    assert len({tuple(np.array(kinds)[each]) for each in orders}) == len(orders)
+
+
+def test_what_an_order_is_of():
+    with pytest.raises(ValueError, match="costs do not differ by microbatch: any order is as good"):
+        pj.arrange(table_of(), TIMES)
+    for wrong in ([0, 1, 1], [0, 1], [1, 2, 3]):
+        with pytest.raises(ValueError, match="order must name each of 3 microbatches once, 0 to 2"):
+            check_order(wrong, 3)
+    several = in_order(pj.scale_microbatches(TIMES, [1.0, 2.0]), np.array([[0, 1], [1, 0], [1, 1]]))
+    assert several.forward.tolist() == [[[1.0, 2.0]], [[2.0, 1.0]], [[2.0, 2.0]]]
+    assert several.transmit[1, 0, 0, 0].tolist() == [0.25, 0.125]
+
+
+def test_costs_that_scale_are_functions_of_their_factors():
+    program, scale = pj.lower(table_of("zb-h1", 4, 8)), drawn(8, 1)
+    stages = np.array([1.0, 2.0, 1.0, 1.0])
+    costs = pj.Costs(forward=stages, backward=2 * stages, transmit=np.full(3, 0.25))
+
+    def step(scale):
+        return pj.makespan(program, pj.scale_microbatches(costs, scale))
+
+    slopes = jax.grad(step)(scale)
+    assert (slopes * scale).sum() == pytest.approx(step(scale))  # Euler: there are no latencies
+    assert step(2 * scale) == pytest.approx(2 * step(scale))
+    assert step(np.ones(8)) == pj.makespan(program, costs)
+    scaled = pj.scale_microbatches(pj.scale_microbatches(costs, scale), 1 / scale)
+    np.testing.assert_allclose(scaled.forward, np.tile(stages[:, None], 8))
+    fixed = pj.scale_microbatches(
+        pj.Costs(forward=1.0, backward=2.0, latency=0.5, update=3.0, all_reduce=1.0), scale
+    )
+    assert (fixed.latency, fixed.update, fixed.all_reduce) == (0.5, 3.0, 1.0)
+    for wrong in ([1.0, -1.0], [1.0, np.nan], 2.0, [[1.0]]):
+        with pytest.raises(ValueError, match="scale must be one finite number of at least 0 for"):
+            pj.scale_microbatches(costs, wrong)
+    with pytest.raises(ValueError, match="pair is what two microbatches take together"):
+        pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0, pair=3.0), scale)
+
+
+def test_lengths_of_a_model():
+    table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
+    workload = pj.Workload(pj.load_model("gpt-22b"), **WORKLOAD)
+    alike, own = pj.stage_costs(workload, system, table), workload.model.sequence
+    same = pj.length_costs(workload, system, table, [own] * 4)
+    for name in ("forward", "backward", "input_grad", "weight_grad", "transmit"):
+        whole = np.asarray(getattr(alike, name))
+        np.testing.assert_array_equal(getattr(same, name), np.stack([whole] * 4, axis=-1))
+    assert same.update.tolist() == alike.update.tolist()
+    found = pj.length_costs(workload, system, table, [own, 2 * own, [own, own], [2 * own]])
+    short, long, packed, alone = np.asarray(found.forward)[0]
+    assert long > 2 * short > packed  # attention grows with the square; products are the larger
+    assert alone == long
+    transmit = np.asarray(found.transmit)[0, 0, 0]
+    np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
+    with pytest.raises(ValueError, match="3 lengths are given, the table has 4 microbatches"):
+        pj.length_costs(workload, system, table, [own] * 3)
+
+
+TEXTS = {  # content of a file, and what it says or what is wrong with it
+    "4096\n1024 512 512\n": [4096.0, [1024.0, 512.0, 512.0]],
+    "[4096, [1024, 512]]": [4096, [1024, 512]],
+    '{"lengths": [1, 2.5], "order": [1, 0]}': [1, 2.5],
+    "1\n-2\n": r"lengths must be finite numbers above 0, or lists of them, got \[-2.0\]",
+    "0\n": r"lengths must be finite numbers above 0",
+    "1\nlong\n": "could not convert string to float: 'long'",
+    "[1, []]": r"lengths must be finite numbers above 0, or lists of them, got \[\]",
+    '["1"]': r"lengths must be finite numbers above 0, or lists of them, got \['1'\]",
+    '{"order": [1]}': 'expected a list of lengths, or an object with one under "lengths"',
+    "": "there are no lengths",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_files_of_lengths(tmp_path, text):
+    path = tmp_path / "lengths"
+    path.write_text(text)
+    expected = TEXTS[text]
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=f"{path}: {expected}"):
+            pj.read_lengths(path)
+    else:
+        assert pj.read_lengths(path) == expected
+
+
+COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or what is wrong
+    "ops": {"F": [[1, 2, 3], [4, 5, 6]], "B": [[2, 4, 6], [8, 10, 12]]},
+    "stages": {"F": [[1, 2, 3], 4], "I": 1, "W": [2, [1, 2, 3]]},
+    "messages": {"F": 1, "B": 2, "message": {"bytes": [[1, 2, 4]], "bandwidth": 4}},
+    "ways": {
+        "F": 1,
+        "B": 2,
+        "message": {"latency": 1},
+        "message_back": {"latency": [[1, 2, 3]]},
+    },
+    "count": ({"F": [[1, 2], 1], "B": 1}, "F has 2 entries, the table has 3 microbatches"),
+    "negative": ({"F": [[1, 2, -1], 1], "B": 1}, "F must be finite numbers of at least 0, got -1"),
+    "depth": ({"F": [[[1], 2, 1], 1], "B": 1}, r"F must be finite numbers .* got \[1\]"),
+    "all-reduce": ({"F": 1, "B": 2, "A": [[1, 2, 3], 1]}, "A is of no microbatch"),
+    "contradiction": (
+        {"F": 1, "B": [[2, 2, 3], 2], "I": 1, "W": 1},
+        r"B contradicts I \+ W: 0.003 is not 0.001 \+ 0.001 on stage 0, microbatch 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_files_of_costs_per_microbatch(tmp_path, name):
+    table, path = table_of("1f1b", 2, 3), tmp_path / "costs.json"
+    given, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
+    path.write_text(json.dumps({"unit": "milliseconds", **given}))
+    if wrong is not None:
+        with pytest.raises(ValueError, match=wrong):
+            pj.read_costs(path, table)
+        return
+    costs = pj.read_costs(path, table)
+    expected = {
+        "ops": {"forward": [[1, 2, 3], [4, 5, 6]], "weight_grad": [[1, 2, 3], [4, 5, 6]]},
+        "stages": {"forward": [[1, 2, 3], [4, 4, 4]], "backward": [[3, 3, 3], [2, 3, 4]]},
+        "messages": {"transmit": [[[[250, 500, 1000]]]] * 2, "forward": [1, 1]},
+        "ways": {"latency": [[[[1, 1, 1]]], [[[1, 2, 3]]]], "transmit": [[[0]], [[0]]]},
+    }[name]
+    for field, values in expected.items():
+        np.testing.assert_allclose(getattr(costs, field), np.array(values) * 1e-3, rtol=1e-12)
+    pj.makespan(pj.lower(table), costs)
+
+
+def printed(capsys, *arguments):
+    code = run([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_commands_take_lengths_and_orders(tmp_path, capsys):
+    lengths, out = tmp_path / "lengths.txt", tmp_path / "order.json"
+    lengths.write_text("2048\n1024 1024\n4096\n512\n")
+    times = [*ONE, "--stage-times", "F=1,B=2", "--comm", "0.25"]
+    found = {}
+    for name, more in {
+        "lengths": ["--lengths", lengths],
+        "scale": [
+            "--microbatch-scale",
+            "0.9411764705882353,0.9411764705882353,1.8823529411764706,0.23529411764705882",
+        ],
+    }.items():
+        code, text, _ = printed(capsys, "evaluate", *times, *more, "--json")
+        assert code == 0
+        found[name] = json.loads(text)["makespan"]
+    assert found["lengths"] == pytest.approx(found["scale"])
+    code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths, "--out", out, "--json")
+    best = json.loads(text)
+    assert (code, best["stopped"]) == (0, "optimal")
+    assert best["makespan"] <= min(best["baselines"].values())
+    saved = json.loads(out.read_text())
+    assert saved["order"] == best["order"]
+    for again in (
+        ["--lengths", lengths, "--microbatch-order", out],
+        ["--lengths", out],
+        ["--lengths", lengths, "--microbatch-order", ",".join(map(str, best["order"]))],
+    ):
+        code, text, _ = printed(capsys, "evaluate", *times, *again, "--json")
+        assert json.loads(text)["makespan"] == best["makespan"]
+    code, text, _ = printed(capsys, "arrange", *times, "--lengths", lengths)
+    assert "mean of random" in text
+
+
+MISTAKES = {
+    "count": (["--microbatch-scale", "1,2"], "has 2 entries, the table has 4 microbatches"),
+    "negative": (["--microbatch-scale", "1,2,3,-1"], "must be a finite number of at least 0"),
+    "twice": (["--microbatch-scale", "1,1,1,1", "--lengths", "{file}"], "both say how long"),
+    "lengths": (["--lengths", "{file}"], "has 1 entries, the table has 4 microbatches"),
+    "no file": (["--lengths", "nowhere.txt"], "nowhere.txt"),
+    "order": (["--microbatch-order", "0,1,2,2"], "must name each of 4 microbatches once"),
+    "no order": (["--microbatch-order", "a,b"], "must be numbers of microbatches, as 2,0,1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_end_in_one_line(name, tmp_path, capsys):
+    file = tmp_path / "lengths.txt"
+    file.write_text("7\n")
+    given, message = MISTAKES[name]
+    more = [argument.format(file=file) for argument in given]
+    code, _, err = printed(capsys, "evaluate", *ONE, "--stage-times", "F=1,B=2", *more)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_commands_that_know_no_lengths_say_so(capsys):
+    model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "4", "--tensor-parallel", "8"]
+    scale = ["--microbatch-scale", "1,2,1,1"]
+    code, _, err = printed(capsys, "sensitivity", *ONE, *model, *scale)
+    assert (code, "sensitivity takes microbatches as alike" in err) == (2, True)
+    code, text, _ = printed(capsys, "evaluate", *ONE, *model, *scale, "--json")
+    assert (code, "mfu" in json.loads(text)) == (0, False)
+    code, _, err = printed(capsys, "evaluate", *ONE, *scale)
+    assert (code, "--microbatch-scale needs op times" in err) == (2, True)
