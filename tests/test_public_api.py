@@ -16,6 +16,7 @@ NAMES = [
     "Costs",
     "Distribution",
     "Evaluation",
+    "Family",
     "Formula",
     "InfeasibleError",
     "Jitter",
@@ -32,6 +33,7 @@ NAMES = [
     "StepReport",
     "Straggler",
     "System",
+    "Versus",
     "WeightRule",
     "Workload",
     "activation_memory",
@@ -47,6 +49,7 @@ NAMES = [
     "extrapolated_makespans",
     "finish_times",
     "formula",
+    "formula_family",
     "insert_transfers",
     "jitter",
     "length_costs",
@@ -83,6 +86,7 @@ NAMES = [
     "tune",
     "validate",
     "verify",
+    "versus",
     "write_table",
 ]
 

@@ -188,7 +188,7 @@ class Formula:
                 common = np.intersect1d(spans[one], spans[other], assume_unique=True)
                 if len(common) >= rays.shape[1] - 1 and rank(rays[common]) == rays.shape[1] - 1:
                     pair = zip(self._fractions[one], self._fractions[other], strict=True)
-                    text = comparison_text(self.parameters, _smallest([a - b for a, b in pair]))
+                    text = comparison_text(self.parameters, smallest([a - b for a, b in pair]))
                     found.append(Border(one, other, text))
         return tuple(found)
 
@@ -267,7 +267,7 @@ class Formula:
         return formula_certificate(self, table)
 
 
-def _smallest(counts: list[Fraction]) -> list[Fraction]:
+def smallest(counts: list[Fraction]) -> list[Fraction]:
     """Divide by what all have in common."""
     parts = math.lcm(*(count.denominator for count in counts))
     common = math.gcd(*(int(count * parts) for count in counts))

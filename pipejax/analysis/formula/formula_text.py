@@ -41,6 +41,18 @@ def latex_symbol(name: str) -> str:
     return f"{symbol}_{index}" if len(index) == 1 else rf"{symbol}_{{\mathrm{{{index}}}}}"
 
 
+def polynomial_text(symbol: str, coefficients: Counts) -> str:
+    """Write a polynomial, its constant given first, as `7/4 M + 12`."""
+    powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
+    constant, *others = coefficients
+    text = _sum(powers[:0:-1], others[::-1], _text_factor)
+    if not constant:
+        return text
+    if text == "0":
+        return str(constant)
+    return f"{text} {'-' if constant < 0 else '+'} {abs(constant)}"
+
+
 def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], str]) -> str:
     text = ""
     for symbol, count in zip(symbols, counts, strict=True):

@@ -1,29 +1,41 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
 import json as json_text
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.base.checks import known_as, one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag, Text
+from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import percent, print_json
-from pipejax.cli.output.report import facts, grid, print_all, print_plain, print_written
+from pipejax.cli.output.report import (
+    facts,
+    grid,
+    pick,
+    print_all,
+    print_plain,
+    print_written,
+    waiting,
+)
+from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import STEP_END
 
 SHOWN = 12  # facets and borders that a person reads
 
 
 def formula(
-    table: pj.ScheduleTable,
+    choice: TableChoice,
     links: pj.Links,
     parameters: Text = None,
+    family: Text = None,
+    versus: Text = None,
     per_worker: bool = False,
     box: Text = None,
     max_facets: Annotated[int, typer.Option(min=1)] = 200,
@@ -35,34 +47,107 @@ def formula(
     Options:
       parameters: What it is a function of, as F,B,c_F,c_B: phases, each also with _first, _mid,
         _last or the number of a stage; c, latency and transmit of messages, also with _F or _B.
+      family: Show how counts depend on M, for multiples of P, or on P, with M as many times P as
+        here.
+      versus: Another schedule, of the same workers and microbatches: show where which is faster.
       per_worker: Let phases take what one microbatch takes on one worker, as --worker-times.
       box: Ranges of parameters in seconds, as F=1:2,c_F=0:0.5; the others are at least 0.
       max_facets: Sums at which the search ends; the gap to the makespan is certified.
       out: Write the form and its certificate to this file (.json), for `pipejax verify`.
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
-    ends = {phase.name for phase in STEP_END}
-    step_end = any(name.partition("_")[0] in ends for name in names or ())
-    program = pj.lower(table, link=links, step_end=step_end)
-    chosen = _weights(program, table, names) if per_worker else names
-    form = pj.formula(program, chosen, box=_parse_box(box), max_facets=max_facets)
+    chosen = _Chosen(choice, links, names, per_worker, _parse_box(box), max_facets)
+    table = choice.build()
+    found = None if family is None else _family(chosen, one_of(family, ("M", "P"), "--family"))
+    form = chosen.form(table)
     result = form.as_json() | {"certificate": form.certificate(table)}
+    if found is not None:
+        result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
+    against = None if versus is None else pj.versus(form, chosen.form(chosen.other(versus)))
+    if against is not None:
+        result["versus"] = against.as_json()
     text = json_text.dumps(result, allow_nan=False)
     out.save(lambda draft: write_file(draft, text), lambda: text)
     if json:
         return print_json(result | out.as_json() if out.path is not None else result)
     _print(form, table)
+    if found is not None:
+        _print_family(found)
+    if against is not None:
+        _print_versus(against)
     print_written("wrote the form and its certificate to", out.written)
 
 
-def _weights(
-    program: "pj.Program", table: pj.ScheduleTable, names: Sequence[str] | None
-) -> "dict[str, pj.Costs]":
-    from pipejax.analysis.formula.parameters import default_parameters, named_parameters
+class _Chosen(NamedTuple):
+    """What the options choose: a form of any table of theirs."""
 
-    return named_parameters(
-        program, default_parameters(program) if names is None else names, table.worker_parts
-    )
+    choice: TableChoice
+    links: pj.Links
+    names: list[str] | None
+    per_worker: bool
+    box: dict[str, tuple[float, float]]
+    max_facets: int
+
+    def program(self, table: pj.ScheduleTable) -> "pj.Program":
+        ends = {phase.name for phase in STEP_END}
+        step_end = any(name.partition("_")[0] in ends for name in self.names or ())
+        return pj.lower(table, link=self.links, step_end=step_end)
+
+    def parameters(self, table: pj.ScheduleTable) -> "list[str] | dict[str, pj.Costs] | None":
+        """Names, or with --per-worker the costs that they stand for."""
+        from pipejax.analysis.formula.parameters import default_parameters, named_parameters
+
+        if not self.per_worker:
+            return self.names
+        program = self.program(table)
+        names = self.names or default_parameters(program)
+        return named_parameters(program, names, table.worker_parts)
+
+    def form(self, table: pj.ScheduleTable) -> "pj.Formula":
+        parameters = self.parameters(table)
+        return pj.formula(self.program(table), parameters, box=self.box, max_facets=self.max_facets)
+
+    def other(self, schedule: str) -> pj.ScheduleTable:
+        """Build another schedule of the same size, with those of the options that it has."""
+        if self.choice.schedule is None:
+            raise ValueError("--versus needs --schedule: a table file is of one size")
+        name = known_as(schedule, REGISTRY, "schedule")
+        options = self.choice.options.of(name)
+        return self.choice._replace(schedule=name, options=options).build()
+
+
+def _family(chosen: _Chosen, symbol: str) -> "pj.Family":
+    """Find the family that a schedule belongs to.
+
+    M takes the multiples of P, for most schedules repeat themselves after these; P takes 2 to 13.
+    """
+    workers, microbatches = chosen.choice.workers, chosen.choice.microbatches
+    if chosen.choice.schedule is None or workers is None or microbatches is None:
+        raise ValueError("--family needs --schedule: a table file is of one size")
+    if symbol == "P" and microbatches % workers:
+        raise ValueError(
+            f"--family P needs as many microbatches as a multiple of {workers} workers, got "
+            f"{microbatches}"
+        )
+
+    def table(number: int) -> pj.ScheduleTable:
+        if symbol == "M":
+            return chosen.choice._replace(microbatches=number).build()
+        size = number * (microbatches // workers)
+        return chosen.choice._replace(workers=number, microbatches=size).build()
+
+    step = workers if symbol == "M" else 2 if workers % 2 == 0 else 1
+    numbers = range(step, 11 * step, step) if symbol == "M" else range(2, 2 + 7 * step, step)
+    later = [13 * step, 16 * step] if symbol == "M" else [18 * step]
+    with waiting("looking for the family"):
+        return pj.formula_family(
+            lambda number: chosen.program(table(number)),
+            numbers,
+            lambda number: chosen.parameters(table(number)),
+            verify_on=later,
+            symbol=symbol,
+            degree=1 if symbol == "M" else 2,
+        )
 
 
 def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
@@ -107,3 +192,26 @@ def _regimes(form: "pj.Formula") -> Table:
         for k, name in enumerate(form.parameters)
     ]
     return grid([*columns, ("bound by", form.bound_by[:count])])
+
+
+def _print_family(found: "pj.Family") -> None:
+    print_plain("")
+    print_plain(str(found))
+    last = f", checked on {', '.join(map(str, found.verified_on))}" * bool(found.verified_on)
+    print_plain(f"found on {found.symbol} = {found.found_on[0]} to {found.found_on[-1]}{last}")
+
+
+def _print_versus(found: "pj.Versus") -> None:
+    names = dict(zip(("one", "other"), found.names, strict=True))
+    verdict = found.verdict
+    for role, name in names.items():
+        verdict = verdict.replace(role, name)
+    print_plain("")
+    print_plain(f"{' against '.join(found.names)}: {verdict}")
+    sides = (found.one_at_most, found.one_slower), (found.other_at_most, found.other_slower)
+    for name, (regions, (at, ratio)) in zip(found.names, sides, strict=True):
+        rival = next((n for n in found.names if n != name), name)
+        for region in regions[:SHOWN]:
+            print_plain(f"{name} is as fast or faster where {' and '.join(region.texts) or 'ever'}")
+        where = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
+        print_plain(f"{name} takes up to {ratio:.4g} times as long as {rival}, at {where}")

@@ -1,0 +1,255 @@
+"""Families of closed forms: counts as polynomials in the number of microbatches or workers.
+
+A schedule that repeats itself adds the same counts to each path with every period. So the facets of
+the forms at n, n + period, n + 2 period, ... lie on lines (or parabolas): found on numbers in equal
+steps, and checked on later ones.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from pipejax.analysis.formula.form import Formula
+from pipejax.analysis.formula.formula import formula
+from pipejax.analysis.formula.formula_text import polynomial_text
+from pipejax.analysis.formula.parameters import Weights
+from pipejax.base.checks import check_types, whole_number
+from pipejax.engine.lowering.program import Program
+
+CHECKS = 2  # numbers of each residue on which a polynomial is checked beside those that give it
+MOST_FACETS = 60  # of a form, beyond which facets are not matched
+MOST_TRIALS = 10**6  # polynomials through the facets of consecutive forms
+
+Parameters = Sequence[str] | Weights | None
+Facet = tuple[Fraction, ...]
+Polynomial = tuple[Fraction, ...]  # coefficients, the constant first
+Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial by parameter
+
+
+class Family(NamedTuple):
+    """A closed form for all numbers from some on, as far as it was checked.
+
+    Attributes:
+      symbol: "M" or "P".
+      parameters: their names.
+      first: from which number on it holds.
+      period: after which counts grow alike.
+      branches: facets by the number's residue: in each a polynomial by parameter.
+      found_on: numbers that gave it, or that it was checked on, in equal steps.
+      verified_on: later numbers that it was checked on.
+
+    Example:
+      >>> import pipejax as pj
+      >>> def program(m):
+      ...     return pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=m))
+      >>> found = pj.formula_family(program, range(1, 9), ("F", "B", "c"))
+      >>> print(found)
+      (M + 3)F + (M + 3)B + 6c for M >= 1
+      >>> found(100)(F=1.0, B=2.0, c=0.0)
+      309.0
+    """
+
+    symbol: str
+    parameters: tuple[str, ...]
+    first: int
+    period: int
+    branches: Mapping[int, Branch]
+    found_on: tuple[int, ...]
+    verified_on: tuple[int, ...]
+
+    def facets(self, number: int) -> list[Facet]:
+        """Counts of the facets at a number from the first on."""
+        whole_number(number, self.symbol, least=self.first)
+        if number % self.period not in self.branches:
+            known = ", ".join(map(str, sorted(self.branches)))
+            raise ValueError(
+                f"{self.symbol} mod {self.period} must be one of {known}, got {number}"
+            )
+        branch = self.branches[number % self.period]
+        return sorted({_counts(facet, number) for facet in branch}, reverse=True)
+
+    def __call__(self, number: int) -> Callable[..., float]:
+        """Return the form at a number: a function of the parameters by name."""
+        facets = self.facets(number)
+
+        def largest(**values: float) -> float:
+            given = [values[name] for name in self.parameters]
+            return max(
+                sum(float(count) * value for count, value in zip(facet, given, strict=True))
+                for facet in facets
+            )
+
+        return largest
+
+    def __str__(self) -> str:
+        """Return one line for each residue that has facets of its own."""
+        texts: dict[str, list[int]] = {}
+        for residue, branch in sorted(self.branches.items()):
+            last = max(n for n in self.found_on if n % self.period == residue)
+            facets = [
+                [polynomial_text(self.symbol, each) for each in facet]
+                for facet in sorted(branch, key=lambda facet: _counts(facet, last), reverse=True)
+            ]
+            texts.setdefault(_form_text(self.parameters, facets), []).append(residue)
+        lines = []
+        for text, residues in texts.items():
+            where = f"{self.symbol} >= {self.first}"
+            if len(residues) < self.period:
+                where += f", {self.symbol} mod {self.period} = {', '.join(map(str, residues))}"
+            lines.append(f"{text} for {where}")
+        return "\n".join(lines)
+
+
+def _form_text(names: Sequence[str], facets: Sequence[Sequence[str]]) -> str:
+    sums = [
+        " + ".join(
+            f"{'' if count == '1' else f'({count})' if ' ' in count else count}{name}"
+            for count, name in zip(facet, names, strict=True)
+            if count != "0"
+        )
+        for facet in facets
+    ]
+    return sums[0] if len(sums) == 1 else f"max({', '.join(sums)})"
+
+
+def formula_family(
+    program: Callable[[int], Program],
+    numbers: Sequence[int],
+    parameters: Parameters | Callable[[int], Parameters] = None,
+    *,
+    verify_on: Sequence[int] = (),
+    symbol: str = "M",
+    degree: int = 1,
+) -> Family:
+    """Find how the facets of closed forms depend on a number.
+
+    Args:
+      program: gives the lowered schedule for a number of microbatches, say.
+      numbers: to find it on, rising in equal steps; it is a family of such numbers.
+      parameters: as for `formula`, or a function of the number that gives them.
+      verify_on: later numbers to check it on.
+      symbol: what the number is called.
+      degree: of the polynomials: 1, or 2 where the number is that of the workers.
+
+    Returns:
+      The family with the smallest period, from the first number on for which it holds.
+
+    Raises:
+      ValueError: if there is none: facets become more with the number, or the numbers are too few
+        for its period.
+
+    Example:
+      >>> import pipejax as pj
+      >>> def program(m):
+      ...     return pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=m))
+      >>> print(pj.formula_family(program, range(4, 44, 4), ("F", "B", "c"), verify_on=[80]))
+      (M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0
+    """
+    whole_number(degree, "degree", least=0, most=2)
+    numbers, later = [*numbers], [*verify_on]
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
+    if step < 1 or numbers != [*range(numbers[0], numbers[-1] + 1, step)]:
+        raise ValueError(f"numbers must rise in equal steps, got {numbers}")
+    forms = {n: _form(program(n), parameters, n) for n in (*numbers, *later)}
+    known = {n: [*map(_as_facet, form.facets)] for n, form in forms.items()}
+    for period in range(step, step * (len(numbers) // (degree + 1 + CHECKS)) + 1, step):
+        branches: dict[int, Branch] = {}
+        first = numbers[0]
+        for residue in {n % period for n in numbers}:
+            of_residue = [n for n in numbers if n % period == residue]
+            found = _branch(of_residue, later, known, period, degree)
+            if found is None:
+                break
+            start, branches[residue] = found
+            first = max(first, start - period + step)
+        else:
+            names = next(iter(forms.values())).parameters
+            later = [n for n in later if n >= first]
+            return Family(
+                symbol,
+                names,
+                first,
+                period,
+                branches,
+                (*(n for n in numbers if n >= first),),
+                (*later,),
+            )
+    most = max(len(facets) for facets in known.values())
+    raise ValueError(
+        f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
+        f"{numbers[-1]}: forms have up to {most} facets; give more numbers, or fewer parameters"
+    )
+
+
+def _form(
+    program: Program,
+    parameters: Parameters | Callable[[int], Parameters],
+    number: int,
+) -> Formula:
+    check_types(program=(program, Program))
+    return formula(program, parameters(number) if callable(parameters) else parameters)
+
+
+def _as_facet(counts: Sequence[int | Fraction]) -> Facet:
+    return tuple(map(Fraction, counts))
+
+
+def _branch(
+    numbers: list[int], later: list[int], known: Mapping[int, list[Facet]], period: int, degree: int
+) -> tuple[int, Branch] | None:
+    """Facets of one residue as polynomials, and the first number from which they hold."""
+    tail = numbers[-(degree + 1 + CHECKS) :]
+    checked = [*tail, *(n for n in later if n % period == numbers[0] % period)]
+    branch = _through(tail[: degree + 1], checked, known)
+    if branch is None:
+        return None
+    start = tail[0]
+    for number in reversed(numbers):
+        if {_counts(facet, number) for facet in branch} != {*known[number]}:
+            break
+        start = number
+    return start, branch
+
+
+def _through(
+    bases: list[int], checked: list[int], known: Mapping[int, list[Facet]]
+) -> Branch | None:
+    """Polynomials through facets at some numbers that are facets at all that are checked.
+
+    As many as there are facets, and together all of them; None if there are none such.
+    """
+    sizes = {len(known[n]) for n in checked}
+    count = sizes.pop()
+    if sizes or count > MOST_FACETS or count ** len(bases) > MOST_TRIALS:
+        return None
+    facets = {n: {*known[n]} for n in checked}
+    found = []
+    for through in itertools.product(*(known[n] for n in bases)):
+        polynomials = tuple(_interpolated(bases, values) for values in zip(*through, strict=True))
+        if all(_counts(polynomials, n) in facets[n] for n in checked):
+            found.append(polynomials)
+    is_all = all({_counts(facet, n) for facet in found} == facets[n] for n in checked)
+    return tuple(found) if is_all and len(found) == count else None
+
+
+def _interpolated(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
+    """Coefficients of the polynomial through values, by divided differences (Newton)."""
+    differences = [*values]
+    for order in range(1, len(numbers)):
+        for k in range(len(numbers) - 1, order - 1, -1):
+            step = numbers[k] - numbers[k - order]
+            differences[k] = (differences[k] - differences[k - 1]) / step
+    polynomial: list[Fraction] = [Fraction(0)] * len(numbers)
+    for number, difference in zip(reversed(numbers), reversed(differences), strict=True):
+        shifted = [Fraction(0), *polynomial[:-1]]
+        polynomial = [s - number * p for s, p in zip(shifted, polynomial, strict=True)]
+        polynomial[0] += difference
+    return tuple(polynomial)
+
+
+def _counts(facet: Sequence[Polynomial], number: int) -> Facet:
+    """Counts of a facet at a number."""
+    return tuple(
+        sum((c * number**k for k, c in enumerate(polynomial)), Fraction(0)) for polynomial in facet
+    )

@@ -1,0 +1,217 @@
+"""Two schedules against each other: exact regions of the parameters where each is the faster.
+
+Both makespans are largest sums. One is at most the other where all sums of the first are at most
+some sum of the other: for each sum of the other, a cone. And the first, which is convex, is at most
+the other everywhere if it is on the rays of the regions on which the other is linear.
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.formula.cells import regions
+from pipejax.analysis.formula.cone import Cone, Vector, Vectors, primitive
+from pipejax.analysis.formula.form import Formula, smallest
+from pipejax.analysis.formula.formula_text import comparison_text
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types
+
+
+class Region(NamedTuple):
+    """A cone of parameters on which one form is at most the other.
+
+    Attributes:
+      texts: inequalities that bound it besides the domain, as "2F + c >= 2B".
+      counts: (texts, parameters) of each: their sum is at least 0.
+      rays: (rays, parameters) extreme rays, in the unit of the parameters.
+    """
+
+    texts: tuple[str, ...]
+    counts: tuple[tuple[Fraction, ...], ...]
+    rays: NumpyArray
+
+
+class Versus(NamedTuple):
+    """Where one schedule is faster than another.
+
+    Attributes:
+      names: of both schedules.
+      parameters: names of the parameters.
+      verdict: "equal", "one is never slower", "other is never slower" or "it depends".
+      one_at_most: regions that together are where the first is at most the second.
+      other_at_most: regions that together are where the second is at most the first.
+      one_slower: parameters and the ratio where the first is slowest against the second; the ratio
+        is 1 where it is never slower.
+      other_slower: the same of the second.
+
+    Example:
+      >>> import pipejax as pj
+      >>> size = {"num_workers": 4, "num_microbatches": 4}
+      >>> forms = [
+      ...     pj.formula(pj.lower(pj.schedules.build(name, **size)), ("F", "B", "c"))
+      ...     for name in ("chimera", "1f1b")
+      ... ]
+      >>> found = pj.versus(*forms)
+      >>> found.verdict, f"1F1B takes up to {found.other_slower[1]:.2f} times as long"
+      ('one is never slower', '1F1B takes up to 1.43 times as long')
+    """
+
+    names: tuple[str, str]
+    parameters: tuple[str, ...]
+    verdict: str
+    one_at_most: tuple[Region, ...]
+    other_at_most: tuple[Region, ...]
+    one_slower: tuple[Mapping[str, float], float]
+    other_slower: tuple[Mapping[str, float], float]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `pipejax formula --versus --json` prints of it."""
+        sides = {"one_at_most": self.one_at_most, "other_at_most": self.other_at_most}
+        slower = {"one_slower": self.one_slower, "other_slower": self.other_slower}
+        return {
+            "schedules": list(self.names),
+            "verdict": self.verdict,
+            **{name: [list(region.texts) for region in side] for name, side in sides.items()},
+            **{name: {"at": dict(at), "ratio": ratio} for name, (at, ratio) in slower.items()},
+        }
+
+
+def versus(one: Formula, other: Formula) -> Versus:
+    """Find where each of two schedules is the faster, exactly.
+
+    Args:
+      one: closed form of a schedule.
+      other: that of another, with the same parameters in the same box.
+
+    Returns:
+      Regions, and by how much each is slower at most.
+
+    Raises:
+      ValueError: if parameters or boxes differ, or a form is not exact.
+
+    Example:
+      >>> import pipejax as pj
+      >>> size = {"num_workers": 4, "num_microbatches": 8}
+      >>> forms = [
+      ...     pj.formula(pj.lower(pj.schedules.build(name, **size))) for name in ("gpipe", "1f1b")
+      ... ]
+      >>> pj.versus(*forms).verdict
+      'one is never slower'
+    """
+    check_types(one=(one, Formula), other=(other, Formula))
+    if one.parameters != other.parameters or dict(one.box) != dict(other.box):
+        raise ValueError(
+            f"forms must have the same parameters and box, got {', '.join(one.parameters)} in "
+            f"{one.box or 'none'} and {', '.join(other.parameters)} in {other.box or 'none'}"
+        )
+    for form in (one, other):
+        if not form.exact:
+            raise ValueError(
+                f"the form of {form.program.name} is not exact: give fewer parameters, a box or "
+                f"more than {len(form.facets)} facets"
+            )
+    slower, faster = _slowest(one, other), _slowest(other, one)
+    if slower[1] <= 1:
+        verdict = "equal" if faster[1] <= 1 else "one is never slower"
+    else:
+        verdict = "other is never slower" if faster[1] <= 1 else "it depends"
+    return Versus(
+        (one.program.name, other.program.name),
+        one.parameters,
+        verdict,
+        _at_most(one, other) if slower[1] > 1 else (_region(_domain(one), one),),
+        _at_most(other, one) if faster[1] > 1 else (_region(_domain(one), one),),
+        (slower[0], float(slower[1])),
+        (faster[0], float(faster[1])),
+    )
+
+
+def _rows(form: Formula) -> Vectors:
+    """Counts (facets, parameters) of a form in parameters, times what makes them whole."""
+    return np.array(form.facets, object)
+
+
+def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction | float]:
+    """Where the ratio of the first to the second is the largest: on a ray of the second's regions.
+
+    On each of these the second is linear and the first convex, so no ratio between rays is larger.
+    """
+    rays, _ = regions(other.envelope.cone, len(other.counts))
+    theta = rays[:, : len(one.parameters)].astype(object) * other.units.astype(object)
+    theta = theta[theta.any(axis=1)]
+    ours, theirs = ((theta @ _rows(form).T).max(axis=1) for form in (one, other))
+    ratios = [
+        Fraction(a) / Fraction(b) if b else (np.inf if a else Fraction(1))
+        for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)
+    ]
+    k = max(range(len(ratios)), key=ratios.__getitem__)
+    scale = sum(theta[k])
+    values = [float(Fraction(value) / Fraction(scale)) for value in theta[k]]
+    return dict(zip(one.parameters, values, strict=True)), ratios[k]
+
+
+def _at_most(one: Formula, other: Formula) -> tuple[Region, ...]:
+    """Cones on which the first is at most the second, none of them within another."""
+    cones = [
+        cone
+        for facet in _rows(other)
+        if (cone := _below(_domain(one), _rows(one), facet, one.units)) is not None
+    ]
+    found = []
+    for k, cone in enumerate(cones):
+        others = (c for j, c in enumerate(cones) if j != k and (_holds(cone, c) is False or j < k))
+        if not any(_holds(c, cone) for c in others):
+            found.append(_region(cone, one))
+    return tuple(found)
+
+
+def _domain(form: Formula) -> Cone:
+    """The domain of a form, without the coordinate of the makespan."""
+    cone = form.envelope.cone
+    size = cone.rays.shape[1] - 1
+    start = Cone.orthant(size)
+    is_of_domain = ~cone.inequalities[:, -1].astype(bool)
+    for row in cone.inequalities[is_of_domain][:, :-1]:
+        start = start.cut(row)
+    return start
+
+
+def _below(
+    cone: Cone, facets: Vectors, bound: Vector, units: Int[NumpyArray, " parameters"]
+) -> Cone | None:
+    """Cut a cone down to where no facet is above a bound; None where nothing of it is left."""
+    size = len(units)
+    for facet in facets:
+        normal = np.zeros(cone.rays.shape[1], object)
+        normal[:size] = [Fraction(b - f) * u for b, f, u in zip(bound, facet, units, strict=True)]
+        parts = int(np.lcm.reduce([Fraction(n).denominator for n in normal], dtype=object))
+        whole = np.array([int(n * parts) for n in normal], object)
+        if not whole.any():
+            continue
+        normal = primitive(whole[None])[0]
+        values = cone.rays.astype(object) @ normal.astype(object)
+        if (values <= 0).all():
+            return None
+        if (values < 0).any():
+            cone = cone.cut(normal)
+    return cone
+
+
+def _holds(outer: Cone, inner: Cone) -> bool:
+    """Whether one cone lies within another."""
+    return bool((inner.rays.astype(object) @ outer.inequalities.astype(object).T >= 0).all())
+
+
+def _region(cone: Cone, form: Formula) -> Region:
+    """Say which inequalities bound a cone besides its domain."""
+    domain = {tuple(row) for row in _domain(form).inequalities.tolist()}
+    size, units = len(form.parameters), form.units.tolist()
+    bounds = []
+    for k, row in enumerate(cone.inequalities.tolist()):
+        if tuple(row) not in domain and cone.is_facet(k):
+            counts = [Fraction(count, unit) for count, unit in zip(row, units, strict=False)]
+            bounds.append((*smallest(counts[:size]),))
+    texts = (comparison_text(form.parameters, counts) for counts in bounds)
+    return Region((*texts,), (*bounds,), cone.rays[:, :size] * form.units)

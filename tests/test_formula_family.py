@@ -1,0 +1,135 @@
+"""Families of closed forms, and schedules against each other."""
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.analysis.formula.parameters import named_parameters
+
+
+def program_of(name, p, m, **options):
+    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    return pj.lower(table, step_end=False)
+
+
+def family(name, p, numbers, later, parameters=("F", "B", "c")):
+    return pj.formula_family(lambda m: program_of(name, p, m), numbers, parameters, verify_on=later)
+
+
+# DESIGN section 7: (M + P - 1) T + [2 (P - 1)(M / P + 1) - 2] c, and 2 (P - 1) c
+FORMS = {
+    ("1f1b", 2): "(M + 1)F + (M + 1)B + Mc for M >= 2, M mod 2 = 0",
+    ("1f1b", 4): "(M + 3)F + (M + 3)B + (3/2 M + 4)c for M >= 4, M mod 4 = 0",
+    ("1f1b", 8): "(M + 7)F + (M + 7)B + (7/4 M + 12)c for M >= 8, M mod 8 = 0",
+    ("gpipe", 4): "(M + 3)F + (M + 3)B + 6c for M >= 4, M mod 4 = 0",
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_families_of_published_forms(case):
+    name, p = case
+    assert str(family(name, p, range(p, 7 * p, p), [9 * p])) == FORMS[case]
+
+
+def test_every_residue_has_its_form():
+    found = family("eager-1f1b", 4, range(1, 33), [35, 40])
+    assert (found.period, found.first) == (7, 1)
+    for m in (2, 35, 53):
+        assert [*map(tuple, found.facets(m))] == pj.formula(
+            program_of("eager-1f1b", 4, m), ("F", "B", "c")
+        ).facets
+
+
+def test_zb_h1_has_the_published_facet():
+    """DESIGN section 7: M T + (P - 1)(F + I - W) + 4 (P - 1) c is where c is small."""
+    found = family("zb-h1", 4, range(4, 40, 4), [52], ("F", "I", "W", "c"))
+    for m in (12, 48):
+        assert (m + 3, m + 3, m - 3, 12) in found.facets(m)
+        costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
+        value = float(pj.makespan(program_of("zb-h1", 4, m), costs))
+        assert found(m)(F=1.0, I=1.0, W=1.0, c=0.01) == pytest.approx(value, rel=1e-12)
+
+
+def test_workers_may_be_the_number():
+    found = pj.formula_family(
+        lambda p: program_of("1f1b", p, 2 * p),
+        range(2, 9),
+        ("F", "B", "c"),
+        verify_on=[11],
+        symbol="P",
+        degree=2,
+    )
+    assert str(found) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
+
+
+def test_what_has_no_family_says_so():
+    with pytest.raises(ValueError, match="no polynomials in M of degree 1 were found on 4 to 24"):
+        family("hanayo", 4, range(4, 28, 4), [])
+    found = family("1f1b", 4, range(4, 28, 4), [])
+    with pytest.raises(ValueError, match="M mod 4 must be one of 0, got 9"):
+        found.facets(9)
+    with pytest.raises(ValueError, match="at least 4, got 3"):
+        found.facets(3)
+
+
+def forms_of(names, p, m, parameters=("F", "B", "c"), **options):
+    found = []
+    for name in names:
+        table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+        program = pj.lower(table, step_end=False)
+        shares = named_parameters(program, parameters, table.worker_parts)
+        found.append(pj.formula(program, shares, **options))
+    return found
+
+
+def within(regions, theta):
+    """Whether each point lies in one of some regions."""
+    inside = np.zeros(len(theta), bool)
+    for region in regions:
+        counts = np.array(region.counts, float).reshape(-1, theta.shape[1])
+        inside |= (theta @ counts.T >= -1e-9).all(axis=1)
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("names", "p", "m", "box"),
+    [
+        (("chimera", "1f1b"), 4, 16, None),
+        (("interleaved-1f1b", "chimera"), 4, 8, None),
+        (("gpipe", "1f1b"), 4, 8, None),
+        (("chimera", "1f1b"), 4, 16, {"F": (1, 2), "B": (1, 4)}),
+    ],
+)
+def test_regions_are_where_each_is_faster(names, p, m, box):
+    one, other = forms_of(names, p, m, box=box)
+    found = pj.versus(one, other)
+    low, high = (1, 2) if box else (0, 4)
+    theta = np.random.default_rng(0).uniform(low, high, (500, 3))
+    ours, theirs = one(theta), other(theta)
+    sure = abs(ours / theirs - 1) > 1e-6
+    assert (within(found.one_at_most, theta) == (ours <= theirs))[sure].all()
+    assert (within(found.other_at_most, theta) == (ours >= theirs))[sure].all()
+    assert (ours / theirs).max() <= found.one_slower[1] * (1 + 1e-12)
+    assert (theirs / ours).max() <= found.other_slower[1] * (1 + 1e-12)
+    if not box:
+        at, ratio = found.one_slower
+        assert one(**at) / other(**at) == pytest.approx(ratio, rel=1e-12)
+
+
+def test_a_verdict_is_a_proof_or_an_example():
+    assert pj.versus(*forms_of(("1f1b", "1f1b"), 4, 8)).verdict == "equal"
+    found = pj.versus(*forms_of(("gpipe", "1f1b"), 8, 16))
+    assert found.verdict == "one is never slower"
+    assert found.one_at_most[0].texts == ()
+    found = pj.versus(*forms_of(("chimera", "1f1b"), 8, 32))
+    assert found.verdict == "it depends"
+    assert [region.texts for region in found.one_at_most] == [("8B + 9c >= 4F", "26F + 13c >= 17B")]
+
+
+def test_forms_must_compare():
+    one, other = forms_of(("chimera", "1f1b"), 4, 8)
+    with pytest.raises(ValueError, match="same parameters"):
+        pj.versus(one, forms_of(("1f1b",), 4, 8, ("F", "B", "c_F"))[0])
+    with pytest.raises(ValueError, match="chimera is not exact: give fewer parameters"):
+        pj.versus(forms_of(("chimera",), 4, 8, max_facets=2)[0], other)
+    assert one.exact
