@@ -9,9 +9,10 @@ from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, share
 from pipejax.base.short_repr import short_repr
-from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, HeldOps, HeldParts
+from pipejax.schedules.cells.memory_ledger import LEDGER, WEIGHT_SHARE, HeldOps, HeldParts
 
-Sizes = float | Sequence[float] | Float[NumpyArray, " stages"] | Int[NumpyArray, " stages"]
+Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
+PerStage = Float[NumpyArray, "stages *microbatches"]
 
 
 @short_repr
@@ -24,9 +25,9 @@ class ActivationMemory(NamedTuple):
       held: (steps) what it holds from then on.
       peak: (workers) most that it holds at once.
       peak_at: (workers) when it first holds that much [s].
-      sizes: (stages) size of an activation.
-      weight_share: (stages) share of it that the weight gradient needs after I.
-      checkpoints: (stages) what is held of it between F and R.
+      sizes: (stages) size of an activation, or (stages, microbatches).
+      weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
+      checkpoints: (stages) what is held of it between F and R, or by microbatch.
 
     Example:
       >>> import pipejax as pj
@@ -41,9 +42,9 @@ class ActivationMemory(NamedTuple):
     held: Float[NumpyArray, " steps"]
     peak: Float[NumpyArray, " workers"]
     peak_at: Float[NumpyArray, " workers"]
-    sizes: Float[NumpyArray, " stages"]
-    weight_share: Float[NumpyArray, " stages"]
-    checkpoints: Float[NumpyArray, " stages"]
+    sizes: PerStage
+    weight_share: PerStage
+    checkpoints: PerStage
 
     def curve(
         self, worker: int
@@ -76,17 +77,17 @@ def activation_memory(
 
     Args:
       evaluation: a run.
-      sizes: size of an activation, a number or (stages), in any unit.
-      weight_share: share of it that is held from the end of I to the end of W, in [0, 1], a number
-        or (stages).
-      checkpoints: what is held between F and R, a number or (stages); as sizes if None.
+      sizes: size of an activation, a number, (stages) or (stages, microbatches), in any unit.
+      weight_share: share of it that is held from the end of I to the end of W, in [0, 1], of the
+        same shapes.
+      checkpoints: what is held between F and R, of the same shapes; as sizes if None.
 
     Returns:
       The steps and peaks.
 
     Raises:
-      ValueError: if a size is no finite number of at least 0, there are not as many as stages, or
-        weight_share is not in [0, 1].
+      ValueError: if a size is no finite number of at least 0, there are not as many as stages and
+        microbatches, or weight_share is not in [0, 1].
 
     Cost:
       That of sorting the ops by time, and a pass for each different size.
@@ -101,17 +102,25 @@ def activation_memory(
       ([1.0], [2])
     """
     check_types(evaluation=(evaluation, Evaluation))
-    stages = evaluation.stages
-    whole = _per_stage("sizes", sizes, stages)
-    inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, stages)
-    shares = np.broadcast_to(as_floats(weight_share, "weight_share"), stages)
-    for one in shares.tolist():
+    shape = evaluation.stages, evaluation.microbatches
+    whole = _per_stage("sizes", sizes, shape)
+    inputs = whole if checkpoints is None else _per_stage("checkpoints", checkpoints, shape)
+    shares = _shaped("weight_share", weight_share, shape)
+    for one in np.unique(shares).tolist():
         share(one, "weight_share")
     ops = HeldOps.of(evaluation.table)
     cell = ops.worker, ops.start
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
+    given = [whole, shares, inputs]
+    if any(size.ndim == 2 for size in given):
+        # each microbatch of a stage has a size of its own: their places are numbered through
+        every = evaluation.table.ops
+        microbatch = every.microbatch[np.isin(every.phase, [*LEDGER])]
+        ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
+        given = [np.broadcast_to(s if s.ndim == 2 else s[:, None], shape).ravel() for s in given]
+    size, part, left = given
     parts = HeldParts.of(ops)
-    held = parts.levels(np.stack([whole, shares * whole, inputs]))
+    held = parts.levels(np.stack([size, part * size, left]))
     worker, time = parts.worker[parts.settled], parts.time[parts.settled]
     peak, peak_at = np.zeros((2, evaluation.workers))
     np.maximum.at(peak, worker, held)
@@ -120,13 +129,21 @@ def activation_memory(
     return ActivationMemory(worker, time, held, peak, peak_at, whole, shares, inputs)
 
 
-def _per_stage(name: str, value: Sizes, stages: int) -> Float[NumpyArray, " stages"]:
-    """Read one number for all stages, or one for each: (stages)."""
-    values = as_floats(value, name)
-    if values.shape not in ((), (stages,)):
-        raise ValueError(
-            f"{name} must be a number or one for each of {stages} stages, got shape {values.shape}"
-        )
+def _per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+    """Read sizes: one number, one for each stage, or one for each of its microbatches."""
+    values = _shaped(name, value, shape)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"{name} must be finite numbers of at least 0, got {value!r}")
-    return np.broadcast_to(values, stages)
+    return values
+
+
+def _shaped(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
+    """Give numbers one axis, or two where they differ by microbatch."""
+    values, (stages, microbatches) = as_floats(value, name), shape
+    if values.shape not in ((), (stages,), shape):
+        each = f" and {microbatches} microbatches" * (values.ndim == 2)
+        raise ValueError(
+            f"{name} must be a number or one for each of {stages} stages{each}, got shape "
+            f"{values.shape}"
+        )
+    return values if values.ndim == 2 else np.broadcast_to(values, stages)

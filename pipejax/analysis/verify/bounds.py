@@ -47,7 +47,8 @@ def derived_bounds(content: CertificateContent) -> dict[str, float]:
     found = {"path": max(free.end.values())}
     durations = _durations(content) if content.limits is not None else []
     costs = {name: _least(times, 3 if name in MESSAGE else 1) for name, times in costs.items()}
-    content = content._replace(costs=costs)
+    sizes = ActivationSizes(*(_least(size, 1) for size in content.sizes))
+    content = content._replace(costs=costs, sizes=sizes)
     work, span = _work(costs), content.objective == "span"
     pipes = [_pipe(table, costs, work, pipe) for pipe in range(table.num_pipes)]
     stages = [(pipe, s) for pipe in pipes if pipe.microbatches for s in range(table.num_stages)]

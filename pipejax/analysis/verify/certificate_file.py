@@ -43,7 +43,7 @@ class CertificateContent(NamedTuple):
       links: how messages travel.
       costs: seconds as lists: phase letter and "pair" (stages), "latency" and "transmit" (2, pipes,
         stages - 1); with a last axis of microbatches where they differ by them.
-      sizes: what activations take, by stage.
+      sizes: what activations take, by stage, or by stage and microbatch.
       objective: what was to be least: "makespan" or "span".
       limits: (workers) memory for activations, or None.
       offload: whether activations may go to the host and back.
@@ -83,7 +83,8 @@ def read_certificate(data: Mapping[str, Any], name: str = "certificate") -> Cert
     table = read_table_of(data["table"], f"{name}: table")
     _check_costs(data["costs"], table, OF_BOUNDS if bounds else (), f"{name}: costs")
     for key in SIZES:
-        _check_numbers(memory[key], (table.num_stages,), f"{name}: {key}")
+        shape = _of_microbatches(memory[key], (table.num_stages,), table)
+        _check_numbers(memory[key], shape, f"{name}: {key}")
     if question["limits"] is not None:
         _check_numbers(question["limits"], (table.num_workers,), f"{name}: limits")
     sizes = ActivationSizes(*(memory[key] for key in SIZES))
@@ -129,9 +130,14 @@ def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where:
         shape: tuple[int, ...] = (table.num_stages,)
         if key in MESSAGE:
             shape = 2, table.num_pipes, table.num_stages - 1
-        if key not in OF_STAGES and depth(value) > len(shape):
-            shape = *shape, table.num_microbatches
+        if key not in OF_STAGES:
+            shape = _of_microbatches(value, shape, table)
         _check_numbers(value, shape, f"{where}: {key}")
+
+
+def _of_microbatches(value: Any, shape: tuple[int, ...], table: ScheduleTable) -> tuple[int, ...]:
+    """Return the shape of numbers, with an axis of microbatches if they have one more."""
+    return (*shape, table.num_microbatches) if depth(value) > len(shape) else shape
 
 
 def depth(value: Any) -> int:

@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pipejax.analysis.verify.event_run import EventRun
+from pipejax.analysis.verify.event_run import EventRun, of_microbatch
 
 Curve = list[tuple[float, float]]  # (time [s], held from then on)
 
 
 class ActivationSizes(NamedTuple):
-    """What activations take, by stage, in one unit.
+    """What activations take, by stage, in one unit; or lists by stage and microbatch.
 
     Attributes:
       whole: all of an activation.
@@ -18,18 +18,18 @@ class ActivationSizes(NamedTuple):
       checkpoints: what F leaves of it where R comes later.
     """
 
-    whole: Sequence[float]
-    weight_share: Sequence[float]
-    checkpoints: Sequence[float]
+    whole: Sequence[Any]
+    weight_share: Sequence[Any]
+    checkpoints: Sequence[Any]
 
 
 def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
     """Follow what each worker holds; at one moment only the sum of all changes counts (rule 5)."""
     changes: list[dict[float, float]] = [defaultdict(float) for _ in run.rows]
     for (phase, stage, microbatch), cell in run.at.items():
-        whole = sizes.whole[stage]
-        left = sizes.checkpoints[stage] if ("R", stage, microbatch) in run.at else whole
-        for_weights = sizes.weight_share[stage] * whole
+        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
+        left = rest if ("R", stage, microbatch) in run.at else whole
+        for_weights = share * whole
         taken = {"F": left, "R": whole - left, "L": left}
         freed = {"B": whole, "I": whole - for_weights, "W": for_weights, "O": left}
         if phase in taken:

@@ -5,6 +5,7 @@ optimizer and the heuristics. It counts parts of activations in whole numbers, a
 sum of count times size, so it is exactly 0 where all is released.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +21,8 @@ START, END = 0, 1  # of an op
 # parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
 PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
 LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
+
+MANY_SIZES = 64  # different ones, from which each worker is gone through by itself
 
 Size = TypeVar("Size", float, NumpyArray)
 
@@ -91,7 +94,7 @@ class HeldParts(NamedTuple):
       worker: (changes) ascending.
       time: (changes) ascending for each worker.
       part: (changes) one of `PARTS`.
-      stage: (changes) stage of the activation.
+      stage: (changes) stage of the activation: its place among sizes.
       change: (changes) how many more are held.
       settled: (changes) whether no other change of the worker follows at that time: at one moment
         releases come before takes, so nothing between them is ever held.
@@ -129,8 +132,12 @@ class HeldParts(NamedTuple):
         """
         size = sizes[self.part, self.stage]
         held = np.zeros(len(size), size.dtype)
-        for value in np.unique(size):
-            held += value * np.cumsum(np.where(size == value, self.change, 0))
+        ends = [len(size)]
+        if len(np.unique(size)) > MANY_SIZES:  # each is of one worker or of few
+            ends = [*np.flatnonzero(np.diff(self.worker)) + 1, len(size)]
+        for own in (slice(*pair) for pair in itertools.pairwise([0, *ends])):
+            for value in np.unique(size[own]):
+                held[own] += value * np.cumsum(np.where(size[own] == value, self.change[own], 0))
         return held[self.settled]
 
     def peaks(
