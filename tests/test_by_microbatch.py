@@ -1,6 +1,7 @@
 """Costs per microbatch: what an op takes depends on its stage and on its microbatch."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,16 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
     assert one.path_share == pytest.approx(many.path_share)
     for number, text in enumerate(one.program.layout.groups):
         assert text in many.program.layout.groups, number
+
+
+@settings(max_examples=40)
+@given(case=strategies.cases(by_microbatch=True, step_end=True), link=st.sampled_from(LINKS))
+def test_pairs_without_a_cost_last_the_sum_of_two_microbatches(case, link):
+    pipes = case.table.pipe_of_microbatch.tolist()
+    expected = strategies.reference.Run(case.rows, pipes, case.theirs, link)
+    found = pj.evaluate(case.table, case.costs, link=link)
+    assert found.makespan == pytest.approx(expected.makespan, rel=1e-12)
+    np.testing.assert_allclose(found.busy, expected.busy(), rtol=1e-12)
 
 
 @settings(max_examples=20)
@@ -211,6 +222,32 @@ def test_what_takes_microbatches_as_alike_refuses_others():
     ):
         with pytest.raises(ValueError, match="differ by microbatch: what repeats"):
             repeats(pj.lower(table), pj.Costs(forward=np.ones((1, 2, 8)), backward=2.0))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb-h1", "interleaved-1f1b"])
+def test_memory_of_microbatches_that_differ(name):
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
+    stages, rng = table.num_stages, np.random.default_rng(0)
+    run = pj.evaluate(table, pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), range(6)))
+    size, share = rng.random(stages), rng.random(stages)
+    alike = pj.activation_memory(run, sizes=size, weight_share=share)
+    wide = np.repeat(size[:, None], 6, axis=1)
+    same = pj.activation_memory(run, sizes=wide, weight_share=share)
+    np.testing.assert_array_equal(alike.held, same.held)
+    assert same.sizes.shape == (stages, 6)
+    differing = rng.random((stages, 6))
+    memory = pj.activation_memory(
+        run, sizes=differing, weight_share=np.repeat(share, 6).reshape(-1, 6)
+    )
+    assert all(memory.curve(worker)[1][-1] == 0 for worker in range(2))  # to the last bit
+    verdict = pj.verify(json.loads(json.dumps(pj.certificate(run, memory=memory))))
+    assert (verdict.ok, verdict.problems) == (True, ())
+    one = pj.activation_memory(run, sizes=np.eye(6)[2] * np.ones((stages, 1)))  # 2 alone takes any
+    assert one.peak.tolist() == [table.num_stages / 2] * 2
+    with pytest.raises(
+        ValueError, match=r"each of . stages and 6 microbatches, got shape \(1, 5\)"
+    ):
+        pj.activation_memory(run, sizes=np.ones((1, 5)))
 
 
 def test_bounds_of_a_certificate_hold_for_the_least_of_the_microbatches():

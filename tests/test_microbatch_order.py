@@ -285,12 +285,22 @@ def test_mistakes_end_in_one_line(name, tmp_path, capsys):
     assert err.count("\n") == 1
 
 
-def test_commands_that_know_no_lengths_say_so(capsys):
+def test_what_a_model_says_of_microbatches_that_differ(tmp_path, capsys):
     model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "4", "--tensor-parallel", "8"]
     scale = ["--microbatch-scale", "1,2,1,1"]
     code, _, err = printed(capsys, "sensitivity", *ONE, *model, *scale)
     assert (code, "sensitivity takes microbatches as alike" in err) == (2, True)
+    code, text, _ = printed(capsys, "evaluate", *ONE, *model, "--json")
+    alike = json.loads(text)["activation_memory"]["peak"]
     code, text, _ = printed(capsys, "evaluate", *ONE, *model, *scale, "--json")
-    assert (code, "mfu" in json.loads(text)) == (0, False)
+    uneven = json.loads(text)
+    assert (code, "mfu" in uneven) == (0, False)
+    assert uneven["activation_memory"]["peak"] == pytest.approx([3 * alike[0] / 2, 2 * alike[1]])
+    file = tmp_path / "lengths.json"
+    file.write_text("[2048, 4096, 2048, 2048]")
+    code, text, _ = printed(capsys, "evaluate", *ONE, *model, "--lengths", file, "--json")
+    longer = json.loads(text)
+    assert longer["activation_memory"]["peak"][1] > 1.9 * alike[1]
+    assert longer["tokens_per_second"] * longer["makespan"] == pytest.approx(5 * 2048)
     code, _, err = printed(capsys, "evaluate", *ONE, *scale)
     assert (code, "--microbatch-scale needs op times" in err) == (2, True)

@@ -26,7 +26,9 @@ from pipejax.costs.costs import (
     differs_by_microbatch,
     unchecked_costs,
 )
+from pipejax.costs.model import Model
 from pipejax.costs.precision import is_traced
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.stage_costs import costs_of_microbatch, stage_costs
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
@@ -133,24 +135,56 @@ def length_costs(
     check_types(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
     )
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        found = vars(costs_of_microbatch(model, system, workload, table, size)).items()
+        grow = (pair for pair in found if pair[0] in OF_MICROBATCHES and pair[0] not in FIXED)
+        return {name: np.asarray(time) for name, time in grow if time is not None}
+
+    return Costs(
+        **vars(stage_costs(workload, system, table)) | _by_length(workload, table, lengths, price)
+    )
+
+
+def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
+    """Activations of microbatches with lengths of their own, as `length_costs` prices them.
+
+    Returns (stages, microbatches) sizes [B], weight_share of them that W needs after I, and
+    checkpoints [B].
+    """
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        sized = dataclasses.replace(workload, model=model)
+        found = stage_bytes(sized, table, microbatch_size=size)
+        parts = found.activations, found.weight_share, found.checkpoint
+        names = ("sizes", "weight_share", "checkpoints")
+        return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
+
+    return _by_length(workload, table, lengths, price)
+
+
+def _by_length(
+    workload: Workload,
+    table: ScheduleTable,
+    lengths: Lengths,
+    price: Callable[[Model, float], dict[str, Any]],
+) -> dict[str, Any]:
+    """Price each different microbatch once, as a model and a microbatch size; stack what is found.
+
+    Returns arrays by name, with an axis of microbatches at the end.
+    """
     found = Packed.of(lengths)
     found.check_count(table)
     size = np.where(
         found.is_packed, found.tokens / found.sequence, float(workload.microbatch_size(table))
     )
-    sizes = zip((found.tokens / size).tolist(), size.tolist(), strict=True)
-    known: dict[tuple[float, float], Costs] = {}
-    for sequence, count in (each := list(sizes)):
-        if (sequence, count) not in known:
-            model = dataclasses.replace(workload.model, sequence=sequence)
-            known[sequence, count] = costs_of_microbatch(model, system, workload, table, count)
-    whole = vars(stage_costs(workload, system, table))
-    grow = [n for n in OF_MICROBATCHES if n not in FIXED and whole[n] is not None]
-    by_microbatch = {
-        name: np.stack([np.asarray(getattr(known[key], name)) for key in each], axis=-1)
-        for name in grow
+    each = list(zip((found.tokens / size).tolist(), size.tolist(), strict=True))
+    known = {
+        (sequence, count): price(dataclasses.replace(workload.model, sequence=sequence), count)
+        for sequence, count in {*each}
     }
-    return Costs(**whole | by_microbatch)
+    names = known[each[0]]
+    return {name: np.stack([known[key][name] for key in each], axis=-1) for name in names}
 
 
 class Packed(NamedTuple):

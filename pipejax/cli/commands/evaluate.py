@@ -38,7 +38,7 @@ def evaluate(
     priced = required(pricing)
     costs = priced.of(table)
     evaluation = pj.evaluate(table, costs, link=links)
-    held = activations.of(table, priced.workload).held(evaluation)
+    held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
     beside = timing.of(evaluation)
     if certificate.path is not None:
@@ -58,6 +58,8 @@ def evaluate(
     ]
     if priced.workload is not None:
         totals += step_facts(result)
+    elif "tokens_per_second" in result:
+        totals.append(("tokens", f"{result['tokens_per_second']:.4g} per second"))
     print_all(
         heading(evaluation, f"{_link(evaluation)} links"),
         facts(totals),
@@ -95,6 +97,8 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
         "bound_by",
     )
     result["critical_path"] = dict(evaluation.path_share)
+    if pricing.microbatches.lengths is not None:
+        result["tokens_per_second"] = pricing.microbatches.tokens / (evaluation.makespan or np.inf)
     if pricing.workload is not None and pricing.system is not None:
         result |= step_json(evaluation, pricing.workload, pricing.system)
         result |= memory_json(evaluation.table, pricing.workload, pricing.system, held)

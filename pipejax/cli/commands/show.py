@@ -61,7 +61,8 @@ def show(
     costs = or_slots(pricing, table)
     evaluation = pj.evaluate(table, costs, link=links)
     unit = "s" if pricing is not None else "slots"
-    sizes = activations.of(table, None if pricing is None else pricing.workload)
+    sized = Pricing(lambda table: costs) if pricing is None else pricing
+    sizes = activations.of(table, sized.workload, sized.microbatches)
     shown = sizes.held(evaluation) if memory else None
     if out.path is not None:
         # matplotlib is an extra, slow to import

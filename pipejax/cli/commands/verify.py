@@ -36,7 +36,7 @@ def verify(
     else:
         priced, table = required(pricing), pj.read_table(file)
         run = pj.evaluate(table, priced.of(table), link=links)
-        held = activations.of(table, priced.workload).held(run)
+        held = activations.of(table, priced.workload, priced.microbatches).held(run)
         verdict = pj.verify(pj.certificate(run, memory=held.memory))
     problems = [*map(str, verdict.problems)]
     if json:

@@ -8,6 +8,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import Text, WeightShare
+from pipejax.cli.options.microbatches import Microbatches
 from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
@@ -17,21 +18,24 @@ if TYPE_CHECKING:
     from pipejax.analysis.activation_memory import ActivationMemory
 
 
+ALIKE = Microbatches()  # nothing is said of them
+
+
 class StageSizes(NamedTuple):
     """What the activations of a table's stages take, and what is static beside them.
 
     Attributes:
       unit: "activations" or "bytes".
-      sizes: (stages) what one takes.
-      weight_share: (stages) share of it that W needs after I.
-      checkpoints: (stages) what F leaves of it where R comes later.
+      sizes: (stages) what one takes, or (stages, microbatches).
+      weight_share: (stages) share of it that W needs after I, or by microbatch.
+      checkpoints: (stages) what F leaves of it where R comes later, or by microbatch.
       static: (workers) bytes that last the whole step, if a model says how many.
     """
 
     unit: str
-    sizes: Float[NumpyArray, " stages"]
-    weight_share: Float[NumpyArray, " stages"]
-    checkpoints: Float[NumpyArray, " stages"]
+    sizes: Float[NumpyArray, "stages *microbatches"]
+    weight_share: Float[NumpyArray, "stages *microbatches"]
+    checkpoints: Float[NumpyArray, "stages *microbatches"]
     static: Float[NumpyArray, " workers"] | None
 
     @property
@@ -52,10 +56,12 @@ class HeldMemory(NamedTuple):
     stages: StageSizes
 
     @property
-    def weight_share(self) -> float | list[float]:
+    def weight_share(self) -> float | list[Any]:
         """The weight share as `--json` says it: one number, or where stages differ a list."""
-        shares: list[float] = self.stages.weight_share.tolist()
-        return shares[0] if len({*shares}) == 1 else shares
+        shares = self.stages.weight_share
+        different = np.unique(shares)
+        one: float | list[Any] = float(different[0]) if len(different) == 1 else shares.tolist()
+        return one
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` says of it."""
@@ -69,18 +75,25 @@ class ActivationOptions(NamedTuple):
     weight_share: float | None
     sizes: list[float] | None
 
-    def of(self, table: pj.ScheduleTable, workload: "pj.Workload | None") -> StageSizes:
+    def of(
+        self,
+        table: pj.ScheduleTable,
+        workload: "pj.Workload | None",
+        microbatches: Microbatches = ALIKE,
+    ) -> StageSizes:
         """Size the activations of a table: in bytes where a model says how many.
 
         Raises:
           ValueError: if sizes are given beside a model, or not one for each stage.
         """
-        if workload is None:
+        if workload is None and microbatches.workload is None:
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
             return StageSizes("activations", sizes, np.full(len(sizes), share), sizes, None)
         if self.sizes is not None:
             raise ValueError("--activation-sizes does not go with --model, which has its own")
+        if workload is None:
+            return StageSizes("bytes", **microbatches.bytes_of(table), static=None)
         from pipejax.costs.stage_bytes import stage_bytes
 
         memory = stage_bytes(workload, table)

@@ -229,7 +229,8 @@ class PricingSettings(NamedTuple):
                 f"{flag(first)} needs op times: give --stage-times, --costs or --model"
             )
         of = each.costs_of(alike.of, alike.workload, alike.system)
-        return Pricing(of, microbatches=each)  # reports of a model are of microbatches alike
+        # reports of a step are of microbatches alike
+        return Pricing(of, microbatches=each._replace(workload=alike.workload))
 
     def _alike(self) -> Pricing | None:
         """Price microbatches that are alike."""

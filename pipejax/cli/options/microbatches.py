@@ -22,11 +22,13 @@ class Microbatches(NamedTuple):
       lengths: of each its tokens or sequences, from the file of `--lengths`.
       scale: factors on the times of each.
       order: which of them is microbatch k of the table.
+      workload: whose activations they are, where a model prices them.
     """
 
     lengths: list[Any] | None = None
     scale: Float[NumpyArray, " microbatches"] | None = None
     order: list[int] | None = None
+    workload: "pj.Workload | None" = None
 
     @classmethod
     def read(cls, lengths: FileIfGiven, scale: Text, order: Text) -> "Microbatches":
@@ -44,7 +46,38 @@ class Microbatches(NamedTuple):
     @property
     def differ(self) -> bool:
         """Whether any option is given."""
-        return any(option is not None for option in self)
+        return any(option is not None for option in self[:3])
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step, of all replicas of the pipeline."""
+        from pipejax.costs.microbatches import Packed
+
+        replicas = 1 if self.workload is None else self.workload.data_parallel
+        return replicas * float(Packed.of(self.lengths or []).tokens.sum())
+
+    def bytes_of(self, table: pj.ScheduleTable) -> dict[str, NumpyArray]:
+        """Activations that a model sizes (stages, microbatches): sizes and checkpoints in bytes.
+
+        And weight_share, the share of a size that W needs.
+        """
+        assert self.workload is not None
+        from pipejax.costs.microbatches import length_bytes
+        from pipejax.costs.stage_bytes import stage_bytes
+
+        if self.lengths is not None:
+            found = length_bytes(self.workload, table, self.lengths)
+        else:
+            memory = stage_bytes(self.workload, table)
+            parts = memory.activations, memory.weight_share, memory.checkpoint
+            scale = np.ones(table.num_microbatches) if self.scale is None else self.scale
+            whole, share, left = (np.asarray(part)[:, None] for part in parts)
+            found = {
+                "sizes": whole * scale,
+                "weight_share": np.repeat(share, len(scale), axis=1),
+                "checkpoints": left * scale,
+            }
+        return {n: each if self.order is None else each[:, self.order] for n, each in found.items()}
 
     def costs_of(
         self, costs_of: CostsOf, workload: "pj.Workload | None", system: "pj.System | None"
