@@ -37,6 +37,7 @@ paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, T
 	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
 	$(BIN)/python -m sweeps.tabular_search --out $(RESULTS)/tabular_search.zarr
 	$(BIN)/python -m sweeps.schedule_tables --out $(RESULTS)/schedule_tables.zarr
+	$(BIN)/python -m sweeps.regimes --out $(RESULTS)/regimes.zarr
 	$(MAKE) figures
 	$(BIN)/python -m sweeps.tabular_table --data $(RESULTS)/tabular_schedules.zarr
 	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)

@@ -36,6 +36,7 @@ from figures import (
     pipedream_scaling,
     pipedream_schedules,
     ranking,
+    regimes,
     run_time,
     schedule_tables,
     staleness,
@@ -83,6 +84,7 @@ STORES: Mapping[str, Source] = {
         (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking),
     ),
     "schedule_tables.zarr": Source("python -m sweeps.schedule_tables --out", (schedule_tables,)),
+    "regimes.zarr": Source("python -m sweeps.regimes --out", (regimes,)),
     "fidelity.zarr": Source("python -m sweeps.fidelity --page docs/accuracy.md --out", (accuracy,)),
     "design_space.zarr": Source(
         "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)

@@ -1,0 +1,48 @@
+"""Regime maps: exact at every point, with their borders, and drawn."""
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from figures import regimes as drawing
+from figures.rules import caption_of, faults
+from sweeps import regimes as sweep
+from sweeps.tabular_settings import draw
+
+pytestmark = pytest.mark.compiles
+
+
+@pytest.fixture(scope="module")
+def data():
+    with jax.enable_x64(True):
+        return sweep.sweep(points=9)
+
+
+def test_the_map_is_that_of_runs(data):
+    for name, pair in sweep.PAIRS.items():
+        tables = [draw(case, pair.workers, pair.microbatches) for case in pair[:2]]
+        for b, c in ((0, 0), (4, 5), (8, 8), (3, 7)):
+            at = {"backward": float(data.backward[b]), "transfer": float(data.message[c])}
+            one, other = (
+                pj.evaluate(table, pj.Costs.per_worker(table, forward=1.0, **at)).makespan
+                for table in tables
+            )
+            assert float(data.ratio.sel(pair=name)[b, c]) == pytest.approx(one / other, rel=1e-12)
+
+
+def test_the_published_outliers_lie_on_both_sides(data):
+    """Hanayo against Chimera at 8 x 8: faster on slow_nw_mid_cp, slower on slow_nw_fast_cp."""
+    border = data.attrs["hanayo: one at most"]
+    assert border.endswith("12B >= 7F + 98c and 5B >= 98c")
+    place = data.sel(pair="hanayo")
+    for system, wins in (("slow_nw_mid_cp", True), ("slow_nw_fast_cp", False)):
+        b, c = (float(place[name].sel(system=system)) for name in ("backward_of", "message_of"))
+        assert (12 * b >= 7 + 98 * c and 5 * b >= 98 * c) == wins
+
+
+def test_the_figure_can_be_printed(data):
+    figure = drawing.draw(data)["regimes"]
+    assert faults(figure) == []
+    assert data.attrs["chimera: one at most"] in caption_of(figure)
+    assert np.isfinite(data.message_of.values).all()
