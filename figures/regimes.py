@@ -1,5 +1,7 @@
 """Where one schedule beats another: exact regime maps, with systems as points on them."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import xarray as xr
 from matplotlib.axes import Axes
@@ -43,7 +45,7 @@ def _label(case: xr.DataArray) -> str:
     return str(LOOK[str(case.values)]["label"])
 
 
-def _map(axes: Axes, at: xr.Dataset) -> object:
+def _map(axes: Axes, at: xr.Dataset) -> Any:
     """How much faster the first is, and where both take equally long."""
     gain = 100 * (1 - at.ratio)
     norm = TwoSlopeNorm(0, -MOST, MOST)
@@ -56,7 +58,12 @@ def _map(axes: Axes, at: xr.Dataset) -> object:
 def _systems(axes: Axes, at: xr.Dataset) -> None:
     """Put the systems on the map: those of the paper by network, and accelerators."""
     names = [str(name) for name in at.system.values]
-    look = {"markeredgecolor": style.BLACK, "color": style.YELLOW, "linestyle": "", "zorder": 3}
+    look: dict[str, Any] = {
+        "markeredgecolor": style.BLACK,
+        "color": style.YELLOW,
+        "linestyle": "",
+        "zorder": 3,
+    }
     for network, marker in MARKERS.items():
         chosen = at.isel(system=[k for k, name in enumerate(names) if name.startswith(network)])
         axes.plot(chosen.message_of, chosen.backward_of, marker, label=NAMES[network], **look)

@@ -1,12 +1,14 @@
 """Regime maps: exact at every point, with their borders, and drawn."""
 
 import jax
+import matplotlib as mpl
 import numpy as np
 import pytest
 
 import pipejax as pj
 from figures import regimes as drawing
 from figures.rules import caption_of, faults
+from pipejax.plots import style
 from sweeps import regimes as sweep
 from sweeps.tabular_settings import draw
 
@@ -42,7 +44,9 @@ def test_the_published_outliers_lie_on_both_sides(data):
 
 
 def test_the_figure_can_be_printed(data):
-    figure = drawing.draw(data)["regimes"]
+    with mpl.rc_context():
+        style.use()
+        figure = drawing.draw(data)["regimes"]
     assert faults(figure) == []
     assert data.attrs["chimera: one at most"] in caption_of(figure)
     assert np.isfinite(data.message_of.values).all()
