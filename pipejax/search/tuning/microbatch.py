@@ -129,10 +129,11 @@ OnProgress = Callable[[TunedSizes], object]
 
 def size_objective(problem: TuningProblem, *counts: int) -> StepTimeObjective:
     """Step time by log b: exact with the program of M alone, by the relaxation if none is given."""
-    return problem.objective(_any_size, *(counts or problem.family.few_microbatches))
+    return problem.objective(any_size, *(counts or problem.family.few_microbatches))
 
 
-def _any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+def any_size(log_size: Array, given: Given) -> tuple[Pair, Number]:
+    """Relax the microbatch size by its logarithm."""
     return given.pair, jnp.exp(log_size)
 
 

@@ -155,12 +155,13 @@ class TuningProblem:
         self, num_microbatches: int, assigned: StageLayers, owner: Owners
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Evaluate layers of each stage exactly: (batch) step times [s], and needs [B]."""
-        objective = self.objective(_as_they_are, num_microbatches)
+        objective = self.objective(as_they_are, num_microbatches)
         layers = StageLayers(*(np.asarray(each, float) for each in assigned))
         return objective.evaluate(layers, self.given(owner, num_microbatches, limited=False))
 
 
-def _as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
+def as_they_are(assigned: StageLayers, given: Given) -> tuple[Pair, Number]:
+    """Layers of each stage as variables."""
     return given.pair._replace(assigned=assigned), given.size
 
 

@@ -41,18 +41,18 @@ def improve(
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
     """Move to the best neighbour while there is a better one, all points at once."""
     points, values = points.copy(), evaluate(points, owner)
-    rows = np.arange(len(points))
-    while len(moves):  # one stage alone has no neighbours
-        around = points[:, None] + moves
-        found = evaluate(around.reshape(-1, points.shape[1]), np.repeat(owner, len(moves)))
-        found = found.reshape(len(points), len(moves))
+    active = np.arange(len(points)) if len(moves) else np.arange(0)  # one stage alone stays
+    while len(active):
+        around = (points[active, None] + moves).reshape(-1, points.shape[1])
+        found = evaluate(around, np.repeat(owner[active], len(moves)))
+        found = found.reshape(len(active), len(moves))
         best = found.argmin(axis=1)
+        least, now = found[np.arange(len(active)), best], values[active]
         # a gain within rounding is none, or two equal points could take turns for ever
-        better = found[rows, best] < values - 1e-12 * np.where(np.isfinite(values), values, 0)
-        if not better.any():
-            break
-        points[better] = around[rows, best][better]
-        values[better] = found[rows, best][better]
+        better = least < now - 1e-12 * np.where(np.isfinite(now), now, 0)
+        active = active[better]
+        points[active] += moves[best[better]]
+        values[active] = least[better]
     return points, values
 
 

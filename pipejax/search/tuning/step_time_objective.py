@@ -113,6 +113,25 @@ class StepTimeObjective:
         nodes = np.array(self.counts, float)
         return _valued_with_slopes(variables, ends, moved, given, nodes, self.held, **how)
 
+    def costs(self, variables: Tree, given: Given) -> Costs:
+        """Price a batch: costs whose leaves have (batch, ...) entries [s]."""
+        size = len(jax.tree.leaves(variables)[0])
+        found = _priced(*in_bucket((variables, given), size), shape=self.shape, relax=self.relax)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
+
+    def need_and_grad(self, variables: Tree, given: Given) -> tuple[PerConfiguration, Tree]:
+        """Memory of the fullest worker (batch) [B], and its derivatives like the variables."""
+        size = len(jax.tree.leaves(variables)[0])
+        found = _need_with_slopes(
+            *in_bucket((variables, given), size),
+            np.array(self.counts, float),
+            self.held,
+            shape=self.shape,
+            relax=self.relax,
+        )
+        need, slopes = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], found)
+        return need, slopes
+
     def minima(
         self,
         starts: Float[NumpyArray, "starts pairs ..."],
@@ -120,8 +139,8 @@ class StepTimeObjective:
         *,
         steps: int,
         rate: float,
-        lower: float = -np.inf,
-        upper: Float[NumpyArray, " pairs"] | float = np.inf,
+        lower: Float[NumpyArray, "pairs ..."] | float = -np.inf,
+        upper: Float[NumpyArray, "pairs ..."] | float = np.inf,
     ) -> Descent:
         """Descend from several starts of each pair, all at once.
 
@@ -130,16 +149,16 @@ class StepTimeObjective:
         count, pairs = starts.shape[:2]
         size, owner = count * pairs, np.tile(np.arange(pairs), count)
         flat = starts.reshape(size, *starts.shape[2:])
-        limits = np.broadcast_to(upper, pairs)[owner].reshape(size, *(1,) * (flat.ndim - 1))
+        low, high = (np.broadcast_to(each, starts.shape[1:])[owner] for each in (lower, upper))
         given = jax.tree.map(lambda leaf: leaf[owner], given)
-        flat, limits, given = in_bucket((flat, limits, given), size)
+        flat, low, high, given = in_bucket((flat, low, high, given), size)
         found = descend(
             lambda points: self.value_and_grad(points, given),
             flat,
             steps=steps,
             rate=rate,
-            lower=lower,
-            upper=limits,
+            lower=low,
+            upper=high,
         )
         return Descent(*(each[:size].reshape(count, pairs, *each.shape[1:]) for each in found))
 
@@ -223,6 +242,26 @@ def _valued_with_slopes(
         return found, put(slopes)
 
     return jax.vmap(of_one)(variables, ends, moved, given)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "relax"))
+def _need_with_slopes(
+    variables: Tree,
+    given: Given,
+    nodes: Float[Array, " programs"],
+    held: tuple[HeldCounts, ...],
+    **how: Any,
+) -> tuple[Float[Array, " batch"], Tree]:
+    """Memory needs, and their derivatives, which no cost is needed for."""
+
+    def of_one(variables: Tree, given: Given) -> tuple[Array, Tree]:
+        def need(at: Tree) -> Array:
+            none = [jnp.zeros(())] * len(held)
+            return _value(at, none, given, nodes=nodes, held=held, **how)[1]
+
+        return jax.value_and_grad(need)(variables)
+
+    return jax.vmap(of_one)(variables, given)
 
 
 def _sum_along(counts: Costs, moved: Costs) -> Array:

@@ -97,7 +97,7 @@ def design_systems(
     given = problem.given(np.zeros(count, int), num_microbatches, limited=False)._replace(
         bought=spendable / costs[:-1] * UNITS[:-1]
     )
-    objective = problem.objective(_bought, num_microbatches)
+    objective = problem.objective(bought, num_microbatches)
     if divisions is None:
         noise = np.random.default_rng(seed).normal(0, 1, (starts, count, DIVIDED))
         noise[0] = 0
@@ -118,7 +118,7 @@ def design_systems(
     return SystemDesigns(budget, shares, quantities, values.min(axis=0), evaluated)
 
 
-def _bought(logits: Array, given: Given) -> tuple[Pair, Number]:
+def bought(logits: Array, given: Given) -> tuple[Pair, Number]:
     """Return the system that softmax shares of the budget buy."""
     peak, bandwidth, node, network = jax.nn.softmax(logits) * given.bought
     own = given.pair.system

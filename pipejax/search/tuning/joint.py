@@ -1,0 +1,262 @@
+"""Several things at once: microbatch size, layers, recomputed layers, shares of a budget.
+
+All pairs descend at once from many starts. Then sizes next to the best minima, with whole layers,
+are evaluated exactly, and improved by one layer or one size at a time; shares of a budget stay real
+and are followed once more.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.costs.system import Number
+from pipejax.costs.workload import StageLayers
+from pipejax.search.tuning.joint_space import (
+    PARTS,
+    Jointly,
+    JointProblem,
+    Settings,
+    TunedJointly,
+    joined,
+)
+from pipejax.search.tuning.layer_assignment import LAYERS, RECOMPUTED
+from pipejax.search.tuning.problem import Owners
+from pipejax.search.tuning.rounding import Points, improve, swaps
+from pipejax.search.tuning.step_time_objective import Given, PerConfiguration
+from pipejax.search.tuning.system_design import DIVIDED, bought
+
+KEPT = 3  # minima of a pair that are rounded, and sizes whose best setting is improved
+RATE = 0.3
+
+
+def tune_jointly(
+    joint: JointProblem, *, starts: int = 8, steps: int = 40, seed: int = 0
+) -> TunedJointly:
+    """Find the best setting of each pair, by gradient."""
+    relax, family = Jointly(joint.parts), joint.problem.family
+    counts = (joint.microbatches,) if joint.microbatches else family.few_microbatches
+    pairs = len(joint.problem.capacity)
+    first, lower, upper = _starts(joint, starts, seed)
+    found = joint.problem.objective(relax, *counts).minima(
+        first,
+        joint.given(np.arange(pairs), joint.microbatches or 1, limited=True),
+        steps=steps,
+        rate=RATE,
+        lower=lower,
+        upper=upper,
+    )
+    order = found.values.argsort(axis=0)[:KEPT]
+    soft = _relaxed(joint, found.points[order, np.arange(pairs)])
+    evaluate = _Counted(joint)
+    rounded = _rounded(joint, soft)
+    kept = rounded.at(_best_sizes(rounded, evaluate(rounded)))
+    settings, times = improve_settings(joint, kept, evaluate)
+    if "system" in joint.parts:
+        polished = _polished(joint, settings)
+        settings = joined([settings, polished])
+        times = np.concatenate([times, evaluate(polished)])
+    best = found.points[order[0], np.arange(pairs)]
+    size, layers, _ = _relaxed(joint, best[None])
+    return joint.pick(
+        settings,
+        times,
+        evaluate.count + found.values.size * (steps + 1),
+        relaxed_step_time=found.values.min(axis=0),
+        relaxed=(size[0], StageLayers(*(each[0] for each in layers))),
+    )
+
+
+class _Counted:
+    """Exact evaluation that counts settings."""
+
+    def __init__(self, joint: JointProblem) -> None:
+        self.joint, self.count = joint, 0
+
+    def __call__(self, settings: Settings) -> PerConfiguration:
+        self.count += len(settings.pair)
+        return self.joint.times(settings)
+
+
+Bounds = Float[NumpyArray, "pairs variables"]
+
+
+def _starts(
+    joint: JointProblem, starts: int, seed: int
+) -> tuple[Float[NumpyArray, "starts pairs variables"], Bounds, Bounds]:
+    """Points to start from, even shares first, and bounds of the variables."""
+    pairs, stages = joint.problem.pairs.assigned.layers.shape
+    rng, parts = np.random.default_rng(seed), []
+    lower, upper = [], []
+    for name in joint.parts:
+        part, width = PARTS[name], PARTS[name].width(stages)
+        own = rng.normal(0, part.spread, (starts, pairs, width))
+        own[0] = 0
+        low, high = np.full((2, pairs, width), [[[-np.inf]], [[np.inf]]])
+        if name == "microbatch_size":
+            fewest = joint.problem.family.few_microbatches[0]
+            low[:] = 0
+            high[:] = np.log(np.maximum(joint.problem.pairs.minibatch / fewest, 1.0))[:, None]
+            own = (np.arange(starts)[:, None, None] + 0.5) / starts * high
+        parts.append(own)
+        lower.append(low)
+        upper.append(high)
+    return np.concatenate(parts, -1), np.concatenate(lower, -1), np.concatenate(upper, -1)
+
+
+Soft = tuple[
+    Float[NumpyArray, "kept pairs"], StageLayers, Float[NumpyArray, "kept pairs parts"]
+]  # microbatch sizes, layers and logits
+
+
+def _relaxed(joint: JointProblem, points: Float[NumpyArray, "kept pairs variables"]) -> Soft:
+    """What relaxed points stand for."""
+    kept, pairs, _ = points.shape
+    owner = np.tile(np.arange(pairs), kept)
+    given = joint.given(owner, joint.microbatches or 1)
+    found = _read(points.reshape(kept * pairs, -1), given, relax=Jointly(joint.parts))
+    size, *layers = (np.asarray(each) for each in found)
+    own = Jointly(joint.parts).split(points, layers[0].shape[-1])
+    logits = own.get("system", np.zeros((kept, pairs, DIVIDED))) * PARTS["system"].scale
+    assigned = StageLayers(*(each.reshape(kept, pairs, -1) for each in layers))
+    return size.reshape(kept, pairs), assigned, logits
+
+
+@functools.partial(jax.jit, static_argnames="relax")
+def _read(points: Array, given: Given, *, relax: Jointly) -> tuple[Number, ...]:
+    def of_one(point: Array, given: Given) -> tuple[Number, ...]:
+        pair, size = relax(point, given)
+        return size + 0.0, pair.assigned.layers, pair.assigned.recomputed
+
+    return jax.vmap(of_one)(points, given)
+
+
+def _rounded(joint: JointProblem, soft: Soft) -> Settings:
+    """Whole settings next to relaxed ones, and plain ones of which one fits if any does."""
+    size, assigned, logits = soft
+    even, found = joint.problem.pairs.assigned, []
+    tunes_layers, recomputes = "layers" in joint.parts, "recompute" in joint.parts
+    for kept in range(len(size)):
+        of = StageLayers(*(each[kept] for each in assigned))
+        layers = LAYERS.whole(of) if tunes_layers else np.asarray(even.layers, int)
+        share = of.recomputed / of.layers
+        for pair, own in enumerate(size[kept].tolist()):
+            sizes = joint.sizes(pair)
+            near = [b for b in sizes if b <= own * (1 + 1e-9)][-1:]
+            near += [b for b in sizes if b > own * (1 + 1e-9)][:1]
+            one = layers[pair]
+            soft_ways = [np.ceil(share[pair] * one - 1e-6), np.floor(share[pair] * one), one]
+            always = one * (even.recomputed[pair] > 0)
+            ways = soft_ways if recomputes else [always]
+            found += [(pair, b, one, way, logits[kept, pair]) for b in near for way in ways]
+            if kept == 0:
+                plain = even.layers[pair]
+                ways = [0 * plain, plain] if recomputes else [plain * (even.recomputed[pair] > 0)]
+                found += [(pair, b, plain, way, logits[0, pair]) for b in sizes for way in ways]
+    columns = zip(*found, strict=True)
+    pair_, size_, layers_, recomputed_, logits_ = map(np.array, columns)
+    return Settings(pair_, size_, layers_.astype(int), recomputed_.astype(int), logits_)
+
+
+def _best_sizes(settings: Settings, times: PerConfiguration) -> Int[NumpyArray, " settings"]:
+    """The best setting of each pair and size, of the best few sizes of each pair."""
+    order = np.lexsort((times, settings.size, settings.pair))
+    key = np.column_stack([settings.pair, settings.size])[order]
+    first = order[np.unique(key, axis=0, return_index=True)[1]]
+    first = first[np.lexsort((times[first], settings.pair[first]))]
+    _, start, count = np.unique(settings.pair[first], return_index=True, return_counts=True)
+    rank = np.arange(len(first)) - np.repeat(start, count)
+    return first[rank < KEPT]
+
+
+def improve_settings(
+    joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
+) -> tuple[Settings, PerConfiguration]:
+    """Move by one size or layer while there is something better, all settings at once."""
+    stages = settings.layers.shape[1]
+    table = _size_table(joint)
+    index = (table[settings.pair] < settings.size[:, None]).sum(axis=1)
+    even = joint.problem.pairs.assigned
+    recomputes = "recompute" in joint.parts
+
+    def settings_of(points: Points, owner: Owners) -> tuple[Settings, Bool[NumpyArray, " points"]]:
+        place, layers, recomputed = np.split(points, [1, 1 + stages], axis=1)
+        pair, at = settings.pair[owner], place[:, 0]
+        if not recomputes:
+            recomputed = layers * (even.recomputed[pair] > 0)
+        inside = (at >= 0) & (at < table.shape[1])
+        size = table[pair, np.where(inside, at, 0)]
+        legal = inside & (size < NO_SIZE) & (layers.min(axis=1) >= 1)
+        legal &= ((recomputed >= 0) & (recomputed <= layers)).all(axis=1)
+        return Settings(pair, size, layers, recomputed, settings.logits[owner]), legal
+
+    def times_of(points: Points, owner: Owners) -> PerConfiguration:
+        found, legal = settings_of(points, owner)
+        times = np.full(len(points), np.inf)
+        if legal.any():
+            times[legal] = evaluate(found.at(legal))
+        return times
+
+    points = np.column_stack([index, settings.layers, settings.recomputed * recomputes])
+    points, times = improve(points, np.arange(len(points)), _moves(joint, stages), times_of)
+    return settings_of(points, np.arange(len(points)))[0], times
+
+
+NO_SIZE = np.iinfo(np.int64).max  # fills the table of sizes up
+
+
+def _size_table(joint: JointProblem) -> Int[NumpyArray, "pairs sizes"]:
+    """Microbatch sizes of every pair, ascending."""
+    sizes = [joint.sizes(pair) for pair in range(len(joint.problem.capacity))]
+    table = np.full((len(sizes), max(map(len, sizes))), NO_SIZE)
+    for row, own in zip(table, sizes, strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
+    """Changes to a neighbour: of the size's place, the layers, and those recomputed."""
+    none, swap = np.zeros((0, 1 + 2 * stages), int), swaps(stages)
+    found = [none]
+
+    def changes(place: Any, layers: Any, recomputed: Any) -> None:
+        rows = max(len(np.atleast_2d(each)) for each in (layers, recomputed))
+        parts = (np.broadcast_to(place, (rows, 1)), layers, recomputed)
+        widths = (1, stages, stages)
+        found.append(
+            np.concatenate(
+                [np.broadcast_to(each, (rows, w)) for each, w in zip(parts, widths, strict=True)],
+                axis=1,
+            )
+        )
+
+    if not joint.microbatches:
+        changes(-1, 0, 0)
+        changes(1, 0, 0)
+    if "layers" in joint.parts:
+        changes(0, swap, 0)
+    if "recompute" in joint.parts:
+        changes(0, 0, RECOMPUTED.moves(stages))
+        if "layers" in joint.parts:  # a layer that is recomputed moves as such
+            changes(0, swap, swap)
+    return np.concatenate(found)
+
+
+def _polished(joint: JointProblem, settings: Settings, steps: int = 30) -> Settings:
+    """Follow the shares once more, with whole layers and the program of the right M."""
+    counts = joint.problem.pairs.minibatch[settings.pair].astype(int) // settings.size
+    logits = settings.logits.copy()
+    for count in np.unique(counts).tolist():
+        if joint.problem.family.refusal(count):
+            continue
+        at = np.flatnonzero(counts == count)
+        given = joint.given(settings.pair[at], count)
+        pair = given.pair._replace(assigned=joint.assigned(settings.at(at)))
+        found = joint.problem.objective(bought, count).minima(
+            logits[None, at], given._replace(pair=pair), steps=steps, rate=0.1
+        )
+        logits[at] = found.points[0]
+    return settings._replace(logits=logits)

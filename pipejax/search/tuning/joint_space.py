@@ -1,0 +1,224 @@
+"""What is tuned together: the relaxation of several parts as one, and whole settings of them.
+
+What is tuned together is one vector of real numbers, each part by the relaxation that tunes it
+alone. Whole settings are evaluated exactly, with the program of their own M.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import divisors
+from pipejax.costs.system import Number
+from pipejax.costs.workload import StageLayers
+from pipejax.search.tuning.layer_assignment import LAYERS, RECOMPUTED
+from pipejax.search.tuning.microbatch import any_size
+from pipejax.search.tuning.problem import Owners, TuningProblem
+from pipejax.search.tuning.rounding import Points
+from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
+from pipejax.search.tuning.system_design import DIVIDED, bought
+
+LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
+
+
+class _Part(NamedTuple):
+    """How one part is relaxed.
+
+    Attributes:
+      relax: what its variables mean.
+      width: stages -> number of its variables.
+      scale: its step size against that of the others.
+      spread: of its starts.
+    """
+
+    relax: Callable[[Any, Given], tuple[Pair, Number]]
+    width: Callable[[int], int]
+    scale: float
+    spread: float
+
+
+# in the order in which they are applied: recomputed layers are a share of the layers
+PARTS: Mapping[str, _Part] = {
+    "microbatch_size": _Part(lambda own, given: any_size(own[0], given), lambda stages: 1, 1.0, 0),
+    "layers": _Part(LAYERS.relax, lambda stages: stages, 0.3, 1.0),
+    "recompute": _Part(RECOMPUTED.relax, lambda stages: stages, 1.0, 1.5),
+    "system": _Part(bought, lambda stages: DIVIDED, 0.6, 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Jointly:
+    """The relaxation of some parts, by one vector.
+
+    Attributes:
+      parts: names, in the order of `PARTS`.
+    """
+
+    parts: tuple[str, ...]
+
+    def __call__(self, variables: Array, given: Given) -> tuple[Pair, Number]:
+        """The pair and the microbatch size that the variables stand for."""
+        for name, own in self.split(variables, given.pair.assigned.layers.shape[-1]).items():
+            pair, size = PARTS[name].relax(own * PARTS[name].scale, given)
+            given = given._replace(pair=pair, size=size)
+        return given.pair, given.size
+
+    def split(self, variables: Any, stages: int) -> dict[str, Any]:
+        """Cut (..., variables) into those of each part."""
+        ends = np.cumsum([PARTS[name].width(stages) for name in self.parts]).tolist()
+        starts = [0, *ends[:-1]]
+        return {
+            name: variables[..., low:high]
+            for name, low, high in zip(self.parts, starts, ends, strict=True)
+        }
+
+
+class Settings(NamedTuple):
+    """Whole settings of pairs.
+
+    Attributes:
+      pair: (settings) which pair.
+      size: (settings) b [sequences].
+      layers: (settings, stages) layers.
+      recomputed: (settings, stages) those of them that are recomputed.
+      logits: (settings, parts) whose softmax are the shares of the budget; unused without one.
+    """
+
+    pair: Owners
+    size: Int[NumpyArray, " settings"]
+    layers: Points
+    recomputed: Points
+    logits: Float[NumpyArray, "settings parts"]
+
+    def at(self, index: Any) -> "Settings":
+        """Take some of them."""
+        return Settings(*(field[index] for field in self))
+
+
+class TunedJointly(NamedTuple):
+    """The best setting of each pair.
+
+    Attributes:
+      settings: one for each pair.
+      step_time: (pairs) exact [s].
+      memory_bytes: (pairs) need of the fullest worker [B].
+      evaluated: settings that were evaluated, over all pairs, slopes of relaxed ones included.
+      relaxed_step_time: (pairs) of the relaxation [s]; None after an exhaustive search.
+      relaxed: (pairs) its microbatch size and layers; None likewise.
+    """
+
+    settings: Settings
+    step_time: Float[NumpyArray, " pairs"]
+    memory_bytes: Float[NumpyArray, " pairs"]
+    evaluated: int
+    relaxed_step_time: Float[NumpyArray, " pairs"] | None = None
+    relaxed: tuple[Float[NumpyArray, " pairs"], StageLayers] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JointProblem:
+    """What is tuned together, for which pairs.
+
+    Attributes:
+      problem: the pairs under their schedule.
+      parts: names, in the order of `PARTS`.
+      microbatches: M where the microbatch size is given; 0 where it is tuned.
+      bought: (pairs, parts) what a share of 1 of the budget buys; 0 where nothing is bought.
+    """
+
+    problem: TuningProblem
+    parts: tuple[str, ...]
+    microbatches: int
+    bought: Float[NumpyArray, "pairs parts"]
+
+    def given(self, pair: Owners, microbatches: int = 1, *, limited: bool = False) -> Given:
+        """Fixed inputs of the step time, for settings of pairs."""
+        found = self.problem.given(pair, microbatches, limited=limited)
+        return found._replace(bought=self.bought[pair])
+
+    def sizes(self, pair: int) -> list[int]:
+        """Microbatch sizes that may be legal, ascending."""
+        total = int(self.problem.pairs.minibatch[pair])
+        return [total // self.microbatches] if self.microbatches else list(divisors(total))
+
+    def count(self, pair: int, size: int) -> int:
+        """Number of microbatches of such a size."""
+        return int(self.problem.pairs.minibatch[pair]) // size
+
+    def assigned(self, settings: Settings) -> StageLayers:
+        """Layers as real numbers."""
+        return StageLayers(settings.layers.astype(float), settings.recomputed.astype(float))
+
+    def exact(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
+        """Step times [s] and needs [B], infinite where the schedule does not exist."""
+        times, need = np.full((2, len(settings.pair)), np.inf)
+        counts = self.problem.pairs.minibatch[settings.pair].astype(int) // settings.size
+        relax = as_bought if "system" in self.parts else as_set
+        for count in np.unique(counts).tolist():
+            if self.problem.family.refusal(count):
+                continue
+            objective = self.problem.objective(relax, count)
+            mine = np.flatnonzero(counts == count)
+            for at in np.array_split(mine, -(-len(mine) // LANES)):
+                own = settings.at(at)
+                variables = self.assigned(own), own.logits
+                times[at], need[at] = objective.evaluate(variables, self.given(own.pair, count))
+        return times, need
+
+    def times(self, settings: Settings) -> PerConfiguration:
+        """Step times [s], infinite where a setting is illegal or has no room."""
+        times, need = self.exact(settings)
+        return np.where(need <= self.problem.capacity[settings.pair], times, np.inf)
+
+    def pick(
+        self, settings: Settings, times: PerConfiguration, evaluated: int, **relaxed: Any
+    ) -> TunedJointly:
+        """Pick each pair's best setting."""
+        order = np.lexsort((times, settings.pair))
+        best = settings.at(order[np.unique(settings.pair[order], return_index=True)[1]])
+        step, need = self.exact(best)
+        for pair in np.flatnonzero(~(need <= self.problem.capacity)).tolist():
+            which = f"pair {pair}: " if len(need) > 1 else ""
+            raise ValueError(
+                f"{which}nothing fits: the smallest need found is {need[pair] / 1e9:.1f} GB per "
+                f"accelerator; the system has {self.problem.capacity[pair] / 1e9:.1f} GB"
+            )
+        return TunedJointly(best, step, need, evaluated, **relaxed)
+
+
+def as_set(variables: tuple[StageLayers, Array], given: Given) -> tuple[Pair, Number]:
+    """Layers as variables, beside shares that buy nothing."""
+    return given.pair._replace(assigned=variables[0]), given.size
+
+
+def as_bought(variables: tuple[StageLayers, Array], given: Given) -> tuple[Pair, Number]:
+    """Layers and shares as variables."""
+    assigned, logits = variables
+    return bought(logits, given)[0]._replace(assigned=assigned), given.size
+
+
+def joined(settings: list[Settings]) -> Settings:
+    """All settings of a list, one after the other."""
+    return Settings(*(np.concatenate(each) for each in zip(*settings, strict=True)))
+
+
+def count_settings(joint: JointProblem, pair: int, divisions: int) -> float:
+    """How many settings an exhaustive search of one pair tries."""
+    even = joint.problem.pairs.assigned.layers[pair].astype(int)
+    stages, total = len(even), int(even.sum())
+    ways: float = len(joint.sizes(pair))
+    if "layers" in joint.parts and "recompute" in joint.parts:
+        # coefficient of x^total in (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
+        ways *= sum(
+            (-1) ** (stages - k) * math.comb(stages, k) * math.comb(total + 2 * k - 1, total)
+            for k in range(1, stages + 1)
+        )
+    elif "layers" in joint.parts:
+        ways *= math.comb(total - 1, stages - 1)
+    elif "recompute" in joint.parts:
+        ways *= math.prod((even + 1).tolist())
+    return ways * (math.comb(divisions - 1, DIVIDED - 1) if "system" in joint.parts else 1)

@@ -1,0 +1,114 @@
+"""Joint tuning against all settings of small spaces, and its bound against each of them."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import stage_work
+from pipejax.costs.workload import StageLayers
+from pipejax.search.tuning.joint import tune_jointly
+from pipejax.search.tuning.joint_search import every_setting, search_jointly
+from pipejax.search.tuning.joint_space import JointProblem, TunedJointly, count_settings
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.rounding_bound import bound_rounding
+from pipejax.search.tuning.system_design import DIVIDED, UNITS
+
+pytestmark = pytest.mark.compiles
+
+SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0, memory_capacity=10.6e9)
+MODEL = dataclasses.replace(pj.load_model("gpt-22b"), layers=6)
+FAMILY = ScheduleFamily("1f1b", 2)
+WHOLE = ("microbatch_size", "layers", "recompute")
+
+
+def few(parts=WHOLE, spendable=0.0):
+    """Three pairs whose memory binds, one of them on a slow machine."""
+    slow = dataclasses.replace(SYSTEM, compute_latency=1e-3)
+    systems = [SYSTEM, slow, dataclasses.replace(slow, memory_capacity=20e9)]
+    workloads = [pj.Workload(MODEL, minibatch, tensor_parallel=8) for minibatch in (8, 8, 12)]
+    problem = TuningProblem.of(FAMILY, workloads, systems)
+    bought = np.full((3, DIVIDED), spendable) / np.array([20.0, 2.0, 10.0, 50.0]) * UNITS[:-1]
+    return JointProblem(problem, parts, 0, bought)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A problem, what gradients find, its bound, and all settings."""
+    with jax.enable_x64(True):
+        joint = few()
+        tuned = tune_jointly(joint, starts=4, steps=25)
+        return joint, tuned, bound_rounding(joint, tuned), search_jointly(joint)
+
+
+def test_the_best_of_all_settings_is_found(found):
+    joint, tuned, _, best = found
+    assert np.all(tuned.step_time <= 1.005 * best.step_time)
+    assert np.all(best.step_time <= tuned.step_time * (1 + 1e-12))
+    assert np.all(tuned.memory_bytes <= joint.problem.capacity)
+    settings = tuned.settings
+    assert settings.layers.sum(axis=1).tolist() == [6, 6, 6]
+    assert np.all((settings.recomputed >= 0) & (settings.recomputed <= settings.layers))
+    assert settings.recomputed.any()  # or memory would not bind
+    assert len({*settings.size.tolist()}) > 1
+    assert tuned.relaxed_step_time.shape == tuned.relaxed[0].shape == (3,)
+
+
+def test_a_step_time_is_that_of_evaluate(found):
+    _, tuned, *_ = found
+    own = tuned.settings.at(0)
+    layers = StageLayers(own.layers.astype(float), own.recomputed.astype(float))
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=int(8 // own.size))
+    workload = pj.Workload(MODEL, 8, tensor_parallel=8)
+    run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
+    assert tuned.step_time[0] == pytest.approx(run.step_time, rel=1e-12)
+    need = pj.memory_bytes(workload, table, layers).max()
+    assert tuned.memory_bytes[0] == pytest.approx(need, rel=1e-12)
+
+
+def test_the_bound_lies_below_all_settings(found):
+    joint, tuned, bound, best = found
+    assert np.all(bound.lower_bound <= best.step_time)
+    assert np.all(bound.lower_bound <= bound.at_same_size)
+    assert np.all(bound.lower_bound > 0.7 * tuned.step_time)  # it says something
+    with jax.enable_x64(True):
+        for pair in range(3):
+            for block in every_setting(joint, pair, 2):
+                times = joint.times(block)
+                assert np.all(times >= bound.lower_bound[pair])
+                if block.size[0] == tuned.settings.size[pair]:
+                    assert np.all(times >= bound.at_same_size[pair])
+
+
+def test_where_stages_depend_on_each_other_there_is_no_bound():
+    moe = dataclasses.replace(pj.load_model("mixtral-8x7b"), layers=6)
+    workloads = [pj.Workload(moe, 8, tensor_parallel=8)]
+    joint = JointProblem(TuningProblem.of(FAMILY, workloads, [SYSTEM]), WHOLE, 0, np.zeros((1, 4)))
+    setting = next(every_setting(joint, 0, 2)).at([0])
+    bound = bound_rounding(joint, TunedJointly(setting, np.ones(1), np.ones(1), 1))
+    assert np.isnan(bound.lower_bound).all()
+
+
+@pytest.mark.parametrize("parts", [WHOLE, ("microbatch_size", "layers"), ("recompute", "system")])
+def test_settings_are_counted(parts):
+    joint = few(parts)
+    blocks = list(every_setting(joint, 2, 5))
+    assert sum(len(block.pair) for block in blocks) == count_settings(joint, 2, 5)
+    rows = np.concatenate(
+        [np.column_stack([b.size, b.layers, b.recomputed, b.logits]) for b in blocks]
+    )
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+@pytest.mark.slow
+def test_shares_of_a_budget_are_not_worse_than_a_grid():
+    with jax.enable_x64(True):
+        joint = few((*WHOLE, "system"), spendable=5e4)
+        tuned = tune_jointly(joint)
+        best = search_jointly(joint, divisions=12)
+        bound = bound_rounding(joint, tuned)
+    assert np.all(tuned.step_time <= 1.005 * best.step_time)
+    assert np.all(bound.lower_bound <= tuned.step_time)
