@@ -109,6 +109,12 @@ if numba is not None:
             for j in range(filled):
                 out[low + j] = state[code[code.shape[0] - 1, 0], j]
 
+    @numba.njit(parallel=True, fastmath=True, boundscheck=False)
+    def triad(target, one, other):
+        """STREAM's triad: one product and one sum of two arrays, on all cores."""
+        for k in numba.prange(len(target)):
+            target[k] = one[k] + 3.0 * other[k]
+
 
 def numba_blocked(program, costs, block):
     """Blocks of the batch over all cores, an inner loop that LLVM vectorizes."""

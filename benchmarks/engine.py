@@ -1,6 +1,7 @@
 """The batched engine against what people write instead: `python -m benchmarks.engine`.
 
-Prints a table and writes JSON. Every row is one program, precision and kind of costs. All programs
+Prints a table and writes JSON. Every row is one program, precision and kind of costs: uniform, per
+stage with one message time, or per stage and boundary, which the C++ does not have. All programs
 take turns in the same process, round after round, and ratios are medians over the rounds: a machine
 that slows down for a while slows down all of them. Times are without compilation.
 """
@@ -11,6 +12,7 @@ import os
 import platform
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -21,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 import pipejax as pj
-from benchmarks import alternatives
+from benchmarks import alternatives, compiled_simd
 from pipejax.base.files import check_writable, write_file
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
@@ -30,6 +32,7 @@ from pipejax.engine.batched.single_xla_call import wide_vectors
 SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 1e8  # ops times configurations of a measurement
 MOST = 100_000  # configurations
+KINDS = ("uniform", "per stage", "per boundary")
 NUMBA_BLOCKS = (256, 512, 1024, 2048)
 
 
@@ -46,10 +49,7 @@ def main():
     check_writable(arguments.out)  # before the work
     sizes = [tuple(map(int, text.split("x"))) for text in arguments.sizes.split()]
     cases = [
-        (p, m, dtype, kind)
-        for p, m in sizes
-        for dtype in ("float32", "float64")
-        for kind in ("uniform", "per stage")
+        (p, m, dtype, kind) for p, m in sizes for dtype in ("float32", "float64") for kind in KINDS
     ]
     console = Console(stderr=True)
     rows = [
@@ -83,7 +83,7 @@ def measure(workers, microbatches, dtype, kind, repeats):
         size = int(min(MOST, max(256, WORK / num_ops)))
         rng = np.random.default_rng(0)
         shape = (size,) if kind == "uniform" else (size, workers)
-        links = (size,) if kind == "uniform" else (size, 2, 1, workers - 1)
+        links = (size, 2, 1, workers - 1) if kind == "per boundary" else (size,)
         costs = pj.Costs(
             forward=jnp.asarray(rng.random(shape), dtype),
             backward=jnp.asarray(rng.random(shape), dtype),
@@ -98,6 +98,10 @@ def measure(workers, microbatches, dtype, kind, repeats):
         leaves, _ = batch_leaves(costs, program.layout)
         matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
         theirs = competitors(alternatives.recurrence(binary_ops(program), rows), matrix)
+        if kind != "per boundary":
+            given = map(np.asarray, (costs.forward, costs.backward, costs.transmit))
+            solve = compiled_simd.blocked(program, *given)
+            theirs |= {} if solve is None else {"C++ blocked": solve}
         first, seconds = in_turn(ours | theirs, repeats)
         check(ours["value"](), theirs)
     found = {
@@ -184,22 +188,37 @@ def limits():
     x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
     run = jax.jit(chains, compiler_options=wide_vectors())
     ops = 16 * 64 * size / median_of(lambda: run(x, y), 9)
-    source = np.ones(1 << 24)
-    target = np.empty_like(source)
-    copied = 2 * source.nbytes / median_of(lambda: np.copyto(target, source), 5)
-    return {"max_add_ops_per_second": ops, "copied_bytes_per_second": copied}
+    return {"max_add_ops_per_second": ops, **bandwidth(1 << 24)}
+
+
+def bandwidth(size):
+    """Bytes read and written per second by all cores, as STREAM counts them: copy and triad."""
+    cores = os.cpu_count()
+    target, source, other = (np.ones(size) for _ in range(3))
+    parts = [slice(k * size // cores, (k + 1) * size // cores) for k in range(cores)]
+    with ThreadPoolExecutor(cores) as pool:
+
+        def copy():
+            list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
+
+        found = {"copied_bytes_per_second": 2 * source.nbytes / median_of(copy, 7)}
+    if alternatives.numba is not None:
+        seconds = median_of(lambda: alternatives.triad(target, source, other), 7)
+        found["triad_bytes_per_second"] = 3 * source.nbytes / seconds
+    return found
 
 
 def show(result):
     machine = result["machine"]
     grid = Table(title="configurations per second, and how many times those of each alternative")
-    theirs = ("Numba blocked", "NumPy batch", "Python loop")
+    theirs = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
     names = ("value", "value and gradient", "smooth", *theirs)
     for heading in (
         "P x M",
         "precision",
         "costs",
         *names,
+        "x C++",
         "x Numba",
         "x Python",
         "gradient / value",
@@ -212,7 +231,7 @@ def show(result):
         share = rate["value"] * row["ops"] / machine["max_add_ops_per_second"]
         over = [
             f"{times[name]:.2f}" if name in times else "-"
-            for name in ("Numba blocked", "Python loop", "value and gradient")
+            for name in ("C++ blocked", "Numba blocked", "Python loop", "value and gradient")
         ]
         grid.add_row(
             f"{row['workers']} x {row['microbatches']}",
@@ -223,11 +242,12 @@ def show(result):
             f"{100 * share:.0f} %",
             f"{row['first_call_seconds']['value']:.1f} s",
         )
-    console = Console(width=190)
+    console = Console(width=220)
     console.print(grid)
     console.print(
         f"limit of this machine: {machine['max_add_ops_per_second']:.3g} max-add ops per second in "
-        f"registers (float32), {machine['copied_bytes_per_second'] / 1e9:.1f} GB/s copied; "
+        f"registers (float32), {machine['copied_bytes_per_second'] / 1e9:.1f} GB/s copied, "
+        f"{machine.get('triad_bytes_per_second', np.nan) / 1e9:.1f} GB/s of triad; "
         f"{machine['cores']} cores; peak memory {result['peak_memory_GB']:.1f} GB"
     )
 

@@ -305,15 +305,15 @@ def test_a_large_batch_goes_through_in_parts(unroll):
     np.testing.assert_array_equal(whole, np.concatenate(chunks))
 
 
-SIZES = (1, 64, 65, 1025, 20_001)  # less and more than a row, a block
+SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 
 @pytest.mark.parametrize(
     ("temperature", "size"),
     [
         *((None, size) for size in SIZES),
-        *((0.5, size) for size in (1, 65, 20_001)),
-        *(pytest.param(0.5, size, marks=pytest.mark.slow) for size in (64, 1025)),
+        *((0.5, size) for size in (1, 129, 20_001)),
+        *(pytest.param(0.5, size, marks=pytest.mark.slow) for size in (128, 2049)),
     ],
 )
 def test_batches_of_any_size(size, temperature, monkeypatch):
@@ -329,7 +329,7 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
         assert found.shape == np.shape(getattr(costs, field))
         np.testing.assert_allclose(found[some], getattr(fewer, field), rtol=1e-9, atol=1e-12)
     monkeypatch.setattr(
-        "pipejax.engine.batched.makespans.WORTH_COMPILING", 0 if size > 64 else 10**9
+        "pipejax.engine.batched.makespans.WORTH_COMPILING", 0 if size > 128 else 10**9
     )
     monkeypatch.setattr(
         "pipejax.engine.batched.interpreter.MIN_WORK", 1
@@ -342,7 +342,7 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
 def test_threads_take_parts_of_one_size(monkeypatch):
     """Else the last part would be a compilation of its own."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
-    program, costs = pj.lower(table), batch_of(table, 197, 4)
+    program, costs = pj.lower(table), batch_of(table, 397, 4)
     expected = pj.makespans(program, costs, unroll=False)
     sizes, compiled = [], interpreter._compiled()
     monkeypatch.setattr(
@@ -353,7 +353,7 @@ def test_threads_take_parts_of_one_size(monkeypatch):
     monkeypatch.setattr(interpreter, "MIN_WORK", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     np.testing.assert_array_equal(pj.makespans(program, costs, unroll=False), expected)
-    assert sizes == [66] * 3
+    assert sizes == [133] * 3
 
 
 def test_a_program_may_fill_its_bucket():

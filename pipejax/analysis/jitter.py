@@ -17,7 +17,7 @@ from pipejax.base.machine import check_fits
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
-from pipejax.engine.batched.interpreter import interpreted_makespans, lanes
+from pipejax.engine.batched.interpreter import LANES, interpreted_makespans
 from pipejax.engine.batched.per_op_costs import PerOpCosts, per_op_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.pricing import NodeCosts, price
@@ -222,7 +222,7 @@ def _parts(
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, " columns"]]]:
     """Yield first sample, makespans (samples) [s], and path counts (columns) for each part."""
     columns = len(own.op_seconds) + sum(map(len, own.message_seconds))
-    room = max(lanes(np.dtype(np.float64)), min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
+    room = max(LANES, min(PART, max_bytes // (BYTES_OF_COLUMN * columns)))
     size = min(1 << (room.bit_length() - 1), max(SMALLEST, 1 << (samples - 1).bit_length()))
     draw = _sampler(own, factors, workers, seed)
     for first in range(0, samples, size):

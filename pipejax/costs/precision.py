@@ -42,8 +42,23 @@ def float_type(*values: Any) -> np.dtype:
     Numbers: float32 where all arrays among them are float32 or smaller, else float64; Python's
     numbers take the type of the arrays beside them, and alone they are float64. Tracers: JAX's.
     """
-    with known(np.float32 if is_traced(values) else np.float64):
-        return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
+    if is_traced(values):
+        with known(np.float32):
+            return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
+    return _number_type(frozenset(map(_kind, values)))
+
+
+def _kind(value: Any) -> Any:
+    """What a number counts as in a promotion: its type, which of a weak one is Python's."""
+    if getattr(value, "weak_type", False):
+        return float if jnp.issubdtype(value.dtype, jnp.floating) else int
+    return getattr(value, "dtype", type(value))
+
+
+@functools.lru_cache
+def _number_type(kinds: frozenset[Any]) -> np.dtype:
+    with known(np.float64):
+        return np.dtype(jnp.promote_types(jnp.result_type(float, *kinds), np.float32))
 
 
 def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

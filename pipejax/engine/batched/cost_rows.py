@@ -5,6 +5,7 @@ all. Uniform costs make a handful of rows, costs per stage one for each phase an
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 
 ZERO_ROW = 0
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
 Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
 HIGH = 1 << 26  # above all numbers of entries; its square is still exact in float64
@@ -71,12 +73,13 @@ def batch_leaves(
 ) -> tuple[Leaves, int]:
     """Read a batch of costs: its leaves, N or 1 first, and N."""
     given = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
-    shapes = {name: np.shape(leaf) for name, leaf in given.items()}
-    size = _batch_size({name: shape for name, shape in shapes.items() if shape}, layout, batch_size)
-    trailing: Costs = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf)[1:]), costs)
+    shapes = tuple((name, np.shape(leaf)) for name, leaf in given.items())
+    if batch_size is not None:
+        batch_size = whole_number(batch_size, "batch_size")
+    size = _batch_size(shapes, layout.num_stages, batch_size)
     sizes = layout.num_stages, layout.num_pipes, layout.num_microbatches
     try:
-        trailing.check_shapes(*sizes)
+        _check_trailing(shapes, sizes)
     except ValueError:
         _check_batched(costs, sizes)
         raise
@@ -94,6 +97,12 @@ def batch_leaves(
     return leaves, size
 
 
+@functools.lru_cache(maxsize=256)
+def _check_trailing(shapes: Shapes, sizes: tuple[int, int, int]) -> None:
+    """Check what follows the batch axis of each leaf; the same shapes are checked once."""
+    unchecked_costs({name: np.zeros(shape[1:]) for name, shape in shapes}).check_shapes(*sizes)
+
+
 def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
     """Say that a batch axis is missing, where costs per microbatch are all that they can be."""
     try:
@@ -107,13 +116,13 @@ def _check_batched(costs: Costs, sizes: tuple[int, int, int]) -> None:
         ) from None
 
 
-def _batch_size(
-    shapes: dict[str, tuple[int, ...]], layout: CostLayout, batch_size: int | None
-) -> int:
+@functools.lru_cache(maxsize=256)
+def _batch_size(given: Shapes, num_stages: int, batch_size: int | None) -> int:
     """Find the length of the batch axis, which is the first of every leaf that is no scalar."""
+    shapes = {name: shape for name, shape in given if shape}
     if batch_size is None:
         size = max((shape[0] for shape in shapes.values()), default=1)
-        one = {name: layout.num_stages - (name in MESSAGE_FIELDS) for name in shapes}
+        one = {name: num_stages - (name in MESSAGE_FIELDS) for name in shapes}
         if size > 1 and all(shape == (size,) == (one[name],) for name, shape in shapes.items()):
             name = next(iter(shapes))
             what = "boundaries" if name in MESSAGE_FIELDS else "stages"
@@ -123,7 +132,7 @@ def _batch_size(
                 "configuration"
             )
     else:
-        size = whole_number(batch_size, "batch_size")
+        size = batch_size
     for name, shape in shapes.items():
         if shape[0] not in (1, size):
             other = "others have" if batch_size is None else "batch_size is"

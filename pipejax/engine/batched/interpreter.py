@@ -26,16 +26,13 @@ Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
 Solved = TypeVar("Solved")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
-ROW_BYTES = 512  # of a row of the state: rows of that size are added up fastest
+# configurations in a row of the state: shorter loops are written out number by number before anyone
+# looks for vectors, and take two to four times as long; longer ones leave the cache
+LANES = 128
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
 MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pays
-
-
-def lanes(dtype: np.dtype) -> int:
-    """Return how many configurations a row of the state holds."""
-    return ROW_BYTES // dtype.itemsize
 
 
 def interpreted_makespans(
@@ -84,7 +81,7 @@ def _num_threads(task: Task, pieces: Pieces) -> int:
     if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
         return 1
     size = max(map(len, pieces))
-    parts = min(len(task.forward.code) * size // MIN_WORK, size // lanes(pieces[0].dtype))
+    parts = min(len(task.forward.code) * size // MIN_WORK, size // LANES)
     return max(1, min(os.cpu_count() or 1, parts))
 
 
@@ -168,10 +165,9 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     """
     bits = 3 if task.temperature is None else 2 * 8 * dtype.itemsize  # of an op, a configuration
     room = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8 // (bits * len(task.forward.code))
-    width = lanes(dtype)
     if plain:
         most = size if task.backward is None else min(size, room)
-        return 1, max(width, most // BITS * BITS)
-    tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // width))
-    blocks = -(-size // (tiles * width))
-    return -(-size // (blocks * width)), width
+        return 1, max(LANES, most // BITS * BITS)
+    tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // LANES))
+    blocks = -(-size // (tiles * LANES))
+    return -(-size // (blocks * LANES)), LANES

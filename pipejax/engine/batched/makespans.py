@@ -32,7 +32,7 @@ from pipejax.engine.batched.interpreted_program import (
     forward_program,
     width,
 )
-from pipejax.engine.batched.interpreter import Counts, Pieces, interpreted_makespans, lanes
+from pipejax.engine.batched.interpreter import LANES, Counts, Pieces, interpreted_makespans
 from pipejax.engine.batched.sharding import spread_of, spread_out
 from pipejax.engine.batched.unrolled import MAX_OPS, unrolled
 from pipejax.engine.lowering.program import Program
@@ -222,7 +222,6 @@ def _prepare(
     max_bytes: int,
 ) -> tuple[_Problem, Leaves, int]:
     """Check a batch; return how its program is solved, its costs and its size."""
-    costs.check_values()
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
     if unroll is not None:
@@ -237,7 +236,13 @@ def _prepare(
         )
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     program = program_for(program, costs, batch_axes=1)
-    return _Problem(_plan(program, costs), temperature, unroll, max_bytes), leaves, size
+    try:
+        plan = _plan(program, costs)
+    except ValueError:
+        costs.check_values()  # a cost that is wrong is named before one that is missing
+        raise
+    costs.check_values(name for name, _ in plan.rows.fields)
+    return _Problem(plan, temperature, unroll, max_bytes), leaves, size
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:
@@ -350,12 +355,14 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
         if unroll:
-            found.append((plan.unrolled(part)[:count], None))
+            values, counts = plan.unrolled(part), None
         else:
             values, counts = interpreted_makespans(
                 task, _pieces(plan.rows, part, count, over), over=over
             )
-            found.append((values[:count], None if counts is None else _on_host(counts)[:, :count]))
+            counts = None if counts is None else _on_host(counts)[:, :count]
+        # what has the right size already spares JAX an operation
+        found.append((values if len(values) == count else values[:count], counts))
     values, counts = found[0] if len(found) == 1 else jax.tree.map(_joined, *found)
     return values, _by_leaf(plan.rows, counts, leaves)
 
@@ -385,7 +392,7 @@ def _parts(
             name: leaf[low : low + count] if len(leaf) > count else leaf
             for name, leaf in leaves.items()
         }
-        placed, over = spread_out(cut, count, lanes(dtype))
+        placed, over = spread_out(cut, count, LANES)
         yield placed, count, over
 
 
@@ -419,7 +426,7 @@ def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | Non
     if over is not None or size * (columns + 1) >= WORTH_COMPILING:
         return pieces
     dtype = pieces[0].dtype
-    matrix = np.empty((max(size, lanes(dtype)), columns), dtype)
+    matrix = np.empty((max(size, LANES), columns), dtype)
     matrix[size:] = 0
     used = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
     matrix[:size, : used.shape[1]] = used
