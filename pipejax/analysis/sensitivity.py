@@ -20,13 +20,11 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
-from pipejax.costs.stage_costs import costs_of_shape, work_costs
-from pipejax.costs.stage_work import StageWork
+from pipejax.costs.stage_costs import costs_of_shape
 from pipejax.costs.system import FIELDS, SECTIONS, Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
-from pipejax.engine.batched.makespans import Found, makespans, makespans_and_grad
+from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower
-from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -162,45 +160,6 @@ def swings(
     return dict(zip(names, zip(times[::2], times[1::2], strict=True), strict=True))
 
 
-def resource_shares(
-    program: Program, work: StageWork, systems: System, costs: Costs
-) -> tuple[Found, Float[Array, "batch resources"]]:
-    """Step times, and shares of the critical path by resource, for a batch of systems.
-
-    `costs` are the work's on these systems (`system_costs`). Returns (batch) step times [s], and
-    (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
-    """
-    times, counts = makespans_and_grad(program, costs)
-    return times, _shares(work, systems, counts, times)
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def system_costs(work: StageWork, systems: System, *, dtype: Any = float) -> Costs:
-    """Price work on a batch of systems: Costs with the batch axis first [s]."""
-    costs = jax.vmap(work_costs, in_axes=(None, 0))(work, systems)
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), costs)
-
-
-@jax.jit
-def _shares(
-    work: StageWork, systems: System, counts: Costs, times: Float[Array, " batch"]
-) -> Float[Array, "batch resources"]:
-    """Shares of step times that are sums of so many costs each."""
-
-    def step_time(system: System, counts: Costs) -> Float[Array, ""]:
-        parts = jax.tree.map(
-            lambda count, cost: (count * cost).sum(), counts, work_costs(work, system)
-        )
-        return sum(jax.tree.leaves(parts), jnp.zeros(()))
-
-    slopes = jax.vmap(jax.grad(step_time))(systems, counts)
-    parts = [
-        power * _get(slopes, FIELDS[name]) * _get(systems, FIELDS[name])
-        for name, power in POWER.items()
-    ]
-    return jnp.stack(parts, axis=1) / times[:, None]
-
-
 class _Point(NamedTuple):
     """The numbers that costs depend on: one compilation serves all values."""
 
@@ -258,7 +217,3 @@ def _prices_and_slopes(point: _Point, *, shape: PricingShape) -> tuple[Costs, Co
 @functools.partial(jax.jit, static_argnames="shape")
 def _prices(logs: Float[Array, "batch parameters"], point: _Point, *, shape: PricingShape) -> Costs:
     return jax.vmap(lambda one: _price(one, point, shape))(logs)
-
-
-def _get(tree: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(getattr, path, tree)

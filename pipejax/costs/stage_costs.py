@@ -37,17 +37,18 @@ from pipejax.costs.workload import (
 from pipejax.schedules.table.table import ScheduleTable
 
 PHASES = ("forward", "input_grad", "weight_grad")
-FORWARD, _, WEIGHT_GRAD = range(len(PHASES))
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = range(len(PHASES))
 ByPhase = Float[Array, " phases"]
 ByPart = Float[Array, "ways parts phases"]
+OneWay = Float[Array, "parts phases"]
 
 
 # what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
 # layers and of gathered weights, and beside the accelerator its host
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 HOST = PARTS.index("host")
-_IS_HOST = (np.arange(len(PARTS)) == HOST)[None, :, None]  # (ways, parts, stages)
-Seconds = Float[Array, "ways parts stages"]
+_IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
+Seconds = Float[Array, "parts stages"]
 Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
 APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
 
@@ -87,16 +88,14 @@ def _op_seconds(
     work: StageWork, system: System, exchanges: Exchanges
 ) -> dict[str, Float[Array, "parts stages"]]:
     parts = _parts(work, system, exchanges)
-    forward, input_grad, weight_grad = (
-        _phase(work, system, parts, each) for each in range(len(PHASES))
-    )
-    input_grad += _layers(parts, FORWARD, work.recomputed)
+    apart, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
     return {
-        "forward": forward[APART],
-        "backward": (input_grad + weight_grad)[ONE_PASS],
-        "input_grad": input_grad[APART],
-        "weight_grad": weight_grad[APART],
-        "recompute": _layers(parts, FORWARD, work.layers)[APART],
+        "forward": _phase(work, system, apart, FORWARD),
+        "backward": _input_grad(work, system, one_pass)
+        + _phase(work, system, one_pass, WEIGHT_GRAD),
+        "input_grad": _input_grad(work, system, apart),
+        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD),
+        "recompute": _layers(apart, FORWARD, work.layers),
     }
 
 
@@ -107,23 +106,26 @@ def _lasts(
     return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
 
 
-def _phase(work: StageWork, system: System, parts: Sequence[ByPart], phase: int) -> Seconds:
+def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
+    """Seconds of one microbatch's I: full recomputation runs forwards once more."""
+    again = _layers(parts, FORWARD, work.recomputed)
+    return _phase(work, system, parts, INPUT_GRAD) + again
+
+
+def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
     """Seconds of one microbatch's F, I or W, without what full recomputation adds."""
     *_, embedding, head = parts
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     once = host_time(system, microbatches=passes)
-    edges = embedding[..., phase, None] * work.stages.first[None, None]
-    edges += head[..., phase, None] * work.heads[None, None]
+    edges = embedding[:, phase, None] * work.stages.first[None]
+    edges += head[:, phase, None] * work.heads[None]
     return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
 
 
-def _layers(parts: Sequence[ByPart], phase: int, layers: PerKind) -> Seconds:
+def _layers(parts: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
     """Seconds of so many layers (stages) of each kind."""
     *kinds, _, _ = parts
-    each = [
-        part[..., phase, None] * count[None, None]
-        for part, count in zip(kinds, layers, strict=True)
-    ]
+    each = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
     return sum(each[1:], start=each[0])
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,8 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.analysis.evaluate import op_counts
-from pipejax.analysis.sensitivity import resource_shares, system_costs
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.analysis.many_systems import resource_shares, system_costs
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.stage_bytes import memory_bytes
@@ -31,6 +32,7 @@ from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block
 from pipejax.sweep.declaration import Axis, Choice, Sweep, label
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
+MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 CURVES = ("compute_efficiency", "memory_efficiency")
 FLAGGED = ("collectives", "kernels")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
@@ -153,17 +155,18 @@ def _lowered(
 
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
     """Price and evaluate a batch of systems."""
-    given = system_costs(work, systems, dtype=sweep.dtype)
+    quickly = sweep.num_points < MANY_POINTS
+    given = system_costs(work, systems, dtype=sweep.dtype, quickly=quickly)
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
-        steps, shares = resource_shares(point.program, work, systems, given)
+        steps, shares = resource_shares(point.program, work, systems, given, quickly=quickly)
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
         times = np.asarray(makespans(point.program, given, unroll=False))
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
-    busy = np.asarray(_busy(given, _busy_weights(point.program)))
+    busy = _busy(given, _busy_weights(point.program))
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
@@ -186,11 +189,13 @@ def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
     }
 
 
-@jax.jit
-def _busy(costs: Costs, weights: dict[str, Float[Array, " stages"]]) -> Float[Array, " batch"]:
+def _busy(
+    costs: Costs, weights: dict[str, Float[NumpyArray, " stages"]]
+) -> Float[NumpyArray, " batch"]:
     """Mean compute time of a worker (batch) [s]."""
     leaves = {name: getattr(costs, name) for name in weights}
-    return sum(leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
+    parts = (leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
+    return functools.reduce(operator.add, parts)
 
 
 def stack_systems(axes: list[Axis]) -> System:

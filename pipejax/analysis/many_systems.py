@@ -1,0 +1,94 @@
+"""The work of one schedule on many systems: costs, and shares of the critical path by resource.
+
+A sweep prices thousands of systems for each of a few schedules, once. So what is compiled serves
+all schedules (`distinct_stages`), and where few systems are priced in all, quick compilation counts
+more than quick code. Systems go through in chunks whose prices stay in cache.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.analysis.sensitivity import POWER
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.compiler import cpu_options
+from pipejax.costs.costs import Costs
+from pipejax.costs.distinct_stages import distinct_stages
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import StageWork
+from pipejax.costs.system import FIELDS, System
+from pipejax.engine.batched.makespans import Found, makespans_and_grad
+from pipejax.engine.lowering.program import Program
+
+CHUNK = 1024  # systems that are priced at once
+# compiles in a fifth of the time; the code takes up to four times as long
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+def system_costs(
+    work: StageWork, systems: System, *, dtype: Any = float, quickly: bool = False
+) -> Costs:
+    """Price work on a batch of systems: Costs with the batch axis first [s].
+
+    `quickly` is for few systems: it compiles quickly, and computes slowly.
+    """
+    distinct, places = distinct_stages(work)
+    costs = _compiled(work_costs, quickly)(distinct, systems)
+    return places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
+
+
+def resource_shares(
+    program: Program, work: StageWork, systems: System, costs: Costs, *, quickly: bool = False
+) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
+    """Step times, and shares of the critical path by resource, for a batch of systems.
+
+    `costs` are the work's on these systems (`system_costs`). Returns (batch) step times [s], and
+    (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
+    """
+    times, counts = makespans_and_grad(program, costs)
+    distinct, places = distinct_stages(work)
+    on_path = _compiled(_seconds_on_path, quickly)(distinct, systems, places.gather(counts))
+    return times, np.asarray(on_path) / np.asarray(times)[:, None]
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], quickly: bool) -> Callable[..., Any]:
+    """Compile a function of work and rows of batches for whole batches."""
+
+    def in_chunks(work: StageWork, *batch: Any) -> Any:
+        size = max(map(len, jax.tree.leaves(batch)))
+        width = -(-size // -(-size // CHUNK))  # of equal chunks
+        rows = np.minimum(np.arange(-(-size // width) * width), size - 1).reshape(-1, width)
+        of_chunk = jax.vmap(functools.partial(function, work))
+        found = jax.lax.map(
+            lambda chunk: of_chunk(*chunk), jax.tree.map(lambda leaf: leaf[rows], batch)
+        )
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], found)
+
+    return jax.jit(in_chunks, compiler_options=cpu_options(**QUICKLY) if quickly else {})
+
+
+def _seconds_on_path(work: StageWork, system: System, counts: Costs) -> Float[Array, " resources"]:
+    """Seconds that each resource takes of a path with so many of each cost."""
+
+    def step_time(system: System) -> Float[Array, ""]:
+        parts = jax.tree.map(
+            lambda count, cost: (count * cost).sum(), counts, work_costs(work, system)
+        )
+        return sum(jax.tree.leaves(parts), jnp.zeros(()))
+
+    slopes = jax.grad(step_time)(system)
+    return jnp.stack(
+        [
+            power * _get(slopes, FIELDS[name]) * _get(system, FIELDS[name])
+            for name, power in POWER.items()
+        ]
+    )
+
+
+def _get(tree: Any, path: tuple[str, ...]) -> Any:
+    return functools.reduce(getattr, path, tree)
