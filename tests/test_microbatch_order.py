@@ -65,6 +65,19 @@ def test_the_search_equals_all_orders(case, tried, monkeypatch):
         assert (found.stopped, found.gap) == ("optimal", 0.0)
 
 
+def test_neighbours_are_all_swaps_and_insertions():
+    order = np.array([3, 0, 2, 1, 4])
+    places = np.indices((5, 5)).reshape(2, -1)
+    expected = set()
+    for one, other in itertools.permutations(range(5), 2):
+        swapped, moved = order.tolist(), order.tolist()
+        swapped[one], swapped[other] = swapped[other], swapped[one]
+        moved.insert(other, moved.pop(one))
+        expected |= {tuple(swapped), tuple(moved)}
+    found = microbatch_order.neighbours(order, *places).tolist()
+    assert {tuple(each) for each in found} == expected
+
+
 def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     table, lengths = table_of("1f1b", 4, 12), drawn(12, 5)
     costs = pj.scale_microbatches(TIMES, lengths)

@@ -109,7 +109,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
 
     Args:
       table: the schedule.
-      costs: unbatched costs [s].
+      costs: unbatched costs [s], by stage or by stage and microbatch.
       link: link model: "delay", "queued", "blocking" or "rendezvous", or `Links`.
 
     Returns:

@@ -82,7 +82,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
 
     Args:
       program: lowered schedule.
-      costs: unbatched costs; batch with `jax.vmap`.
+      costs: unbatched costs, by stage or by stage and microbatch; batch with `jax.vmap`.
 
     Returns:
       Makespan [s], a scalar: float64 where the costs are not traced.

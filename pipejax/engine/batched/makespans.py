@@ -108,7 +108,8 @@ def makespans(
 
     Args:
       program: lowered schedule.
-      costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), ...
+      costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
+        microbatches), ...
       batch_size: N, where shapes do not say it: all leaves are scalars, or have one axis that is
         as long as that of the stages.
       temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from

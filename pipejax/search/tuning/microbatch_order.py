@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -151,18 +151,20 @@ class MicrobatchSearch:
                 "costs do not differ by microbatch: any order is as good, give lengths or costs of "
                 "shape (stages, microbatches)"
             )
-        self.bound = order_bound(table, costs, links)
         self._kind = _kinds(costs, table.num_microbatches)
         self._rng = np.random.default_rng(seed)
         numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(costs))
         self._batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
-        self.evaluated, self._stale = 0, 0
+        self._stale = 0
         given = np.arange(table.num_microbatches)
         longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
         random = self._rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
         fixed = [given, longest[::-1], longest, *_hills(longest)]
         starts = np.concatenate([fixed, random])
-        times = self._makespans(starts)
+        times = self._makespans(self._costs, starts)
+        self.evaluated = len(starts)
+        alone = self._makespans(*_longest_alone(self._costs, int(longest[0]), len(given)))
+        self.bound = max(order_bound(table, costs, links), float(alone.min()))
         self._baselines = {
             "given": float(times[0]),
             "ascending": float(times[1]),
@@ -212,21 +214,21 @@ class MicrobatchSearch:
     def _is_optimal(self) -> bool:
         return self.makespan <= self.bound * (1 + PRECISION)
 
-    def _makespans(self, orders: Orders) -> Float[NumpyArray, " orders"]:
+    def _makespans(self, costs: Costs, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
-        self.evaluated += len(orders)
         found = []
         for low in range(0, len(orders), self._batch):
             part = orders[low : low + self._batch]
             size = min(self._batch, 1 << (len(part) - 1).bit_length())
             whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-            times = makespans(self.program, in_order(self._costs, whole))
+            times = makespans(self.program, in_order(costs, whole))
             found.append(np.asarray(times)[: len(part)])
         return np.concatenate(found)
 
     def _step(self, orders: Orders) -> None:
         """Go to the best of some orders, or elsewhere where none has been better for a while."""
-        times = self._makespans(orders)
+        times = self._makespans(self._costs, orders)
+        self.evaluated += len(orders)
         # among equals any may be taken: a plateau is crossed at random
         chosen = int(np.lexsort((self._rng.random(len(times)), times))[0])
         self._stale = 0 if times[chosen] < self._current else self._stale + 1
@@ -308,6 +310,21 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:
         busy[worker] += np.sort(whole[stage])[:count].sum()
     first, last = np.asarray(program.first_node), np.asarray(program.last_node)
     return max(found, float((run.start[first] + busy + tails[last]).max()))
+
+
+def _longest_alone(costs: Costs, longest: int, count: int) -> tuple[Costs, Orders]:
+    """Costs, and orders of them, in which the longest microbatch has its place among shortest ones.
+
+    In each place by itself: whatever the others are, no order with it there is faster. The shortest
+    takes the least of every time; it stands behind the given microbatches.
+    """
+
+    def with_least(time: Any) -> Any:
+        return np.concatenate([time, time.min(axis=-1, keepdims=True)], axis=-1)
+
+    orders = np.full((count, count), count)
+    np.fill_diagonal(orders, longest)
+    return of_each_microbatch(with_least, costs), orders
 
 
 def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
