@@ -10,11 +10,15 @@ entries point. Without lags, all lags are 0.
 """
 
 import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.topological_sort import topological_order
+
+FEW_RUNS = 8  # of one graph, which Python's numbers have sooner than NumPy's
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 Lags = Float[NumpyArray, "nodes max_preds"]
@@ -37,20 +41,28 @@ def lay_out_edges(
 
 def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     """Earliest finish time (nodes) of every node, in the unit of duration and lag."""
-    finish = [0.0] * len(duration)
+    between = None if lag is None else zip(*lag.T.tolist(), strict=True)
+    return np.array(_finish(zip(*preds.T.tolist(), strict=True), duration.tolist(), between))
+
+
+def _finish(
+    waits: Iterable[tuple[int, ...]],
+    duration: Sequence[Any],
+    lags: Iterable[tuple[Any, ...]] | None,
+) -> list[Any]:
+    """Finish times of all nodes by Python's numbers: a node costs half a microsecond.
+
+    One call of NumPy costs two.
+    """
+    finish: list[Any] = [0] * len(duration)
     of = finish.__getitem__
-    # column by column to Python's numbers, and its own loop over them: a node costs half a
-    # microsecond, one call of NumPy two
-    waits = zip(*preds.T.tolist(), strict=True)
-    if lag is None:
-        for node, (before, own) in enumerate(zip(waits, duration.tolist(), strict=True)):
+    if lags is None:
+        for node, (before, own) in enumerate(zip(waits, duration, strict=True)):
             finish[node] = max(map(of, before)) + own
     else:
-        lags = zip(*lag.T.tolist(), strict=True)
-        edges = zip(waits, lags, duration.tolist(), strict=True)
-        for node, (before, between, own) in enumerate(edges):
+        for node, (before, between, own) in enumerate(zip(waits, lags, duration, strict=True)):
             finish[node] = max(map(operator.add, map(of, before), between)) + own
-    return np.array(finish)
+    return finish
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
@@ -110,6 +122,8 @@ def longest_paths_of_many(
     Returns (runs) lengths, and (costs, runs) how often each cost is on the path: the first of the
     sinks and of the predecessors that attain a maximum, as everywhere.
     """
+    if costs.shape[1] <= FEW_RUNS:
+        return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
     (num_nodes, width), runs = preds.shape, np.arange(costs.shape[1])
     finish = np.zeros((num_nodes, len(runs)), costs.dtype)
     choice = np.zeros(finish.shape, np.min_scalar_type(width))
@@ -131,6 +145,33 @@ def longest_paths_of_many(
         node = preds[node, column]
     counts[0] = 0
     return length, counts
+
+
+def _longest_paths_one_by_one(
+    preds: Preds,
+    duration_index: Int[NumpyArray, " nodes"],
+    lag_index: Int[NumpyArray, "nodes max_preds"],
+    costs: NumpyArray,
+) -> tuple[NumpyArray, NumpyArray]:
+    """`longest_paths_of_many` by Python's numbers, which few runs have sooner."""
+    sinks = np.setdiff1d(np.arange(len(preds)), preds).tolist()
+    waits = [*zip(*preds.T.tolist(), strict=True)]
+    lags_of, duration_of = [*zip(*lag_index.T.tolist(), strict=True)], duration_index.tolist()
+    lengths, counts = [], np.zeros(costs.shape, np.int64)
+    for run, column in enumerate(costs.T.tolist()):
+        priced = (map(column.__getitem__, row) for row in lag_index.T.tolist())
+        finish = _finish(waits, [column[k] for k in duration_of], zip(*priced, strict=True))
+        node = max(sinks, key=finish.__getitem__)
+        lengths.append(finish[node])
+        while node:
+            between = [column[k] for k in lags_of[node]]
+            arrivals = [finish[u] + lag for u, lag in zip(waits[node], between, strict=True)]
+            first = arrivals.index(max(arrivals))
+            counts[duration_of[node], run] += 1
+            counts[lags_of[node][first], run] += 1
+            node = waits[node][first]
+    counts[0] = 0
+    return np.array(lengths, costs.dtype), counts
 
 
 def critical_path(

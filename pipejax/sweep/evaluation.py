@@ -11,6 +11,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.analysis.evaluate import op_counts
+from pipejax.analysis.formula.batch import makespans_by_form
 from pipejax.analysis.many_systems import resource_shares, system_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
@@ -34,6 +35,7 @@ from pipejax.sweep.declaration import Axis, Choice, Sweep, label
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
 CURVES = ("compute_efficiency", "memory_efficiency")
+WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence takes seconds for
 FLAGGED = ("collectives", "kernels")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
@@ -163,7 +165,7 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
-        times = np.asarray(makespans(point.program, given, unroll=False))
+        times = _step_times(point.program, given)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     busy = _busy(given, _busy_weights(point.program))
@@ -173,6 +175,15 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
         "tokens_per_second": tokens / times,
     }
     return {name: found[name] for name in ("step_time", *sweep.outputs)}
+
+
+def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
+    """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
+    size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
+    times = None
+    if size * program.num_nodes >= WORTH_A_FORM:
+        times = makespans_by_form(program, given)
+    return np.asarray(makespans(program, given, unroll=False)) if times is None else times
 
 
 def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:

@@ -14,8 +14,10 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
 PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
 
-Vector = Int[NumpyArray, " dims"]
-Vectors = Int[NumpyArray, "some dims"]
+# whole numbers: NumpyArray of int64, or of Python's where these are too small
+Whole = NumpyArray
+Vector = NumpyArray  # (dims)
+Vectors = NumpyArray  # (some, dims)
 
 
 class Cone(NamedTuple):
@@ -82,7 +84,7 @@ class Cone(NamedTuple):
 
 def _crossings(
     rays: Vectors,
-    value: Int[NumpyArray, " rays"],
+    value: Whole,
     above: Int[NumpyArray, " edges"],
     below: Int[NumpyArray, " edges"],
 ) -> Vectors:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vectors, fitting
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.analysis.formula.cone import Cone, Vectors, Whole, fitting
 
 PER_ROUND = 8  # facets that are added at once: later ones of a round may be cut off by the first
 SPREAD = 1 << 10  # of the steps beside rays
@@ -27,7 +26,7 @@ ATTEMPTS = 100
 SEED = 0
 
 # (points, parameters) -> (points) makespans, (points, parameters) counts of a longest path
-Solve = Callable[[Vectors], tuple[Int[NumpyArray, " points"], Vectors]]
+Solve = Callable[[Vectors], tuple[Whole, Vectors]]
 
 
 class Envelope(NamedTuple):
@@ -80,7 +79,7 @@ class _Search:
         self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.points: dict[tuple[int, ...], tuple[int, ...]] = {}
         # 2^shift is above every makespan of the steps beside rays, which are shorter than SPREAD
-        ones = np.full((1, num_parameters), SPREAD)
+        ones = np.full((1, num_parameters), SPREAD, object)
         self.most = int(solve(ones)[0][0])
         self.shift, self.evaluations = self.most.bit_length() + 1, 1
 
@@ -99,10 +98,10 @@ class _Search:
     def add(self, above: list[tuple[int, ...]], most: int) -> None:
         """Add the first inequalities, as far as those before leave them something to cut."""
         for counts in above[: min(PER_ROUND, most - len(self.found))]:
-            normal = np.zeros(self.cone.rays.shape[1], np.int64)
-            normal[: self.num_parameters], normal[-1] = np.negative(counts), 1
-            largest = int(np.abs(normal).max()) * self.cone.largest_sum
-            if (fitting(self.cone.rays, largest) @ normal < 0).any():
+            normal = np.zeros(self.cone.rays.shape[1], object)
+            normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
+            normal = fitting(normal, max(counts) * self.cone.largest_sum)
+            if (self.cone.rays @ normal < 0).any():
                 self.cone = self.cone.cut(normal)
                 self.found[counts] = self.points[counts]
 
@@ -152,7 +151,8 @@ class _Search:
         )
         columns = [*range(first), *(k for _, k in order)]
         cone = Cone(self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns])
-        facets = np.array([counts for counts, _ in order], np.int64)
+        counts = np.array([counts for counts, _ in order], object)
+        facets = fitting(counts, int(counts.max()))
         return Envelope(
             facets,
             self._points_of(facets),

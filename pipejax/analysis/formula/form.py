@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.analysis.formula.cells import regions
 from pipejax.analysis.formula.certify import formula_certificate
-from pipejax.analysis.formula.cone import rank
+from pipejax.analysis.formula.cone import Vectors, Whole, rank
 from pipejax.analysis.formula.facets import Envelope
 from pipejax.analysis.formula.formula_text import as_latex, as_text, comparison_text
 from pipejax.analysis.formula.largest_sum import largest_sum
@@ -80,8 +80,8 @@ class Formula:
     """
 
     parameters: tuple[str, ...]
-    counts: Int[NumpyArray, "facets parameters"]
-    units: Int[NumpyArray, " parameters"]
+    counts: Vectors
+    units: Whole
     exact: bool
     gap: float
     evaluations: int
@@ -199,7 +199,7 @@ class Formula:
         thetas = (rays / rays.sum(axis=1, keepdims=True)).astype(float)
         middle = np.array([thetas[span].mean(axis=0) for span in spans])
         scale = middle[:, -1:] if self.box else 1.0
-        return middle[:, : len(self.parameters)] / scale * self.units
+        return middle[:, : len(self.parameters)] / scale * self.units.astype(float)
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class Formula:
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
         program = self.program
-        run = run_on_host(program, self.costs.weights @ (theta / self.units))
+        run = run_on_host(program, self.costs.weights @ (theta / self.units.astype(float)))
         nodes, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
         worker = np.asarray(program.worker)
         on_path = nodes & (worker != NO_WORKER)

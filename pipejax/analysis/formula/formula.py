@@ -7,11 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipejax.analysis.formula.cone import Cone, Vectors
+from pipejax.analysis.formula.cone import Cone, Vectors, Whole, fitting
 from pipejax.analysis.formula.facets import find_facets
 from pipejax.analysis.formula.form import Box, Formula
 from pipejax.analysis.formula.parameters import LinearCosts, Weights, linear_costs
-from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, unknown, whole_number
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.recurrence_host import run_many_on_host
@@ -70,8 +69,8 @@ def formula(
     costs = linear_costs(program, parameters)
     ranges = dict(box or {})
     domain = _domain(costs, ranges)
-    solve = functools.partial(_solve, costs.program, costs.weights)
-    found = find_facets(solve, domain, len(costs.names), max_facets)
+    run = functools.partial(solve, costs.program, costs.weights)
+    found = find_facets(run, domain, len(costs.names), max_facets)
     if found.gap == np.inf:
         raise ValueError(
             f"max_facets = {max_facets} is too few: the makespan exceeds them by any factor"
@@ -90,16 +89,19 @@ def formula(
     )
 
 
-def _solve(
-    program: Program, weights: Int[NumpyArray, "costs parameters"], points: Vectors
-) -> tuple[Int[NumpyArray, " points"], Vectors]:
-    """Makespans (points) and the counts (points, parameters) of a longest path at each point."""
+def solve(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
+    """Makespans (points) and the counts (points, parameters) of a longest path at each point.
+
+    Points have a type that holds makespans, and so all that is added up to them.
+    """
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS].T)
         for k in range(0, len(points), RUNS)
     ]
     lengths, counts = zip(*runs, strict=True)
-    return np.concatenate(lengths), np.concatenate(counts, axis=1).T @ weights
+    on_paths = np.concatenate(counts, axis=1).T
+    largest = int(weights.max(initial=0)) * int(on_paths.sum(axis=1).max())
+    return np.concatenate(lengths), fitting(on_paths, largest) @ fitting(weights, largest)
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
@@ -116,7 +118,7 @@ def _domain(costs: LinearCosts, box: Box) -> Cone:
         for bound, sign in ((low, 1), (high, -1)):
             if 0 < bound < math.inf:  # elsewhere the orthant is the bound
                 part = Fraction(str(bound))  # as it is written: 0.1 is a tenth
-                row = np.zeros(size + 2, np.int64)
+                row = np.zeros(size + 2, object)
                 row[costs.names.index(name)] = sign * units[name] * part.denominator
                 row[size] = -sign * part.numerator
                 cone = cone.cut(row)

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+READABLE = 1000  # largest denominator that is written as one; of decimals
+DECIMAL = 8  # a smaller one
+
 Counts = Sequence[Fraction]
 
 
@@ -62,11 +65,19 @@ def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], st
     return text or "0"
 
 
+def _is_decimal(size: Fraction) -> bool:
+    """Whether a number is better read as 39.52 than as 988/25."""
+    whole = 10**6 % size.denominator == 0
+    return size.denominator > (DECIMAL if whole else READABLE)
+
+
 def _text_factor(size: Fraction) -> str:
+    if _is_decimal(size):
+        return f"{float(size):g} "
     return str(size) if size.denominator == 1 else f"{size} "
 
 
 def _latex_factor(size: Fraction) -> str:
-    if size.denominator == 1:
-        return f"{size} "
+    if size.denominator == 1 or _is_decimal(size):
+        return f"{float(size):g} "
     return rf"\tfrac{{{size.numerator}}}{{{size.denominator}}} "

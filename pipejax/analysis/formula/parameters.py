@@ -1,5 +1,6 @@
 """Parameters of closed forms: each is a direction in the space of costs."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -7,14 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.analysis.formula.cone import LARGEST, Whole
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
 from pipejax.costs.costs import FIELDS, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import Phase
 
-MOST_PARTS = 10**4  # into which a weight may divide a unit
+MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
@@ -36,8 +38,8 @@ class LinearCosts(NamedTuple):
 
     program: Program
     names: tuple[str, ...]
-    weights: Int[NumpyArray, "costs parameters"]
-    units: Int[NumpyArray, " parameters"]
+    weights: Whole
+    units: Whole
     costs: tuple[Costs, ...]
 
 
@@ -131,8 +133,8 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     """Read parameters; check that they are all that a program costs.
 
     Raises:
-      ValueError: if a name is unknown, a phase of the program has no cost, a weight has the wrong
-        shape or is no fraction of small whole numbers.
+      ValueError: if a name is unknown, a phase of the program has no cost or a weight has the wrong
+        shape.
     """
     chosen = default_parameters(program) if parameters is None else parameters
     if isinstance(chosen, str):
@@ -152,35 +154,36 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     is_used = np.zeros(program.layout.size, bool)
     is_used[program.duration_index] = is_used[program.lag_index] = True
     columns, units, directions = [], [], []
-    for name, costs in chosen.items():
+    for costs in chosen.values():
         # what another parameter gives costs nothing along this one
         along = {field: getattr(costs, field) for field in FIELDS if field in known}
         along = {field: 0.0 if value is None else value for field, value in along.items()}
         directions.append(unchecked_costs(along))
         vector = np.asarray(cost_vector(program, directions[-1]), np.float64) * is_used
-        unit, column = _whole(vector, name)
+        unit, column = _whole(vector)
         units.append(unit)
         columns.append(column)
     weights = np.stack(columns, axis=1)
-    return LinearCosts(program, tuple(chosen), weights, np.array(units), (*directions,))
+    return LinearCosts(program, tuple(chosen), weights, np.array(units, object), (*directions,))
 
 
 def _is_given(costs: Costs, field: str) -> bool:
     return getattr(costs, field) is not None
 
 
-def _whole(weights: NumpyArray, name: str) -> tuple[int, Int[NumpyArray, " costs"]]:
+def _whole(weights: NumpyArray) -> tuple[int, Whole]:
     """Write weights as whole numbers of the largest unit that allows it."""
     kinds, which = np.unique(weights, return_inverse=True)
-    parts = [Fraction(weight).limit_denominator(MOST_PARTS) for weight in kinds.tolist()]
-    for part, weight in zip(parts, kinds.tolist(), strict=True):
-        if float(part) != weight:
-            raise ValueError(
-                f"parameters[{name!r}] weighs a cost by {weight!r}: weights must be fractions "
-                f"with denominators of at most {MOST_PARTS}"
-            )
-    unit = int(np.lcm.reduce([part.denominator for part in parts], dtype=object))
-    return unit, np.array([int(part * unit) for part in parts])[which]
+    parts = [_fraction(weight) for weight in kinds.tolist()]
+    unit = math.lcm(*(part.denominator for part in parts))
+    whole = [int(part * unit) for part in parts]
+    return unit, np.array(whole, np.int64 if max(whole) < LARGEST else object)[which]
+
+
+def _fraction(weight: float) -> Fraction:
+    """Read a weight as the fraction of small numbers that it is nearest to, or as it is stored."""
+    simple = Fraction(weight).limit_denominator(MOST_PARTS)
+    return simple if float(simple) == weight else Fraction(weight)
 
 
 def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
@@ -205,5 +208,6 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
             if each and PHASE_FIELDS.get(key, key) not in OF_STAGES:
                 shape = (*shape, *each)
                 array = array if array.ndim == len(shape) else array[..., None]
-            found[key] = np.rint(np.broadcast_to(array, shape) * unit).astype(int).tolist()
+            whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
+            found[key] = whole(np.broadcast_to(array, shape)).tolist()
     return found

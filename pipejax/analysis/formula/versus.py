@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cells import regions
-from pipejax.analysis.formula.cone import Cone, Vector, Vectors, primitive
+from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive
 from pipejax.analysis.formula.form import Formula, smallest
 from pipejax.analysis.formula.formula_text import comparison_text
-from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
 
 
@@ -178,9 +178,7 @@ def _domain(form: Formula) -> Cone:
     return start
 
 
-def _below(
-    cone: Cone, facets: Vectors, bound: Vector, units: Int[NumpyArray, " parameters"]
-) -> Cone | None:
+def _below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
     """Cut a cone down to where no facet is above a bound; None where nothing of it is left."""
     size = len(units)
     for facet in facets:
@@ -214,4 +212,4 @@ def _region(cone: Cone, form: Formula) -> Region:
             counts = [Fraction(count, unit) for count, unit in zip(row, units, strict=False)]
             bounds.append((*smallest(counts[:size]),))
     texts = (comparison_text(form.parameters, counts) for counts in bounds)
-    return Region((*texts,), (*bounds,), cone.rays[:, :size] * form.units)
+    return Region((*texts,), (*bounds,), (cone.rays[:, :size] * form.units).astype(float))
