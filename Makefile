@@ -101,6 +101,7 @@ sample: $(READY)  ## the engine as users compile it, and the types in signatures
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
+	$(BIN)/python -m benchmarks.incremental --out $(RESULTS)/benchmark_incremental.json
 	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json

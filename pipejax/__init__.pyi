@@ -16,6 +16,7 @@ from pipejax.analysis.formula.form import Formula as Formula
 from pipejax.analysis.formula.formula import formula as formula
 from pipejax.analysis.formula.versus import Versus as Versus, versus as versus
 from pipejax.analysis.head_of_line_blocking import transfer_waits as transfer_waits
+from pipejax.analysis.incremental_run import IncrementalRun as IncrementalRun
 from pipejax.analysis.jitter import jitter as jitter
 from pipejax.analysis.longest_paths import longest_paths as longest_paths
 from pipejax.analysis.robustness import robustness as robustness

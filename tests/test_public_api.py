@@ -18,6 +18,7 @@ NAMES = [
     "Evaluation",
     "Family",
     "Formula",
+    "IncrementalRun",
     "InfeasibleError",
     "Jitter",
     "LatentAttention",

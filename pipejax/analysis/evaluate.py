@@ -192,6 +192,12 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
     )
 
 
+def ends_step(costs: Costs) -> bool:
+    """Return whether the all-reduce or the update after all rows costs anything."""
+    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
+    return any(np.any(np.asarray(cost) > 0) for cost in at_end)
+
+
 def lower_and_price(
     table: ScheduleTable, costs: Costs, link: str | Links
 ) -> tuple[Program, Float[NumpyArray, " costs"]]:
@@ -199,9 +205,7 @@ def lower_and_price(
 
     Returns the program and its cost vector (costs) [s].
     """
-    at_end = (cost for cost in (costs.all_reduce, costs.update) if cost is not None)
-    step_end = any(np.any(np.asarray(cost) > 0) for cost in at_end)
-    program = program_for(lower(table, link=link, step_end=step_end), costs)
+    program = program_for(lower(table, link=link, step_end=ends_step(costs)), costs)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
 

@@ -1,0 +1,314 @@
+"""A run that is changed step by step: only what lies behind a change is run again.
+
+For an editor, or for a search that tries one small change after the other: another time of one op,
+other costs, two ops of a row swapped. Every change can be undone.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.analysis.evaluate import Evaluation, ends_step
+from pipejax.analysis.timeline import bars
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import check_types, number
+from pipejax.base.incremental_path import IncrementalPath, Waits, waits_of
+from pipejax.base.topological_sort import CycleError
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.by_microbatch import by_microbatch
+from pipejax.engine.lowering.cost_layout import ZERO
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE
+from pipejax.engine.pricing import cost_vector
+from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.table import ScheduleTable
+
+Edge = tuple[int, int]  # node, and position of the lag in the cost vector
+
+
+class _Kept(NamedTuple):
+    """What a change replaced."""
+
+    edges: dict[int, list[Edge]]
+    rows: tuple[int, int] | None  # worker, and place of the first of two that were swapped
+    vector: Float[NumpyArray, " costs"]
+
+
+class IncrementalRun:
+    """A run that is kept up to date while it is changed.
+
+    Finish times are those of a full evaluation, bit by bit.
+
+    Args:
+      evaluation: where it starts.
+
+    Cost:
+      A change costs about a microsecond for each op whose time it moves, and for those that wait
+      for such an op: see `python -m benchmarks.incremental`.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> run = pj.IncrementalRun(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)))
+      >>> run.makespan, run.set_duration("1B0", 4.0), run.swap("0F2", "0B1"), run.undo()
+      (15.0, 17.0, 20.0, 17.0)
+    """
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        """Run it once."""
+        check_types(evaluation=(evaluation, Evaluation))
+        self._start = evaluation.table
+        self._program = program = by_microbatch(evaluation.program)
+        self._ends_step = ends_step(evaluation.costs)
+        shares = max(len({*stages}) for stages in _stages(evaluation.table)) > 1
+        self._hangs_on_rows = (
+            evaluation.links.model != "delay"
+            or evaluation.table.offloads
+            or evaluation.table.updates_within
+            or (self._ends_step and shares)
+        )
+        self._vector = self._price(evaluation.costs)
+        lags = np.asarray(program.lag_index)
+        self._path = IncrementalPath(
+            np.asarray(program.preds), self._vector[program.duration_index], self._vector[lags]
+        )
+        self._edges: list[list[Edge]] = [
+            [edge for edge in zip(*row, strict=True) if edge[0] != SOURCE]
+            for row in zip(np.asarray(program.preds).tolist(), lags.tolist(), strict=True)
+        ]
+        self._node = {bar.label: bar.node for bar in bars(evaluation)}
+        self._ops = {bar.node: bar.ops for bar in bars(evaluation)}
+        self._rows: list[list[int]] = [[] for _ in range(program.num_workers)]
+        for node in np.flatnonzero(program.worker != NO_WORKER).tolist():
+            self._rows[program.worker[node]].append(node)
+        self._slot = {node: k for row in self._rows for k, node in enumerate(row)}
+        found, node_of = evaluation.table.dependencies, program.node_of_cell.ravel()
+        self._in_cells = set(node_of.tolist()) - {SOURCE}
+        self._needs = set(
+            zip(node_of[found.producer].tolist(), node_of[found.consumer].tolist(), strict=True)
+        )
+        self._readers = _readers(np.asarray(program.duration_index), lags)
+        self._kept: list[_Kept] = []
+        self._around: tuple[list[float], list[float]] | None = None
+
+    @property
+    def makespan(self) -> float:
+        """The last end [s]."""
+        return self._path.makespan
+
+    @property
+    def finish(self) -> dict[str, float]:
+        """When each op ends, by its text [s]."""
+        return {label: self._path.finish[node] for label, node in self._node.items()}
+
+    @property
+    def table(self) -> ScheduleTable:
+        """The schedule as it is now; where ops are swapped, without idle and SEND or RECV cells."""
+        if all(row == sorted(row) for row in self._rows):  # nodes are numbered along the rows
+            return self._start
+        return self._start.with_rows(
+            [[self._ops[node] for node in row if node in self._in_cells] for row in self._rows]
+        )
+
+    def set_duration(self, op: str | Op, seconds: float) -> float:
+        """Give one op another time.
+
+        Args:
+          op: the op, as "0F1", or the text of a fused pair.
+          seconds: what it takes [s].
+
+        Returns:
+          The makespan [s].
+
+        Raises:
+          ValueError: if there is no such op, or the time is negative or not finite.
+        """
+        node = self._node_of(op)
+        self._keep({}, None, self._vector)
+        self._path.change({node: number(seconds, "seconds")})
+        return self.makespan
+
+    def makespan_if(self, op: str | Op, seconds: float) -> float:
+        """Say what the makespan would be if one op took another time; nothing changes.
+
+        The longest path through the op and the longest of all others: both are known for every op
+        after the first question, so those that follow take a few microseconds each.
+
+        Args:
+          op: the op, as for `set_duration`.
+          seconds: what it would take [s].
+
+        Returns:
+          The makespan [s], added up in another order than a run adds it: equal up to rounding,
+          and exactly where sums of the costs are exact.
+
+        Raises:
+          ValueError: as `set_duration`.
+        """
+        node = self._node_of(op)
+        if self._around is None:
+            self._around = self._path.longest_around()
+        through, without = self._around[0][node], self._around[1][node]
+        return max(without, through + number(seconds, "seconds"))
+
+    def set_costs(self, costs: Costs) -> float:
+        """Price the run anew; what costs as much as before is not run again.
+
+        Times of single ops that were set stay where the costs of these ops stay.
+
+        Args:
+          costs: unbatched costs [s].
+
+        Returns:
+          The makespan [s].
+
+        Raises:
+          ValueError: as `evaluate`, or if all-reduce and update cost nothing in these costs and
+            something in those before, or the other way: they are part of one run alone.
+        """
+        check_types(costs=(costs, Costs))
+        costs.check_values()
+        if ends_step(costs) != self._ends_step:
+            text = "all_reduce and update must cost nothing, or something, as in the evaluation"
+            raise ValueError(f"{text} that the run began with")
+        vector = self._price(costs)
+        before, self._vector = self._vector, vector
+        self._keep({}, None, before)
+        moved = np.flatnonzero(vector != before).tolist()
+        lasting = {node for position in moved for node in self._readers[0].get(position, ())}
+        waiting = {node for position in moved for node in self._readers[1].get(position, ())}
+        index = self._program.duration_index
+        self._path.change(
+            {node: float(vector[index[node]]) for node in lasting},
+            {node: self._waits(node) for node in waiting},
+        )
+        return self.makespan
+
+    def swap(self, first: str | Op, second: str | Op) -> float:
+        """Swap two ops that follow each other in a worker's row.
+
+        Args:
+          first: an op.
+          second: the op behind it.
+
+        Returns:
+          The makespan [s].
+
+        Raises:
+          ValueError: if the ops do not follow each other; or the order of something else hangs on
+            theirs: of messages on any link but delay, of all-reduces that share a worker, of
+            offloads, of updates in cells.
+          ScheduleError: if one waits for the other; nothing is changed then.
+        """
+        one, other = self._node_of(first), self._node_of(second)
+        if self._hangs_on_rows:
+            raise ValueError(
+                "link must be delay to swap ops, without offloads, updates in cells or several "
+                "all-reduces on a worker: their order would change too"
+            )
+        worker, slot = int(self._program.worker[one]), self._slot.get(one, -1)
+        row = self._rows[worker]
+        if not {one, other} <= self._in_cells or row[slot + 1 : slot + 2] != [other]:
+            raise ValueError(f"{first} and {second} do not follow each other in a row")
+        edges = self._swapped(one, other, row[slot - 1] if slot else SOURCE, row[slot + 2 :][:1])
+        kept = {node: self._edges[node] for node in edges}
+        try:
+            if (one, other) in self._needs:
+                raise CycleError([one, other])
+            self._replace(edges)
+            self._path.change(waits={node: self._waits(node) for node in edges})
+        except CycleError:
+            self._replace(kept)
+            raise ScheduleError(f"{second} cannot come before {first}: it waits for it") from None
+        self._keep(kept, (worker, slot), self._vector)
+        self._turn(worker, slot)
+        return self.makespan
+
+    def undo(self) -> float:
+        """Take the last change back that was not taken back yet.
+
+        Returns:
+          The makespan [s].
+
+        Raises:
+          ValueError: if there is none.
+        """
+        if not self._kept:
+            raise ValueError("there is no change to undo")
+        kept, self._around = self._kept.pop(), None
+        self._replace(kept.edges)
+        self._vector = kept.vector
+        if kept.rows is not None:
+            self._turn(*kept.rows)
+        self._path.undo()
+        return self.makespan
+
+    def _keep(
+        self,
+        edges: dict[int, list[Edge]],
+        rows: tuple[int, int] | None,
+        vector: Float[NumpyArray, " costs"],
+    ) -> None:
+        """Keep what a change replaces."""
+        self._kept.append(_Kept(edges, rows, vector))
+        self._around = None
+
+    def _price(self, costs: Costs) -> Float[NumpyArray, " costs"]:
+        exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+        return np.asarray(cost_vector(self._program, exact))
+
+    def _node_of(self, op: str | Op) -> int:
+        if str(op) not in self._node:
+            raise ValueError(f"the run has no op {str(op)!r}")
+        return self._node[str(op)]
+
+    def _waits(self, node: int) -> Waits:
+        return waits_of((before, float(self._vector[at])) for before, at in self._edges[node])
+
+    def _replace(self, edges: dict[int, list[Edge]]) -> None:
+        for node, new in edges.items():
+            self._edges[node] = new
+
+    def _turn(self, worker: int, slot: int) -> None:
+        """Swap two nodes in the list of a row."""
+        row = self._rows[worker]
+        row[slot], row[slot + 1] = row[slot + 1], row[slot]
+        self._slot[row[slot]], self._slot[row[slot + 1]] = slot, slot + 1
+
+    def _swapped(
+        self, one: int, other: int, before: int, behind: list[int]
+    ) -> dict[int, list[Edge]]:
+        """Edges of the nodes that wait for something else after a swap."""
+        edges = {
+            one: [edge for edge in self._edges[one] if edge != (before, ZERO)] + [(other, ZERO)],
+            other: [edge for edge in self._edges[other] if edge != (one, ZERO)],
+        }
+        if before != SOURCE:
+            edges[other] = [*edges[other], (before, ZERO)]
+        for node in behind:  # next in the row
+            edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
+        # an all-reduce waits for the last gradient of its stage in the row
+        stages = {op.stage for op in self._ops[one] if op.phase in (Phase.B, Phase.W)}
+        for node in np.flatnonzero(self._program.phase == Phase.A).tolist():
+            if self._program.stage[node] in stages and (other, ZERO) in self._edges[node]:
+                edges[node] = [(one, ZERO) if e == (other, ZERO) else e for e in self._edges[node]]
+        return edges
+
+
+def _stages(table: ScheduleTable) -> list[list[int]]:
+    """List the stages of each worker."""
+    return [
+        np.argwhere(table.placement == worker)[:, 1].tolist() for worker in range(table.num_workers)
+    ]
+
+
+def _readers(*indices: NumpyArray) -> tuple[dict[int, list[int]], ...]:
+    """List, for each array of positions, the nodes that read a position."""
+    found: tuple[dict[int, list[int]], ...] = tuple({} for _ in indices)
+    for readers, index in zip(found, indices, strict=True):
+        for node, positions in enumerate(index.reshape(len(index), -1).tolist()):
+            for position in positions:
+                if position != ZERO:
+                    readers.setdefault(position, []).append(node)
+    return found

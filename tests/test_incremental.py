@@ -1,0 +1,175 @@
+"""Runs that are changed step by step: after every change as a full evaluation, bit by bit."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given, settings, strategies as st
+from test_longest_paths import graphs
+
+import pipejax as pj
+from pipejax.base import longest_path
+from pipejax.base.incremental_path import IncrementalPath, waits_of
+from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.engine.pricing import price
+
+LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def run_anew(path):
+    """Finish times of a graph as it is now, its nodes sorted again."""
+    edges = [(u, v, lag) for v, w in enumerate(path.waits) for u, lag in zip(*w, strict=True) if v]
+    tail, head = (np.array(column) for column in [*zip(*edges, strict=True)][:2])
+    order = topological_order(len(path.waits), tail, head)
+    finish = dict.fromkeys(order, 0.0)
+    for node in order:
+        arrivals = [finish[u] + lag for u, v, lag in edges if v == node]
+        finish[node] = max(arrivals, default=0.0) + path.duration[node]
+    return [finish[node] for node in range(len(order))]
+
+
+@given(graph=graphs(), seed=SEEDS)
+@settings(max_examples=60)
+def test_any_changes_of_a_graph_and_back(graph, seed):
+    preds, duration, lag, _ = graph
+    rng, path = np.random.default_rng(seed), IncrementalPath(preds, duration, lag)
+    seen = []
+    for _ in range(12):
+        state = [list(path.finish), list(path.duration), list(path.waits), path.makespan]
+        nodes = rng.permutation(np.arange(1, len(preds)))[: rng.integers(1, 3)].tolist()
+        if rng.random() < 0.5:
+            path.change({node: float(rng.choice([0.1, 0.7, 2.0])) for node in nodes})
+        else:
+            waits = {}
+            for node in nodes:
+                others = rng.permutation(len(preds))[: rng.integers(0, 3)].tolist()
+                waits[node] = waits_of((v, float(rng.random())) for v in others if v != node)
+            try:
+                path.change(waits=waits)
+            except CycleError:
+                assert [path.finish, path.duration, path.waits, path.makespan] == state
+                continue
+        seen.append(state)
+        assert path.finish == run_anew(path)
+        assert path.makespan == max(path.finish)
+        if rng.random() < 0.2:
+            path.undo()
+            assert [path.finish, path.duration, path.waits, path.makespan] == seen.pop()
+    while seen:
+        path.undo()
+        assert [path.finish, path.duration, path.waits, path.makespan] == seen.pop()
+
+
+def evaluated(table, costs, durations, link):
+    """Finish times of all ops by a full evaluation; some have durations of their own."""
+    found = pj.evaluate(table, costs, link=link)
+    preds, priced = np.asarray(found.program.preds), price(found.program, costs)
+    duration, node = np.array(priced.duration), found.program.node_of_cell
+    labels = {}
+    for (worker, slot), at in np.ndenumerate(node):
+        if at:
+            label = reference_text(table.cell(worker, slot))
+            labels[label] = at
+            duration[at] = durations.get(label, duration[at])
+    finish = longest_path.finish_times(preds, duration, np.asarray(priced.lag))
+    return {label: finish[at] for label, at in labels.items()}, float(finish.max())
+
+
+def reference_text(cell):
+    texts = [str(op) for op in cell]
+    return texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B"
+
+
+@given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, seed=SEEDS)
+@settings(max_examples=40)
+def test_any_changes_of_a_run_and_back(case, link, seed):
+    rng = np.random.default_rng(seed)
+    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
+    costs, durations, states, table = case.costs, {}, [], case.table
+    hangs_on_rows = table.offloads or table.updates_within or table.num_stages > table.num_workers
+    for _ in range(10):
+        state = costs, dict(durations), run.finish, run.makespan
+        kind = rng.integers(4)
+        if kind == 0 and states:
+            costs, durations, finish, makespan = states.pop()
+            assert (run.undo(), run.finish) == (makespan, finish)
+        elif kind == 1:
+            op = str(rng.choice(list(run.finish)))
+            if op.split("OVERLAP")[0][-1] in "AU":  # beside the cells
+                continue
+            durations[op] = float(rng.choice([0.1, 1.0, 7.3]))
+            run.set_duration(op, durations[op])
+            states.append(state)
+        elif kind == 2 and not durations:
+            name = str(rng.choice(["forward", "backward", "weight_grad", "latency", "transmit"]))
+            value = np.array(getattr(costs, name)) + 0.0
+            if value.size == 0:
+                continue
+            value.flat[rng.integers(value.size)] = rng.choice([0.1, 0.3, 3.7])
+            costs = dataclasses.replace(costs, **{name: value})
+            run.set_costs(costs)
+            states.append(state)
+        elif kind == 3:
+            worker = rng.integers(table.num_workers)
+            row = [*run.table.rows()][worker]
+            if len(row) < 2:
+                continue
+            at = int(rng.integers(len(row) - 1))
+            try:
+                run.swap(reference_text(row[at]), reference_text(row[at + 1]))
+            except pj.ScheduleError:
+                assert [*run.table.rows()][worker] == row
+            except ValueError:
+                assert link != "delay" or hangs_on_rows
+            else:
+                states.append(state)
+        if link == "delay" and not table.offloads:
+            finish, makespan = evaluated(run.table, costs, durations, link)
+        else:
+            finish, makespan = evaluated(table, costs, durations, link)
+        ours = run.finish
+        assert {op: ours[op] for op in finish} == finish
+        assert run.makespan == makespan
+
+
+@given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, seed=SEEDS)
+@settings(max_examples=25)
+def test_what_if_an_op_took_another_time(case, link, seed):
+    rng = np.random.default_rng(seed)
+    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
+    ops = [*run.finish]
+    for op in ops[:: 1 + len(ops) // 12]:
+        time = float(rng.integers(0, 80)) / 8  # sums of eighths are exact
+        expected = run.makespan_if(op, time)
+        assert run.set_duration(op, time) == expected
+        assert run.makespan_if(op, 0.5) <= expected or time < 0.5
+        if rng.random() < 0.5:
+            run.undo()
+
+
+def test_swaps_that_no_order_allows():
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
+    table = table.with_rows([[cell for cell in row if cell] for row in table.rows()])
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1, all_reduce=0.7, update=0.1)
+    run = pj.IncrementalRun(pj.evaluate(table, costs))
+    refused = legal = 0
+    for worker, row in enumerate(table.rows()):
+        for one, other in itertools.pairwise(row):
+            rows = [list(each) for each in table.rows()]
+            at = rows[worker].index(one)
+            rows[worker][at : at + 2] = [other, one]
+            try:
+                expected = pj.evaluate(table.with_rows(rows), costs).makespan
+            except pj.ScheduleError:
+                refused += 1
+                with pytest.raises(pj.ScheduleError, match="cannot come before"):
+                    run.swap(one[0], other[0])
+            else:
+                legal += 1
+                assert run.swap(one[0], other[0]) == expected
+                assert run.undo() == pj.evaluate(table, costs).makespan
+    assert refused == 3  # the backwards of the last stage, each right behind its forward
+    assert legal > 3
