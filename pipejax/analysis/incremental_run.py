@@ -13,7 +13,7 @@ from pipejax.analysis.evaluate import Evaluation, ends_step
 from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
-from pipejax.base.incremental_path import IncrementalPath, Waits, waits_of
+from pipejax.base.incremental_path import Awaited, IncrementalPath, waits_of
 from pipejax.base.topological_sort import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
@@ -263,7 +263,7 @@ class IncrementalRun:
             raise ValueError(f"the run has no op {str(op)!r}")
         return self._node[str(op)]
 
-    def _waits(self, node: int) -> Waits:
+    def _waits(self, node: int) -> Awaited:
         return waits_of((before, float(self._vector[at])) for before, at in self._edges[node])
 
     def _replace(self, edges: dict[int, list[Edge]]) -> None:

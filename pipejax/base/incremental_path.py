@@ -29,7 +29,7 @@ from pipejax.base.topological_sort import CycleError
 SOURCE = 0
 
 
-class Waits(NamedTuple):
+class Awaited(NamedTuple):
     """What a node waits for.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Before(NamedTuple):
 
     finish: list[tuple[int, float]]
     duration: list[tuple[int, float]]
-    waits: list[tuple[int, Waits]]
+    waits: list[tuple[int, Awaited]]
     order: list[tuple[int, list[int]]]  # first place, and the nodes from there on
 
 
@@ -84,7 +84,9 @@ class IncrementalPath:
         return max(map(self.finish.__getitem__, self._ends))
 
     def change(
-        self, durations: Mapping[int, float] | None = None, waits: Mapping[int, Waits] | None = None
+        self,
+        durations: Mapping[int, float] | None = None,
+        waits: Mapping[int, Awaited] | None = None,
     ) -> int:
         """Give nodes other durations, or other nodes to wait for.
 
@@ -156,7 +158,7 @@ class IncrementalPath:
             at = flags.find(1, at + 1)
         return count
 
-    def _connect(self, waits: Mapping[int, Waits], before: _Before) -> None:
+    def _connect(self, waits: Mapping[int, Awaited], before: _Before) -> None:
         """Replace edges: first all go that are to go, then each new one comes by itself."""
         for node, new in waits.items():
             old = self.waits[node]
@@ -173,7 +175,7 @@ class IncrementalPath:
                     self._set_waits(node, waits_of((*zip(*self.waits[node], strict=True), edge)))
             self._set_waits(node, new)
 
-    def _set_waits(self, node: int, waits: Waits) -> None:
+    def _set_waits(self, node: int, waits: Awaited) -> None:
         if waits.preds == self.waits[node].preds:  # other lags alone
             self.waits[node] = waits
             return
@@ -219,8 +221,8 @@ class IncrementalPath:
             self._place[node] = place
 
 
-def waits_of(edges: Iterable[tuple[int, float]]) -> Waits:
+def waits_of(edges: Iterable[tuple[int, float]]) -> Awaited:
     """Make what a node waits for from edges, each a node and a lag; unused ones are left out."""
     kept = [edge for edge in edges if edge[0] != SOURCE or edge[1] > 0] or [(SOURCE, 0.0)]
     preds, lags = zip(*kept, strict=True)
-    return Waits(preds, lags)
+    return Awaited(preds, lags)
