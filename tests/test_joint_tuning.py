@@ -1,20 +1,23 @@
 """Joint tuning against all settings of small spaces, and its bound against each of them."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
 import pytest
 
 import pipejax as pj
+from pipejax.cli.app import run
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
 from pipejax.costs.workload import StageLayers
+from pipejax.search.tuning import ways
 from pipejax.search.tuning.joint import tune_jointly
 from pipejax.search.tuning.joint_search import every_setting, search_jointly
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly, count_settings
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.rounding_bound import bound_rounding
+from pipejax.search.tuning.rounding_bound import RoundingBound, bound_rounding
 from pipejax.search.tuning.system_design import DIVIDED, UNITS
 
 pytestmark = pytest.mark.compiles
@@ -112,3 +115,50 @@ def test_shares_of_a_budget_are_not_worse_than_a_grid():
         bound = bound_rounding(joint, tuned)
     assert np.all(tuned.step_time <= 1.005 * best.step_time)
     assert np.all(bound.lower_bound <= tuned.step_time)
+
+
+def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
+    """The front door hands over what was asked for; what it finds is held above."""
+    seen = []
+
+    def tune(joint):
+        seen.append(joint)
+        setting = next(every_setting(joint, 0, 4)).at([0])
+        step, need = joint.exact(setting)
+        relaxed = np.ones(1), StageLayers(np.ones((1, 2)), np.zeros((1, 2)))
+        return TunedJointly(setting, step, need, 7, step, relaxed)
+
+    monkeypatch.setattr(ways, "tune_jointly", tune)
+    monkeypatch.setattr(
+        ways, "bound_rounding", lambda joint, found: RoundingBound(0.8 * found.step_time, None, 1)
+    )
+    arguments = ["tune", "--model", "gpt-22b", "--system", "h100", "--minibatch", "8"]
+    arguments += ["--workers", "2", "--tensor-parallel", "8", "--method", "gradient"]
+    arguments += ["--what", "system,layers,microbatch", "--prices"]
+    arguments += ["peak=20,memory=2,node=10,network=50,capacity=20"]
+    assert run([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["what"] == "system,layers,microbatch"
+    assert seen[0].parts == ("microbatch_size", "layers", "system")
+    assert sum(result["layers"]) == 48
+    assert sum(result["shares"].values()) == pytest.approx(1)
+    assert result["budget"] == pytest.approx(result["baseline"]["price"])
+    assert result["relaxed"]["lower_bound"] == pytest.approx(0.8 * result["step_time"])
+    assert run(arguments) == 0
+    assert "no whole layers are better by more than 25.00 %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("layers,layers", "--what must name each part once, got 'layers,layers'"),
+        ("layers,speed", "--what must be one of microbatch_size, layers, recompute, system"),
+        ("layers,system", "--what system needs --prices"),
+    ],
+)
+def test_parts_that_cannot_be_are_one_line(capsys, what, message):
+    given = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "8", "--workers", "2"]
+    assert run(["tune", *given, "--what", what]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -18,7 +18,7 @@ from pipejax.costs.workload import StageLayers
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.memory_ledger import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
-from pipejax.search.tuning import descent, step_time_objective, tune as front_door
+from pipejax.search.tuning import descent, step_time_objective, ways
 from pipejax.search.tuning.descent import descend
 from pipejax.search.tuning.layer_assignment import (
     LAYERS,
@@ -356,7 +356,7 @@ def run_once(monkeypatch):
         return run
 
     for name in ("tune_microbatches", "search_microbatches", "tune_stages"):
-        monkeypatch.setattr(front_door, name, once(name, getattr(front_door, name)))
+        monkeypatch.setattr(ways, name, once(name, getattr(ways, name)))
     return calls
 
 
@@ -436,8 +436,8 @@ def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method,
 )
 def test_the_way_is_chosen_by_candidates_and_cost(what, minibatch, workers, method, reason):
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
-    task = front_door._Task(ScheduleFamily("1f1b", workers), workload, SYSTEM, True, None, None, 32)
-    found, why = front_door._faster(task, what)
+    task = ways.TuningTask(ScheduleFamily("1f1b", workers), workload, SYSTEM, True, None, None, 32)
+    found, why = ways.faster(task, what)
     assert found == method
     assert re.match(reason, why)
 

@@ -27,6 +27,7 @@ PARTS = {  # of an accelerator: the word of --prices, and what its quantity is s
     "network": (1e9, "GB/s"),
     "capacity": (1e9, "GB"),
 }
+PART_NAMES = {"microbatch": "microbatch_size"}  # words of --what that the library spells out
 EXAMPLE = "peak=20,memory=2,node=10,network=50,capacity=20"
 
 
@@ -52,9 +53,9 @@ def tune(
     Options:
       schedule: Schedule, see `pipejax schedules`.
       what: What to tune: microbatch (its size), layers (of each stage), recompute (layers of each
-        stage) or system (how to spend --budget).
+        stage), system (how to spend --budget), or several together, as microbatch,layers.
       method: gradient, exhaustive or both; the faster of the two if not given.
-      microbatch_size: For the others than microbatch; the tuned one if not given.
+      microbatch_size: Where it is not tuned; the one that is best alone if not given.
       budget: For system: for one accelerator; the price of --system if not given.
       no_memory_limit: Let workers need more than they have.
     """
@@ -67,7 +68,8 @@ def tune(
     options.check([schedule])
     if "memory_limit" in options.options:
         raise ValueError("--memory-limit does not go with tune: --system says what fits")
-    if what == "system" and prices is None:
+    parts = [PART_NAMES.get(part.strip(), part.strip()) for part in what.split(",")]
+    if "system" in parts and prices is None:
         raise ValueError(f"--what system needs --prices, as {EXAMPLE}")
     minibatch, capacity = pricing.workload.minibatch, float(pricing.system.memory_available)
 
@@ -86,7 +88,7 @@ def tune(
             workers,
             pricing.workload,
             pricing.system,
-            what="microbatch_size" if what == "microbatch" else what,
+            what=",".join(parts),
             method=method,
             link=links,
             memory_limit=not no_memory_limit,
@@ -107,10 +109,11 @@ def _print(found: "TuningResult", result: Mapping[str, Any], capacity: float) ->
     )
     if found.what == "microbatch_size":
         _print_sizes(result, capacity)
-    elif found.what == "system":
-        _print_design(result)
     else:
-        _print_stages(result)
+        if "layers" in result:
+            _print_stages(result)
+        if "shares" in result:
+            _print_design(result)
     for name, step in found.baseline.items():
         if name != "price":
             print_all(f"{name} as it is: {'does not fit' if step is None else seconds(step)}")
@@ -204,3 +207,6 @@ def _print_ways(found: "TuningResult") -> None:
     if found.relaxed is not None:
         own = found.relaxed
         print_all(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
+        if own.get("lower_bound") is not None:
+            gap = found.step_time / own["lower_bound"] - 1
+            print_all(f"no whole layers are better by more than {percent(gap)}")

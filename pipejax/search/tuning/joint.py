@@ -240,8 +240,9 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
         changes(0, swap, 0)
     if "recompute" in joint.parts:
         changes(0, 0, RECOMPUTED.moves(stages))
-        if "layers" in joint.parts:  # a layer that is recomputed moves as such
-            changes(0, swap, swap)
+        if "layers" in joint.parts:  # where memory is short, what is recomputed changes with it
+            for more in (swap, np.minimum(swap, 0), np.maximum(swap, 0)):
+                changes(0, swap, more)
     return np.concatenate(found)
 
 

@@ -1,0 +1,283 @@
+"""What can be tuned, each by gradient or exhaustively, and which of both is the faster."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.base.checks import divisors
+from pipejax.costs.system import System
+from pipejax.costs.workload import StageLayers, Workload
+from pipejax.search.tuning.joint import tune_jointly
+from pipejax.search.tuning.joint_search import DIVISIONS, MOST_SETTINGS, search_jointly
+from pipejax.search.tuning.joint_space import JointProblem, count_settings
+from pipejax.search.tuning.layer_assignment import (
+    LAYERS,
+    RECOMPUTED,
+    RECOMPUTED_ALIKE,
+    StageChoice,
+    search_stages,
+    tune_stages,
+)
+from pipejax.search.tuning.microbatch import TunedSizes, search_microbatches, tune_microbatches
+from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
+from pipejax.search.tuning.rounding import MOST, TooManyError
+from pipejax.search.tuning.rounding_bound import bound_rounding
+from pipejax.search.tuning.system_design import (
+    DIVIDED,
+    UNITS,
+    PartPrices,
+    design_systems,
+    price_of,
+)
+
+# what decides which way is the faster: measured on two cores, compilation included
+DESCENT_SECONDS = 6.0
+JOINT_SECONDS = 30.0  # of several parts, with their bound
+SECONDS_PER_NEW_OP = 6e-5  # of a program that has yet to be built, lowered and run once
+BUDGET_DIVISIONS = 40  # of a budget, where a grid is evaluated
+SECONDS_PER_OP = 4e-9  # of one candidate more in the batch of a program
+SECONDS_PER_SETTING = 1e-5  # of one more in a joint space, where every setting is priced
+
+
+class TuningTask(NamedTuple):
+    """What is tuned under which schedule; M where it is given."""
+
+    family: ScheduleFamily
+    workload: Workload
+    system: System
+    memory_limit: bool
+    prices: PartPrices | None
+    budget: float | None
+    microbatches: int = 0
+    tell: "Callable[[FoundSetting], object] | None" = None
+
+    @property
+    def spendable(self) -> float:
+        """The budget: what the system costs if none is given."""
+        assert self.prices is not None
+        return price_of(self.system, self.prices) if self.budget is None else self.budget
+
+    def problem(self) -> TuningProblem:
+        """The pair, under a fresh family, so that no method reuses another's programs."""
+        family = dataclasses.replace(self.family)
+        return TuningProblem.of(
+            family, [self.workload], [self.system], memory_limit=self.memory_limit
+        )
+
+
+class FoundSetting(NamedTuple):
+    """Result of one method, for the gradient with the point before rounding."""
+
+    microbatches: int
+    step_time: float
+    memory_bytes: float
+    evaluated: int
+    setting: Mapping[str, Any] = {}
+    relaxed: Mapping[str, Any] = {}
+    more: Mapping[str, Any] = {}
+
+    def told(self, task: TuningTask, seconds: float) -> dict[str, Any]:
+        """What is told of the method, which took so long."""
+        return {
+            "microbatch_size": task.workload.minibatch // self.microbatches,
+            **{name: getattr(self, name) for name in self._fields[:4]},
+            **self.setting,
+            **self.relaxed,
+            **self.more,
+            "tuned_step_time": self.step_time,  # where step_time is that of real numbers
+            "seconds": seconds,
+        }
+
+
+def faster(task: TuningTask, what: str) -> tuple[str, str]:
+    """Choose the faster method for this size, and say why."""
+    if "system" in what:
+        return "gradient", "shares of a budget are continuous: there are no candidates to count"
+    if "," in what:
+        settings = count_settings(_joint(task, what), 0, DIVISIONS)
+        return _sooner(settings, SECONDS_PER_SETTING * settings, MOST_SETTINGS, JOINT_SECONDS)
+    layers = task.problem().pairs.assigned.layers[0].astype(int)
+    ops = 2 * len(layers)  # of one microbatch
+    if what == "microbatch_size":
+        minibatch = task.workload.minibatch
+        counts = divisors(minibatch)
+        candidates, seconds = len(counts), SECONDS_PER_NEW_OP * ops * sum(counts)
+    else:
+        split = math.comb(layers.sum() - 1, len(layers) - 1)
+        candidates = split if what == "layers" else math.prod((layers + 1).tolist())
+        one = ops * task.microbatches
+        seconds = SECONDS_PER_NEW_OP * one + SECONDS_PER_OP * one * candidates
+    return _sooner(candidates, seconds, MOST, DESCENT_SECONDS)
+
+
+def _sooner(candidates: float, seconds: float, most: int, descent: float) -> tuple[str, str]:
+    """Take the exhaustive way where its candidates are few enough."""
+    if candidates > most:
+        return "gradient", f"{candidates:.3g} candidates are too many to try them all"
+    about = f"{candidates:.0f} candidates take about {seconds:.1g} s, a descent {descent:g} s"
+    return ("exhaustive" if seconds <= descent else "gradient"), about
+
+
+def _size(task: TuningTask, way: str) -> FoundSetting:
+    """The microbatch size."""
+    tune_ = tune_microbatches if way == "gradient" else search_microbatches
+    problem = task.problem()
+
+    def found_of(found: TunedSizes) -> FoundSetting:
+        known, legal = found.sizes, found.sizes.is_legal
+        names = ("size", "microbatches", "step_time", "memory_bytes")
+        columns = (getattr(known, name)[legal].tolist() for name in names)
+        keys = ("microbatch_size", *names[1:])
+        sizes = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        for one in sizes:  # also where the limit was lifted
+            one["fits"] = one["memory_bytes"] <= float(task.system.memory_available)
+        count, step, need = (getattr(found, name)[0].item() for name in names[1:])
+        relaxed = {} if found.relaxed is None else found.relaxed._asdict()
+        relaxed = {name: each[0].item() for name, each in relaxed.items()}
+        return FoundSetting(count, step, need, len(sizes), {}, relaxed, {"sizes": sizes})
+
+    def tell(found: TunedSizes) -> None:
+        if task.tell is not None:
+            task.tell(found_of(found))
+
+    how: dict[str, Any] = {"memory_limit": task.memory_limit, "on_progress": tell}
+    return found_of(tune_(problem.family, [task.workload], [task.system], **how))
+
+
+def _stages(task: TuningTask, way: str, choice: StageChoice) -> FoundSetting:
+    """Whole numbers for each stage."""
+    tune_ = tune_stages if way == "gradient" else search_stages
+    found = tune_(task.problem(), task.microbatches, choice)
+    setting = {name: getattr(found, name)[0].tolist() for name in ("layers", "recomputed")}
+    relaxed: dict[str, Any] = {}
+    if found.relaxed is not None and found.relaxed_step_time is not None:
+        relaxed = {name: each[0].tolist() for name, each in found.relaxed._asdict().items()}
+        relaxed["step_time"] = found.relaxed_step_time[0].item()
+    step, need = found.step_time[0].item(), found.memory_bytes[0].item()
+    return FoundSetting(task.microbatches, step, need, found.evaluated, setting, relaxed)
+
+
+def _recompute(task: TuningTask, way: str) -> FoundSetting:
+    """The recomputed layers of each stage: where there are too many ways, as many on each."""
+    try:
+        return _stages(task, way, RECOMPUTED)
+    except TooManyError as error:
+        note = f"{error}; as many on every stage instead"
+        return _stages(task, way, RECOMPUTED_ALIKE)._replace(more={"note": note})
+
+
+def _system(task: TuningTask, way: str) -> FoundSetting:
+    """Shares of a budget for one accelerator."""
+    assert task.prices is not None
+    budget = task.spendable
+    found = design_systems(
+        task.problem(),
+        task.microbatches,
+        task.prices,
+        [budget],
+        divisions=None if way == "gradient" else BUDGET_DIVISIONS,
+    )
+    setting: dict[str, Any] = {
+        name: dict(zip(PartPrices._fields, getattr(found, name)[0].tolist(), strict=True))
+        for name in ("shares", "quantities")
+    }
+    memory, setting["budget"] = setting["quantities"]["memory_capacity"], budget
+    return FoundSetting(
+        task.microbatches, found.step_time[0].item(), memory, found.evaluated, setting
+    )
+
+
+def _joint(task: TuningTask, what: str) -> JointProblem:
+    """What is tuned together; the system's memory is paid before the budget is divided."""
+    parts, bought = tuple(what.split(",")), np.zeros((1, DIVIDED))
+    if "system" in parts:
+        assert task.prices is not None
+        paid = float(task.system.memory_capacity) / UNITS[-1] * task.prices.memory_capacity
+        left = task.spendable - paid
+        if left <= 0:
+            raise ValueError(
+                f"a budget of {task.spendable:g} buys nothing but memory, which costs {paid:g}"
+            )
+        bought[:] = left / np.array(task.prices[:-1]) * UNITS[:-1]
+    return JointProblem(task.problem(), parts, task.microbatches, bought)
+
+
+def _jointly(task: TuningTask, way: str, what: str) -> FoundSetting:
+    """Several parts together, and by gradient the bound on what rounding them costs."""
+    joint = _joint(task, what)
+    found = tune_jointly(joint) if way == "gradient" else search_jointly(joint)
+    own, step, need = found.settings.at(0), found.step_time[0].item(), found.memory_bytes[0].item()
+    setting: dict[str, Any] = {"layers": own.layers.tolist(), "recomputed": own.recomputed.tolist()}
+    if "system" in joint.parts:
+        setting |= _spent(task, joint, own.logits)
+    told: dict[str, Any] = {}
+    if found.relaxed is not None and found.relaxed_step_time is not None:
+        (size,), layers = found.relaxed
+        bound = bound_rounding(joint, found).lower_bound[0].item()
+        told = {
+            "microbatch_size": float(size),
+            "microbatches": task.workload.minibatch / float(size),
+            "step_time": found.relaxed_step_time[0].item(),
+            **{name: each[0].tolist() for name, each in layers._asdict().items()},
+            "lower_bound": None if math.isnan(bound) else bound,
+        }
+    count = joint.count(0, int(own.size))
+    return FoundSetting(count, step, need, found.evaluated, setting, told)
+
+
+def _spent(task: TuningTask, joint: JointProblem, logits: Any) -> dict[str, Any]:
+    """Shares of the budget, memory included, and what they buy."""
+    assert task.prices is not None
+    weights = np.exp(logits - logits.max())
+    capacity = float(task.system.memory_capacity)
+    quantities = np.append(weights / weights.sum() * joint.bought[0], capacity)
+    shares = quantities / UNITS * np.array(task.prices) / task.spendable
+    named = {"shares": shares, "quantities": quantities}
+    return {
+        **{
+            key: dict(zip(PartPrices._fields, own.tolist(), strict=True))
+            for key, own in named.items()
+        },
+        "budget": task.spendable,
+    }
+
+
+def baseline_of(task: TuningTask, what: str) -> dict[str, float | None]:
+    """Step times of what one would set without tuning."""
+    if what == "microbatch_size" or "," in what:
+        return {}
+    problem = task.problem()
+    even = problem.pairs.assigned
+    none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
+    settings = {
+        "layers": {"even": even},
+        "recompute": {"none": none, "full": full},
+        "system": {task.system.name: even},
+    }[what]
+    times: dict[str, float | None] = {}
+    for name, assigned in settings.items():
+        (step,), (need,) = problem.evaluate(task.microbatches, assigned, np.zeros(1, int))
+        times[name] = float(step) if need <= problem.capacity[0] else None
+    return times
+
+
+def price_told(task: TuningTask) -> dict[str, float | None]:
+    """What the system costs as it is, where prices are given."""
+    return {} if task.prices is None else {"price": price_of(task.system, task.prices)}
+
+
+_WAYS: Mapping[str, Callable[[TuningTask, str], FoundSetting]] = {
+    "microbatch_size": _size,
+    "layers": functools.partial(_stages, choice=LAYERS),
+    "recompute": _recompute,
+    "system": _system,
+}
+
+
+def way_of(what: str) -> Callable[[TuningTask, str], FoundSetting]:
+    """Return how one part is tuned, or several with commas between them."""
+    return functools.partial(_jointly, what=what) if "," in what else _WAYS[what]
