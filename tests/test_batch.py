@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.base.compiler import cpu_options
 from pipejax.costs.costs import unchecked_costs
-from pipejax.engine.batched import interpreter
+from pipejax.engine.batched import interpreter, makespans
 from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.batched.interpreted_program import backward_program, forward_program
@@ -113,7 +113,7 @@ def interpreted_equals_one_by_one(data, link, seed):  # ties included: the same 
     ],
 )
 @pytest.mark.parametrize("dyadic", [False, True])
-def test_unrolled_equals_interpreted(name, link, dyadic):
+def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
     program = pj.lower(table, link=link)
     costs = batch_of(table, 9, 3, dyadic=dyadic)
@@ -123,6 +123,12 @@ def test_unrolled_equals_interpreted(name, link, dyadic):
     np.testing.assert_allclose(unrolled, interpreted, rtol=1e-12)
     with pytest.raises(ValueError, match="unroll=True is for exact maxima, got temperature=1"):
         pj.makespans(program, costs, unroll=True, temperature=1.0)
+    if dyadic:  # with ties: the same path is counted
+        expected = pj.makespans_and_grad(program, costs)
+        for limit in ("MAX_OPS_WITH_COUNTS", "WORTH_UNROLLING"):
+            monkeypatch.setattr(makespans, limit, 10**4 if limit.startswith("MAX") else 0)
+        found = pj.makespans_and_grad(program, costs)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_gradients_are_finite_differences_and_sum_to_the_makespan():

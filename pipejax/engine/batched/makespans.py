@@ -1,8 +1,8 @@
 """Batches of costs: makespans of thousands to millions of configurations, and their gradients.
 
-Two forms of the recurrence do the work: `unrolled.py` for the values of large batches of small
-programs, `interpreter.py` for everything else. Both follow the first-predecessor rule of
-`recurrence.py`, so a batch gives what `makespan` gives one by one.
+Two forms of the recurrence do the work: `unrolled.py` for large batches of small programs (smaller
+ones where counts are wanted too), `interpreter.py` for everything else. Both follow the
+first-predecessor rule of `recurrence.py`, so a batch gives what `makespan` gives one by one.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
 d makespan = sum of counts times d cost. That is linear in d cost, so forward and reverse mode both
@@ -34,7 +34,12 @@ from pipejax.engine.batched.interpreted_program import (
 )
 from pipejax.engine.batched.interpreter import LANES, Counts, Pieces, interpreted_makespans
 from pipejax.engine.batched.sharding import spread_of, spread_out
-from pipejax.engine.batched.unrolled import MAX_OPS, unrolled
+from pipejax.engine.batched.unrolled import (
+    MAX_OPS,
+    MAX_OPS_WITH_COUNTS,
+    unrolled,
+    unrolled_with_counts,
+)
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import program_for
 
@@ -63,6 +68,11 @@ class _Plan:
     def unrolled(self) -> Callable[[Leaves], Values]:
         """A kernel compiled for this program, which is freed with the plan."""
         return unrolled(self.ops, self.rows)
+
+    @functools.cached_property
+    def unrolled_with_counts(self) -> Callable[[Leaves], tuple[Values, Array]]:
+        """The same with its backward pass."""
+        return unrolled_with_counts(self.ops, self.rows)
 
 
 # a plan holds no program, so that a program which nobody else holds goes, and its plans with it
@@ -349,19 +359,21 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:
     """Solve a batch of numbers in the fastest way."""
-    plan, task = problem.plan, problem.task(with_counts)
-    size = max(map(len, leaves.values()))
-    unroll = not with_counts and _unrolls(problem, size)
+    plan, size = problem.plan, max(map(len, leaves.values()))
+    unroll = _unrolls(problem, size, with_counts)
     found: list[tuple[Values, Counts | None]] = []
     results = len(plan.rows.terms) if with_counts else 0
     for part, count, over in _parts(leaves, size, problem.max_bytes, results):
-        if unroll:
-            values, counts = plan.unrolled(part), None
+        counts: Counts | None = None
+        if unroll and not with_counts:
+            values = plan.unrolled(part)
+        elif unroll and over is None:
+            values, counts = plan.unrolled_with_counts(part)
         else:
-            values, counts = interpreted_makespans(
-                task, _pieces(plan.rows, part, count, over), over=over
-            )
-            counts = None if counts is None else _on_host(counts)[:, :count]
+            pieces = _pieces(plan.rows, part, count, over)
+            values, counts = interpreted_makespans(problem.task(with_counts), pieces, over=over)
+        if counts is not None:
+            counts = _on_host(counts)[:, :count]
         # what has the right size already spares JAX an operation
         found.append((values if len(values) == count else values[:count], counts))
     values, counts = found[0] if len(found) == 1 else jax.tree.map(_joined, *found)
@@ -397,14 +409,16 @@ def _parts(
         yield placed, count, over
 
 
-def _unrolls(problem: _Problem, size: int) -> bool:
+def _unrolls(problem: _Problem, size: int, with_counts: bool) -> bool:
     """Decide whether to compile a kernel for this program."""
-    if problem.unroll is not None:
+    if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
+        return False
+    if problem.unroll is not None and not with_counts:
         return problem.unroll
     num_ops = problem.plan.ops.num_ops
     # costs that differ by microbatch are read once each: a kernel of its own has nothing to keep
     shares = 2 * problem.plan.rows.num_columns <= num_ops
-    few = shares and num_ops <= MAX_OPS
+    few = shares and num_ops <= (MAX_OPS_WITH_COUNTS if with_counts else MAX_OPS)
     return problem.temperature is None and few and size * num_ops >= WORTH_UNROLLING
 
 

@@ -2,7 +2,8 @@
 
 XLA fuses the whole program into a single pass over the batch, which it also splits over the cores.
 That is the fastest form, but its compile time grows with the program; `interpreter.py` takes over
-where it would be too long.
+where it would be too long. With the counts of the backward pass the code of an iteration soon
+outgrows the cache of instructions, and then is no faster than the interpreter.
 """
 
 import functools
@@ -19,26 +20,66 @@ from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.single_xla_call import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
+MAX_OPS_WITH_COUNTS = 192  # the same; and at 512 the interpreter is as fast
+
+Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
+Values = Float[Array, " batch"]
 
 
-def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Float[Array, " batch"]]:
+def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
     """Compile a program into a kernel: from leaves of one batch to (batch) makespans [s]."""
-    return jax.jit(functools.partial(_unrolled, ops, rows), compiler_options=cpu_options(**LOOPS))
+    return jax.jit(functools.partial(_makespans, ops, rows), compiler_options=cpu_options(**LOOPS))
 
 
-def _unrolled(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Float[Array, " batch"]:
-    cost = rows.list(leaves)
-    values = {START: jnp.zeros(1, cost[ZERO_ROW].dtype)}
+def unrolled_with_counts(
+    ops: BinaryOps, rows: CostRows
+) -> Callable[[Leaves], tuple[Values, Float[Array, "columns batch"]]]:
+    """The same with how often each column of the costs stands on the critical path."""
+    return jax.jit(
+        functools.partial(_with_counts, ops, rows), compiler_options=cpu_options(**LOOPS)
+    )
+
+
+def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
+    makespan, _ = _forward(_code(ops, rows), rows.list(leaves))
+    return jnp.broadcast_to(makespan, (max(map(len, leaves.values())),))
+
+
+def _with_counts(
+    ops: BinaryOps, rows: CostRows, leaves: Leaves
+) -> tuple[Values, Float[Array, "columns batch"]]:
+    code, size = _code(ops, rows), max(map(len, leaves.values()))
+    cost = [jnp.broadcast_to(row, (size,)) for row in rows.list(leaves)]
+
+    def solve(cost: list[Array]) -> list[Array]:
+        makespan, second_wins = _forward(code, cost)
+        return [makespan, *_backward(code, second_wins, rows, makespan.dtype)]
+
+    makespan, *counts = _at_once(solve, cost, 1 + rows.num_columns)
+    return makespan, jnp.stack(counts)
+
+
+def _code(ops: BinaryOps, rows: CostRows) -> Code:
     row = rows.row_of_position
-    code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
+    code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.own]], axis=1).tolist()
+    return code
+
+
+def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
+    """Makespan [s], and of each op with two operands whether it waited for the second."""
+    values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, own) in enumerate(code):
-        operands = []
-        if first != NO_OPERAND:
-            operands.append(values[first])
-        if second != NO_OPERAND:
-            operands.append(_plus(values[second], lag, cost))
-        values[op] = _plus(functools.reduce(_first_of, operands), own, cost)
-    return jnp.broadcast_to(values[ops.num_ops - 1], (max(map(len, leaves.values())),))
+        if second == NO_OPERAND:
+            value = values[first]
+        else:
+            value = _plus(values[second], lag, cost)
+            if first != NO_OPERAND:
+                one, other = jnp.broadcast_arrays(values[first], value)
+                # cheaper than a maximum that looks for NaN
+                second_wins[op] = other > one
+                value = jax.lax.select(second_wins[op], other, one)
+        values[op] = _plus(value, own, cost)
+    return values[len(code) - 1], second_wins
 
 
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
@@ -46,7 +87,52 @@ def _plus(value: Array, row: int, cost: list[Array]) -> Array:
     return value if row == ZERO_ROW else value + cost[row]
 
 
-def _first_of(one: Array, other: Array) -> Array:
-    """Maximum; a comparison and a choice are cheaper than a maximum that looks for NaN."""
-    one, other = jnp.broadcast_arrays(one, other)
-    return jax.lax.select(other > one, other, one)
+def _backward(
+    code: Code, second_wins: dict[int, Array], rows: CostRows, dtype: np.dtype
+) -> list[Array]:
+    """Count the uses of each column on the critical path, from the last op to the first."""
+    counts = [jnp.zeros((), dtype)] * rows.num_columns
+    on_path = {len(code) - 1: jnp.array(True)}
+
+    def use(row: int, here: Array) -> None:
+        for column in filter(None, rows.terms[row].tolist()):  # column 0 is no cost
+            counts[column] = jax.lax.select(here, counts[column] + 1, counts[column])
+
+    def go_on(operand: int, here: Array) -> None:
+        on_path[operand] = on_path[operand] | here if operand in on_path else here
+
+    for op in reversed(range(len(code))):
+        if op not in on_path:
+            continue
+        here, (first, second, lag, own) = on_path.pop(op), code[op]
+        use(own, here)
+        if second == NO_OPERAND:
+            go_on(first, here)
+            continue
+        over_second = here & second_wins[op] if op in second_wins else here
+        use(lag, over_second)
+        go_on(second, over_second)
+        if op in second_wins:
+            go_on(first, here & ~second_wins[op])
+    return counts
+
+
+def _at_once(
+    function: Callable[[list[Array]], list[Array]], inputs: list[Array], num_results: int
+) -> list[Array]:
+    """Apply a function of numbers that has several results to every entry, in one pass.
+
+    On a CPU, XLA makes kernels of one result each and computes what several share once for each of
+    them. A reduction may have several. So this is one: over two copies of the inputs, which are
+    never stored, by a function that ignores what was reduced so far. It takes as many results as
+    inputs, so the fewer ones are filled up.
+    """
+    width, zero = max(num_results, len(inputs)), jnp.zeros((), inputs[0].dtype)
+    filled = inputs + [jnp.zeros_like(inputs[0])] * (width - len(inputs))
+
+    def newest(_: tuple[Array, ...], entry: tuple[Array, ...]) -> tuple[Array, ...]:
+        found = function(list(entry[: len(inputs)]))
+        return (*found, *[zero] * (width - num_results))
+
+    copies = [jnp.broadcast_to(row, (2, *row.shape)) for row in filled]
+    return list(jax.lax.reduce(copies, [zero] * width, newest, (0,))[:num_results])
