@@ -1,0 +1,28 @@
+"""Published closed forms against exact ones, and the table of them in the documentation."""
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.published_forms import FORMS, judge, main, rows
+
+PAGE = Path(__file__).parent.parent / "docs" / "formula.md"
+
+
+def test_published_forms_hold_where_the_page_says():
+    text = PAGE.read_text()
+    for each, holds, where in rows():
+        assert holds, each.schedule
+        assert f"| {each.schedule} | {each.text} | {where} |" in text
+
+
+@pytest.mark.parametrize("k", range(len(FORMS)))
+def test_another_sum_is_none_of_the_form(k):
+    counts = FORMS[k].counts
+    wrong = FORMS[k]._replace(counts=lambda p, m: [counts(p, m)[0] + 1, *counts(p, m)[1:]])
+    assert not judge(wrong._replace(is_facet=True), 4, 8).holds
+
+
+def test_the_command(capsys):
+    assert main() == 0
+    assert "zb-h1" in capsys.readouterr().out
