@@ -113,6 +113,11 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
     assert len({tuple(np.array(kinds)[each]) for each in orders}) == len(orders)
 
 
+def test_a_run_above_the_table_is_one_of_unequal_microbatches():
+    costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), drawn(5, 0))
+    assert "microbatches are unequal" in pj.compare(table_of(), costs).why
+
+
 def test_what_an_order_is_of():
     with pytest.raises(ValueError, match="costs do not differ by microbatch: any order is as good"):
         pj.arrange(table_of(), TIMES)

@@ -254,10 +254,9 @@ class MicrobatchSearch:
             if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
                 places = self._rng.integers(0, size, (2, 2 * BATCH))
             found = neighbours(self.current, *places)
-            _, first = np.unique(self._kind[found], axis=0, return_index=True)
-            same = (self._kind[found[first]] == self._kind[self.current]).all(axis=1)
-            first = first[~same]
-            yield found[self._rng.permutation(first)[: self._batch]]
+            # what changes nothing is left out; to find all that are alike takes longer than a run
+            differ = (self._kind[found] != self._kind[self.current]).any(axis=1)
+            yield found[self._rng.permutation(np.flatnonzero(differ))[: self._batch]]
 
     def _are_few(self) -> bool:
         """Whether there are so few different orders that all can be tried."""
