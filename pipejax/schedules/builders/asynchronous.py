@@ -11,14 +11,12 @@ backward there; after R * H microbatches the pipe runs empty and the models of a
 averaged (the pipeline form that arXiv:2606.03498 compares PipeDream with).
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, one_of, whole_number
-from pipejax.schedules.builders.one_f_one_b import alternate, ops_of
-from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.builders.one_f_one_b import Ops, alternate, ops_of
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
 from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
@@ -220,17 +218,17 @@ def local_sgd(
     every = range(num_microbatches)
     rounds = [every[m : m + rule.round_size] for m in every[:: rule.round_size]]
     rows = [
-        [cell for microbatches in rounds for cell in _round(stage, microbatches, num_workers, rule)]
+        np.concatenate([_round(stage, microbatches, num_workers, rule) for microbatches in rounds])
         for stage in range(num_workers)
     ]
     return spread_rows("local-sgd", rows, slots, weights=rule)
 
 
-def _round(stage: int, microbatches: range, workers: int, rule: WeightRule) -> Iterator[Cell]:
+def _round(stage: int, microbatches: range, workers: int, rule: WeightRule) -> Ops:
     """1F1B in which no more microbatches are in flight than there are runs."""
     forwards, backwards = (ops_of(p, stage, microbatches) for p in (Phase.F, Phase.B))
-    for cell in alternate(forwards, backwards, min(workers - stage, rule.runs) - 1):
-        yield cell
-        (op,) = cell
-        if op.phase is Phase.B:
-            yield (op._replace(phase=Phase.U),)
+    row = alternate(forwards, backwards, min(workers - stage, rule.runs) - 1)
+    # a U right behind every B
+    row = np.repeat(row, 1 + (row[:, 0] == Phase.B), axis=0)
+    row[1:][(row[1:] == row[:-1]).all(axis=1), 0] = Phase.U
+    return row

@@ -1,46 +1,47 @@
 """GPipe, 1F1B and their interleaved forms: the order of the ops is a fixed pattern."""
 
-from collections.abc import Iterable, Iterator, Sequence
-
 import numpy as np
 
+from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.ops import Cell, Op, Phase
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.placement import looped
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
-
-def ops_of(phase: Phase, stage: int, microbatches: Iterable[int]) -> list[Op]:
-    """Return the ops of a phase on a stage."""
-    return [Op(phase, stage, m) for m in microbatches]
+Column = Int[NumpyArray, " ops"]
+Ops = Int[NumpyArray, "ops 3"]  # phase, stage, microbatch
 
 
-def alternate(forwards: Sequence[Op], backwards: Sequence[Op], warmup: int) -> Iterator[Cell]:
-    """Yield `warmup` forwards, then forward and backward in turn, then the rest.
+def ops_of(phase: Phase, stage: Index | Column, microbatches: Column | range) -> Ops:
+    """Return the ops of a phase on a stage, or on one stage each."""
+    microbatch = np.asarray(microbatches)
+    ops = np.empty((len(microbatch), 3), np.int32)
+    ops[:, 0], ops[:, 1], ops[:, 2] = phase, stage, microbatch
+    return ops
+
+
+def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Ops:
+    """Put `warmup` forwards first, then forward and backward in turn, then the rest.
 
     Args:
       forwards: forwards of a worker in order.
       backwards: as many backwards in order.
       warmup: forwards before the first turn, at most all of them.
 
-    Yields:
-      Cells of the worker's row.
+    Returns:
+      Ops of the worker's row.
 
     Example:
-      >>> forwards, backwards = [[Op(p, 0, m) for m in range(3)] for p in (Phase.F, Phase.B)]
-      >>> " ".join(str(op) for (op,) in alternate(forwards, backwards, 1))
-      '0F0 0F1 0B0 0F2 0B1 0B2'
+      >>> forwards, backwards = (ops_of(phase, 0, range(3)) for phase in (Phase.F, Phase.B))
+      >>> [Phase(phase).name for phase in alternate(forwards, backwards, 1)[:, 0]]
+      ['F', 'F', 'B', 'F', 'B', 'B']
     """
     warmup = min(warmup, len(forwards))
-    for op in forwards[:warmup]:
-        yield (op,)
-    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-        yield (forward,)
-        yield (backward,)
-    for op in backwards[len(forwards) - warmup :]:
-        yield (op,)
+    turns = len(forwards) - warmup
+    in_turn = np.stack([forwards[warmup:], backwards[:turns]], axis=1).reshape(-1, 3)
+    return np.concatenate([forwards[:warmup], in_turn, backwards[turns:]])
 
 
 def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -122,7 +123,7 @@ def _one_f_one_b(
     rows = []
     for r in range(workers):
         forwards, backwards = (ops_of(p, r, range(microbatches)) for p in (Phase.F, Phase.B))
-        rows.append(list(alternate(forwards, backwards, per_hop * (workers - r - 1))))
+        rows.append(alternate(forwards, backwards, per_hop * (workers - r - 1)))
     return spread_rows(name, rows, slots)
 
 
@@ -159,14 +160,15 @@ def interleaved_1f1b(
     """
     _check_stages_per_worker("interleaved-1f1b", stages_per_worker)
     groups = np.array_split(np.arange(num_microbatches), max(1, num_microbatches // num_workers))
-    turns = [(loop, int(m)) for group in groups for loop in range(stages_per_worker) for m in group]
+    loop = np.concatenate([np.repeat(range(stages_per_worker), len(group)) for group in groups])
+    turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
     rows = []
     for r in range(num_workers):
         last = (stages_per_worker - 1) * num_workers + r
-        forwards = [Op(Phase.F, loop * num_workers + r, m) for loop, m in turns]
-        backwards = [Op(Phase.B, last - loop * num_workers, m) for loop, m in turns]
+        forwards = ops_of(Phase.F, loop * num_workers + r, turn)
+        backwards = ops_of(Phase.B, last - loop * num_workers, turn)
         warmup = 2 * (num_workers - r - 1) + (stages_per_worker - 1) * len(groups[0])
-        rows.append(list(alternate(forwards, backwards, warmup)))
+        rows.append(alternate(forwards, backwards, warmup))
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
@@ -207,7 +209,7 @@ def _breadth_first(
     stages = range(0, workers * stages_per_worker, max(workers, 1))
     turns = [(Phase.F, s) for s in stages] + [(Phase.B, s) for s in reversed(stages)]
     rows = [
-        [(op,) for p, stage in turns for op in ops_of(p, stage + r, range(microbatches))]
+        np.concatenate([ops_of(p, stage + r, range(microbatches)) for p, stage in turns])
         for r in range(workers)
     ]
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))

@@ -9,8 +9,10 @@ input gradients. The others are planned for given times, under a memory limit.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pipejax.base.checks import number
-from pipejax.schedules.builders.one_f_one_b import ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, ops_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import Cell, Phase
 from pipejax.schedules.cells.placement import Placement, looped
@@ -85,17 +87,16 @@ def _table(
     return spread_rows(name, rows, slots)
 
 
-def _row(stage: int, warmup: int, behind: int, microbatches: int) -> list[Cell]:
-    """Cells of one worker."""
-    forwards, gradients, weights = (
-        ops_of(phase, stage, range(microbatches)) for phase in (Phase.F, Phase.I, Phase.W)
-    )
-    row = forwards[:warmup]
-    for m in range(microbatches):
-        row.append(gradients[m])
-        row += weights[max(m - behind, 0) : max(m - behind + 1, 0)]
-        row += forwards[warmup + m : warmup + m + 1]
-    return [(op,) for op in row + weights[max(microbatches - behind, 0) :]]
+def _row(stage: int, warmup: int, behind: int, microbatches: int) -> Ops:
+    """Ops of one worker: turn m is I of m, W of m - behind, F of m + warmup.
+
+    Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
+    """
+    m = np.arange(microbatches)
+    ops = [ops_of(phase, stage, m) for phase in (Phase.I, Phase.W, Phase.F)]
+    turns = np.concatenate([m, m + behind, m - warmup])
+    place = np.repeat(range(len(ops)), microbatches)
+    return np.concatenate(ops)[np.lexsort((place, turns))]
 
 
 def zero_bubble(
@@ -242,6 +243,6 @@ def drawn(
 ) -> ScheduleTable:
     """Draw rows with their idle slots; where a link is shared, its order is that of the columns."""
     if not host_links:
-        return spread_rows(name, rows, slots, placement)
+        return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
     placement = looped(len(rows)) if placement is None else placement
     return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)

@@ -9,7 +9,8 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.topological_sort import CycleError, topological_order
-from pipejax.schedules.cells.cells import NOWHERE
+from pipejax.schedules.cells.cells import NOWHERE, Content
+from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
@@ -32,7 +33,7 @@ def link_of_worker(links: Links, num_workers: int) -> Int[NumpyArray, " workers"
     return first
 
 
-def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
+def host_edges(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return the cells (edges) that offloads and loads wait for: the issuing op, the link."""
     link = link_of_worker(links, table.num_workers)
     cells, executed = row_order(table, HOST), row_order(table, links.executed)
@@ -48,9 +49,9 @@ def host_edges(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     )
 
 
-def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
+def waiting_cells(table: Content, links: Links) -> tuple[Cells, Cells]:
     """Return all edges between cells (edges) of a run in which messages take no time."""
-    cells, edges = row_order(table, links.executed), table.dependencies
+    cells, edges = row_order(table, links.executed), find_dependencies(table)
     same_row = cells[1:] // table.num_slots == cells[:-1] // table.num_slots
     tail, head = host_edges(table, links)
     return (
@@ -59,11 +60,13 @@ def waiting_cells(table: ScheduleTable, links: Links) -> tuple[Cells, Cells]:
     )
 
 
-def check_host_links(table: ScheduleTable, links: Links) -> None:
+def check_host_links(table: Content, links: Links) -> None:
     """Check that groups of workers can share host links in a table."""
     link = link_of_worker(links, table.num_workers)
-    if len(set(link.tolist())) == table.num_workers or not table.offloads:
+    if len(set(link.tolist())) == table.num_workers or not isinstance(table, ScheduleTable):
         return  # rows alone cannot disagree with themselves
+    if not table.offloads:
+        return
     try:
         topological_order(table.phase.size, *waiting_cells(table, links))
     except CycleError as error:

@@ -7,26 +7,39 @@ link model to order transfers where a table does not say how.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import run_edges
-from pipejax.schedules.cells.cells import Cells, empty_cells
-from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.base.topological_sort import CycleError
+from pipejax.schedules.cells.cells import Cells, Content, empty_cells
+from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.cells.placement import Placement, looped
-from pipejax.schedules.cells.weight_rule import WeightRule
+from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_durations import Slots
+from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots, check_slots
 from pipejax.schedules.table.table import ScheduleTable
 
+OpsOfRow = Int[NumpyArray, "ops 3"] | Sequence[Op]
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows(Content):
+    """Rows of a builder before they are drawn: nobody has checked yet that they can run."""
+
+    cells: Cells
+    partners: Cells
+    placement: Placement
+    slots: Slots
+    stage_shares: Sequence[float]
+    weights: WeightRule
+
+
 def slot_times(
-    table: ScheduleTable,
+    table: ScheduleTable | _Rows,
     slots: Slots | None = None,
     *,
     shares: bool = True,
@@ -48,7 +61,7 @@ def slot_times(
 
 
 def _durations(
-    table: ScheduleTable, slots: Slots, shares: bool
+    table: ScheduleTable | _Rows, slots: Slots, shares: bool
 ) -> Float[NumpyArray, "workers slots"]:
     """Duration of each cell (workers, slots) [slots]."""
     by_phase = np.array([slots.get(phase.name, 0) for phase in Phase], float)
@@ -67,6 +80,13 @@ def spread(table: ScheduleTable) -> ScheduleTable:
     Offloads and loads stand behind the op at whose end they are issued. Across rows their columns
     follow those ends, an order in which workers can share any host link without a deadlock.
     """
+    cells, partners = _moved(table)
+    placement = table.placement.copy()
+    return dataclasses.replace(table, cells=cells, partners=partners, placement=placement)
+
+
+def _moved(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
+    """The cells of a table and their partners, each in the column of its start."""
     start, finish = slot_times(table)
     held = table.cells.phase != Phase.IDLE
     worker = np.nonzero(held)[0]
@@ -78,25 +98,41 @@ def spread(table: ScheduleTable) -> ScheduleTable:
             field[worker, column] = values[held]
         return moved
 
-    return dataclasses.replace(
-        table,
-        cells=move(table.cells),
-        partners=move(table.partners),
-        placement=table.placement.copy(),
-    )
+    return move(table.cells), move(table.partners)
 
 
 def spread_rows(
     name: str,
-    rows: Sequence[Sequence[Cell]],
+    rows: Sequence[OpsOfRow],
     slots: Slots,
     placement: Placement | None = None,
-    **given: Any,
+    *,
+    pipe_of_microbatch: Sequence[int] | None = None,
+    stage_shares: Sequence[float] = (),
+    weights: WeightRule = NEWEST,
 ) -> ScheduleTable:
-    """Draw rows of any columns with their idle slots; by default, worker r has stage r alone."""
+    """Draw rows with their idle slots; by default, worker r has stage r alone.
+
+    A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too. No op
+    becomes an object, and only what is drawn becomes a table, with its checks.
+    """
+    check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
-    given |= {"placement": placement, "name": name, "slots": slots}
-    return spread(ScheduleTable.from_rows(rows, **given))
+    arrays = [np.reshape(np.asarray(row, np.int32), (-1, 3)) for row in rows]
+    lengths = [len(row) for row in arrays]
+    phase, stage, microbatch = np.concatenate(arrays).T
+    pipe = 0 if pipe_of_microbatch is None else np.asarray(pipe_of_microbatch)[microbatch]
+    compact = empty_cells((len(rows), max(lengths)))
+    is_held = np.arange(max(lengths)) < np.array(lengths)[:, None]
+    for field, values in zip(compact, (phase, stage, microbatch, pipe), strict=True):
+        field[is_held] = values
+    partners, shares = empty_cells(is_held.shape), stage_shares or (1.0,) * placement.shape[1]
+    given = _Rows(compact, partners, placement, {**UNIT_SLOTS, **slots}, shares, weights)
+    try:
+        cells, partners = _moved(given)
+    except CycleError:  # the table itself says where
+        cells = compact
+    return ScheduleTable(cells, partners, placement, name, slots, stage_shares, weights)
 
 
 def columns(

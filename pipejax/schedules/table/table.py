@@ -330,13 +330,13 @@ def _plain(duration: float) -> float:
 
 
 @remembered
-def row_order(table: ScheduleTable, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
+def row_order(table: Content, phases: tuple[Phase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells (cells) that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(np.isin(table.cells.phase, list(phases)).ravel())
 
 
 def op_before(
-    table: ScheduleTable, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
+    table: Content, executed: Int[NumpyArray, " ops"], cells: Int[NumpyArray, " cells"]
 ) -> Int[NumpyArray, " cells"]:
     """Return which of the executed cells stands before each cell in its row, or `NOWHERE`.
 
