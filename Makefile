@@ -20,7 +20,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests fuzz sample bench format lock clean
+.PHONY: help formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -97,6 +97,10 @@ fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
 
 sample: $(READY)  ## the engine as users compile it, and the types in signatures executed
 	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)
+
+formulas: $(READY)  ## closed forms: published against exact ones, all schedules against the recurrence (five minutes)
+	$(BIN)/python -m sweeps.published_forms
+	$(BIN)/python -m benchmarks.formulas
 
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy
 	mkdir -p $(RESULTS)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.analysis.formula.cells import regions
+from pipejax.analysis.formula.form import smallest
 from pipejax.analysis.formula.formula_text import comparison_text
 from pipejax.analysis.formula.parameters import named_parameters
 
@@ -148,12 +149,15 @@ def _turned(text: str) -> str:
 def _where_equal(form: pj.Formula, facets: Sequence[Counts], counts: Counts) -> str:
     """Equations on which a sum that is no facet is the makespan."""
     rays, spans = regions(form.envelope.cone, len(facets))
+    thetas = (rays * form.units).tolist()
     found = []
     for facet, span in zip(facets, spans, strict=True):
         difference = [a - b for a, b in zip(facet, counts, strict=True)]
-        values = [sum(d * int(r) for d, r in zip(difference, rays[k], strict=True)) for k in span]
+        values = [sum(d * t for d, t in zip(difference, thetas[k], strict=True)) for k in span]
         if min(values) <= 0 <= max(values):
-            found.append(comparison_text(form.parameters, difference, "="))
+            difference = smallest(difference)
+            sign = 1 if next(filter(None, difference)) > 0 else -1
+            found.append(comparison_text(form.parameters, [sign * d for d in difference], "="))
     return " or ".join(dict.fromkeys(found)) or "nowhere"
 
 
