@@ -1,5 +1,6 @@
 """Microbatches that differ in length: costs from lengths, and the best order of them."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -171,6 +172,16 @@ def test_lengths_of_a_model():
     np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
     with pytest.raises(ValueError, match="3 lengths are given, the table has 4 microbatches"):
         pj.length_costs(workload, system, table, [own] * 3)
+
+
+def test_a_window_is_no_longer_than_a_short_sequence():
+    table, system = table_of("1f1b", 2, 4), pj.load_system("h100")
+    workload = pj.Workload(pj.load_model("gpt-oss-120b"), minibatch=4)
+    found = pj.length_costs(workload, system, table, [16, 32, 64, 4096])
+    assert (np.diff(np.asarray(found.forward)) > 0).all()
+    full = dataclasses.replace(workload.model, sequence=64, window=64)
+    alone = pj.stage_costs(dataclasses.replace(workload, model=full), system, table)
+    np.testing.assert_array_equal(found.forward[:, 2], alone.forward)
 
 
 TEXTS = {  # content of a file, and what it says or what is wrong with it

@@ -179,12 +179,15 @@ def _by_length(
         found.is_packed, found.tokens / found.sequence, float(workload.microbatch_size(table))
     )
     each = list(zip((found.tokens / size).tolist(), size.tolist(), strict=True))
-    known = {
-        (sequence, count): price(dataclasses.replace(workload.model, sequence=sequence), count)
-        for sequence, count in {*each}
-    }
+    known = {key: price(_with_sequence(workload.model, key[0]), key[1]) for key in {*each}}
     names = known[each[0]]
     return {name: np.stack([known[key][name] for key in each], axis=-1) for name in names}
+
+
+def _with_sequence(model: Model, sequence: float) -> Model:
+    """Give a model a sequence of another length; a window is no longer than what it looks at."""
+    window = None if model.window is None else min(model.window, sequence)
+    return dataclasses.replace(model, sequence=sequence, window=window)
 
 
 class Packed(NamedTuple):
