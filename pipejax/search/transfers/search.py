@@ -343,8 +343,11 @@ def propose(
         first, second = np.array(block)[np.stack(np.triu_indices(len(block), 1))]
         transfers += [second, first]  # the later one goes before the earlier, or the other way
         targets += [position[first], position[second]]
-    pairs = np.unique(np.stack([np.concatenate(transfers), np.concatenate(targets)]), axis=1)
-    transfer, target = pairs[:, (low[pairs[0]] < pairs[1]) & (pairs[1] < high[pairs[0]])]
+    # each pair once, as one number: long blocks have many, and numbers sort ten times as fast
+    pairs = np.unique(np.concatenate(transfers) * len(order) + np.concatenate(targets))
+    transfer, target = np.divmod(pairs, max(1, len(order)))
+    legal = (low[transfer] < target) & (target < high[transfer])
+    transfer, target = transfer[legal], target[legal]
     some = rng.permutation(len(transfer))[:count]
     transfer, target = transfer[some], target[some]
     others = nearby(graph, order, count - len(transfer), rng)
