@@ -1,9 +1,9 @@
 """Small changes against whole evaluations: `python -m benchmarks.incremental`.
 
-Prints a table and writes JSON. A change is another time of one op (asked for, `makespan_if`, or
-made), two ops of a row swapped, or another message time of one stage boundary (which all
-microbatches cross, so nearly all ops lie behind it), each drawn at random, and undone if it was
-made. What it saves is one of
+Prints a table and writes JSON. A change is another time of one op or two ops of a row swapped
+(asked for, `makespan_if` and `makespan_if_swapped`, or made), or another message time of one stage
+boundary (which all microbatches cross, so nearly all ops lie behind it), each drawn at random, and
+undone if it was made. What it saves is one of
 
 - evaluate: `pj.evaluate` of the changed costs or of the changed table, all that a user would call;
 - recurrence: the bare recurrence on the host, of a program that is lowered and priced already.
@@ -29,7 +29,13 @@ from pipejax.engine.pricing import price
 
 SCHEDULES = {"1f1b": {}, "chimera": {}, "zb-h1": {}}
 WORKERS, MICROBATCHES = 8, 32
-CHANGES = ("what if", "time of an op", "swap of two ops", "cost of a boundary")
+CHANGES = (
+    "if an op took another time",
+    "if two ops were swapped",
+    "time of an op",
+    "swap of two ops",
+    "cost of a boundary",
+)
 
 
 def main():
@@ -73,10 +79,10 @@ def measure(name, change, repeats):
 
 def draw(change, run, table, costs, rng):
     """A random change, and the whole evaluation in its place."""
-    if change in ("what if", "time of an op"):
+    if change in ("if an op took another time", "time of an op"):
         op = str(rng.choice([*run.finish]))
         time = rng.uniform(0.5, 1.5) * (1.0 if "F" in op else 2.0)
-        if change == "what if":
+        if change != "time of an op":
             return lambda: run.makespan_if(op, time), lambda: pj.evaluate(table, costs)
         return lambda: (run.set_duration(op, time), run.undo()), lambda: pj.evaluate(table, costs)
     if change == "cost of a boundary":
@@ -95,8 +101,12 @@ def draw(change, run, table, costs, rng):
         except pj.ScheduleError:
             continue
         run.undo()
+        run.makespan_if_swapped(one[0], other[0])  # the paths around all ops are found once
         break
     swap = one[0], other[0]
+    if change == "if two ops were swapped":
+        whole = lambda: pj.evaluate(table.with_rows(rows), costs)  # noqa: E731
+        return lambda: run.makespan_if_swapped(*swap), whole
     return lambda: (run.swap(*swap), run.undo()), lambda: pj.evaluate(table.with_rows(rows), costs)
 
 

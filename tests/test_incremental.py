@@ -150,6 +150,30 @@ def test_what_if_an_op_took_another_time(case, link, seed):
             run.undo()
 
 
+@given(case=strategies.cases(pairs=True, step_end=True), seed=SEEDS)
+@settings(max_examples=40)
+def test_what_if_two_ops_were_swapped(case, seed):
+    rng = np.random.default_rng(seed)
+    run = pj.IncrementalRun(pj.evaluate(case.table, case.costs))
+    for _ in range(12):
+        row = [*run.table.rows()][rng.integers(case.table.num_workers)]
+        row = [reference_text(cell) for cell in row if cell]
+        if len(row) < 2:
+            continue
+        at = int(rng.integers(len(row) - 1))
+        before = run.finish
+        try:
+            expected = run.makespan_if_swapped(*row[at : at + 2])
+        except ValueError:  # the very swap is refused as well
+            with pytest.raises(ValueError, match=r"cannot come before|must be delay|follow"):
+                run.swap(*row[at : at + 2])
+            continue
+        assert run.finish == before
+        assert run.swap(*row[at : at + 2]) == expected  # sums of eighths are exact
+        if rng.random() < 0.3:
+            run.undo()
+
+
 def test_swaps_that_no_order_allows():
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
     table = table.with_rows([[cell for cell in row if cell] for row in table.rows()])
@@ -169,6 +193,7 @@ def test_swaps_that_no_order_allows():
                     run.swap(one[0], other[0])
             else:
                 legal += 1
+                assert run.makespan_if_swapped(one[0], other[0]) == pytest.approx(expected)
                 assert run.swap(one[0], other[0]) == expected
                 assert run.undo() == pj.evaluate(table, costs).makespan
     assert refused == 3  # the backwards of the last stage, each right behind its forward

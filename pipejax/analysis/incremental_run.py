@@ -13,7 +13,7 @@ from pipejax.analysis.evaluate import Evaluation, ends_step
 from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
-from pipejax.base.incremental_path import Awaited, IncrementalPath, waits_of
+from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
 from pipejax.base.topological_sort import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
@@ -24,6 +24,7 @@ from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.table import ScheduleTable
 
+ROUNDING = 1e-12  # relative: what is closer may be equal
 Edge = tuple[int, int]  # node, and position of the lag in the cost vector
 
 
@@ -90,7 +91,7 @@ class IncrementalRun:
         )
         self._readers = _readers(np.asarray(program.duration_index), lags)
         self._kept: list[_Kept] = []
-        self._around: tuple[list[float], list[float]] | None = None
+        self._around: LongestAround | None = None
 
     @property
     def makespan(self) -> float:
@@ -146,11 +147,9 @@ class IncrementalRun:
         Raises:
           ValueError: as `set_duration`.
         """
-        node = self._node_of(op)
-        if self._around is None:
-            self._around = self._path.longest_around()
-        through, without = self._around[0][node], self._around[1][node]
-        return max(without, through + number(seconds, "seconds"))
+        node, around = self._node_of(op), self._paths_around()
+        through = around.start[node] + number(seconds, "seconds") + around.tail[node]
+        return max(around.without[node], through)
 
     def set_costs(self, costs: Costs) -> float:
         """Price the run anew; what costs as much as before is not run again.
@@ -201,17 +200,8 @@ class IncrementalRun:
             offloads, of updates in cells.
           ScheduleError: if one waits for the other; nothing is changed then.
         """
-        one, other = self._node_of(first), self._node_of(second)
-        if self._hangs_on_rows:
-            raise ValueError(
-                "link must be delay to swap ops, without offloads, updates in cells or several "
-                "all-reduces on a worker: their order would change too"
-            )
-        worker, slot = int(self._program.worker[one]), self._slot.get(one, -1)
-        row = self._rows[worker]
-        if not {one, other} <= self._in_cells or row[slot + 1 : slot + 2] != [other]:
-            raise ValueError(f"{first} and {second} do not follow each other in a row")
-        edges = self._swapped(one, other, row[slot - 1] if slot else SOURCE, row[slot + 2 :][:1])
+        one, other, worker, slot = self._neighbours(first, second)
+        edges = self._swapped(one, other, *self._beside(worker, slot))
         kept = {node: self._edges[node] for node in edges}
         try:
             if (one, other) in self._needs:
@@ -224,6 +214,31 @@ class IncrementalRun:
         self._keep(kept, (worker, slot), self._vector)
         self._turn(worker, slot)
         return self.makespan
+
+    def makespan_if_swapped(self, first: str | Op, second: str | Op) -> float:
+        """Say what the makespan would be if two ops of a row were swapped; nothing changes.
+
+        From the longest paths around both, where these decide it: a few microseconds. Where they
+        do not, because all longest paths lead through one of the ops and the swap shortens them, or
+        the second op waits for a message at the time, the ops are swapped and swapped back.
+
+        Args:
+          first: an op.
+          second: the op behind it.
+
+        Returns:
+          The makespan [s], equal up to rounding, and exactly where sums of the costs are exact.
+
+        Raises:
+          ValueError: as `swap`.
+          ScheduleError: as `swap`.
+        """
+        found = self._judged(*self._neighbours(first, second))
+        if found is None:
+            around, found = self._around, self.swap(first, second)
+            self.undo()
+            self._around = around
+        return found
 
     def undo(self) -> float:
         """Take the last change back that was not taken back yet.
@@ -243,6 +258,72 @@ class IncrementalRun:
             self._turn(*kept.rows)
         self._path.undo()
         return self.makespan
+
+    def _paths_around(self) -> LongestAround:
+        if self._around is None:
+            self._around = self._path.longest_around()
+        return self._around
+
+    def _neighbours(self, first: str | Op, second: str | Op) -> tuple[int, int, int, int]:
+        """Check two ops that are to be swapped: their nodes, worker, and place of the first."""
+        one, other = self._node_of(first), self._node_of(second)
+        if self._hangs_on_rows:
+            raise ValueError(
+                "link must be delay to swap ops, without offloads, updates in cells or several "
+                "all-reduces on a worker: their order would change too"
+            )
+        worker, slot = int(self._program.worker[one]), self._slot.get(one, -1)
+        row = self._rows[worker]
+        if not {one, other} <= self._in_cells or row[slot + 1 : slot + 2] != [other]:
+            raise ValueError(f"{first} and {second} do not follow each other in a row")
+        return one, other, worker, slot
+
+    def _beside(self, worker: int, slot: int) -> tuple[int, list[int]]:
+        """Nodes before and behind two neighbours in a row: the source, or none, where it ends."""
+        row = self._rows[worker]
+        return row[slot - 1] if slot else SOURCE, row[slot + 2 : slot + 3]
+
+    def _judged(self, one: int, other: int, worker: int, slot: int) -> float | None:
+        """Makespan after a swap, from the paths around both nodes; None where they do not tell.
+
+        The longest path through one of them is found anew. The longest of all others is the one
+        without the first, if that is longer than all through the second, or the other way.
+        """
+        around, finish, duration = self._paths_around(), self._path.finish, self._path.duration
+        before, behind = self._beside(worker, slot)
+        others = [edge for edge in self._edges[other] if edge[0] != one]
+        moves_reduction = any(self._program.phase[v] == Phase.A for v in self._path.behind[other])
+        is_bound = moves_reduction or (one, other) in self._needs
+        # all that hangs on the first op starts behind it; what the other waits for must not
+        if is_bound or any(around.start[node] >= finish[one] for node, _ in others):
+            return None
+
+        def arrival(node: int, latest: float) -> float:
+            edges = self._edges[node]
+            waits = (finish[u] + self._vector[at] for u, at in edges if u not in (before, one))
+            return float(max([latest, *waits]))
+
+        def tail(node: int, least: float) -> float:
+            rest = (v for v in self._path.behind[node] if v not in (other, *behind))
+            after = (self._lag(node, v) + duration[v] + around.tail[v] for v in rest)
+            return max([least, *after])
+
+        end_other = arrival(other, finish[before]) + duration[other]
+        end = arrival(one, end_other) + duration[one]
+        tail_one = tail(one, max([0.0, *(duration[v] + around.tail[v] for v in behind)]))
+        tail_other = tail(other, duration[one] + tail_one)
+        through = max(end + tail_one, end_other + tail_other)
+        if through >= self.makespan:
+            return through
+        for node, rest in ((one, other), (other, one)):
+            least = around.start[rest] + duration[rest] + around.tail[rest]
+            if around.without[node] > least * (1 + ROUNDING):
+                return max(through, around.without[node])
+        return None
+
+    def _lag(self, node: int, behind: int) -> float:
+        """Lag [s] of the edge between two nodes, the largest where there are several."""
+        return max(float(self._vector[at]) for u, at in self._edges[behind] if u == node)
 
     def _keep(
         self,

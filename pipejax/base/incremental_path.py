@@ -10,7 +10,7 @@ whichever search ends first (Pearce and Kelly: A dynamic topological sort algori
 """
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,20 @@ class Awaited(NamedTuple):
 
     preds: tuple[int, ...]
     lags: tuple[float, ...]
+
+
+class LongestAround(NamedTuple):
+    """Longest paths by node.
+
+    Attributes:
+      start: up to the node.
+      tail: from its end on.
+      without: of those that do not lead through it.
+    """
+
+    start: list[float]
+    tail: list[float]
+    without: list[float]
 
 
 class _Before(NamedTuple):
@@ -108,8 +122,13 @@ class IncrementalPath:
                 raise
         return self._run([*(durations or ()), *(waits or ())], before.finish)
 
-    def longest_around(self) -> tuple[list[float], list[float]]:
-        """Longest path through every node, without its own duration, and without the node."""
+    @property
+    def behind(self) -> Sequence[Sequence[int]]:
+        """Which nodes wait for each node; those that wait for the source are not listed."""
+        return self._after
+
+    def longest_around(self) -> LongestAround:
+        """Find the longest paths before, behind and beside every node."""
         number, width = self._place, max(len(waits.preds) for waits in self.waits)
         preds, lag = np.zeros((len(number), width), np.int64), np.zeros((len(number), width))
         for place, node in enumerate(self._order):
@@ -117,9 +136,12 @@ class IncrementalPath:
             preds[place, : len(waits.preds)] = [number[before] for before in waits.preds]
             lag[place, : len(waits.lags)] = waits.lags
         duration, finish = np.array(self.duration)[self._order], np.array(self.finish)[self._order]
-        through = start_times(preds, finish, lag) + tails(preds, duration, lag)
-        without = longest_without(preds, duration, lag)
-        return through[number].tolist(), without[number].tolist()
+        found = (
+            start_times(preds, finish, lag),
+            tails(preds, duration, lag),
+            longest_without(preds, duration, lag),
+        )
+        return LongestAround(*(times[number].tolist() for times in found))
 
     def undo(self) -> None:
         """Take the last change back."""
