@@ -124,8 +124,9 @@ class ProgramBuilder:
         tail, head, lag = np.concatenate(self._edges, axis=1)
         # equal edges count once, but two lags between the same nodes are two edges: fused pairs
         # may send each other an activation and a gradient
-        _, first = np.unique(np.stack([tail, head, lag]), axis=1, return_index=True)
-        keep = np.sort(first)
+        order = np.lexsort((lag, head, tail))
+        alike = [part[order[1:]] == part[order[:-1]] for part in (tail, head, lag)]
+        keep = np.sort(order[np.append(True, ~np.logical_and.reduce(alike))])
         tail, head, lag = tail[keep], head[keep], lag[keep]
         try:
             order = np.array(topological_order(self._num_nodes, tail, head))
