@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipejax as pj
-from pipejax.schedules import REGISTRY
+from pipejax.base.longest_path import run_chains, run_edges
+from pipejax.base.topological_sort import CycleError
+from pipejax.schedules import REGISTRY, build
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
+from pipejax.schedules.table import slot_simulation
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table_files import to_json
 
@@ -264,3 +267,58 @@ def test_what_the_list_scheduler_runs_can_run(drawn, active, backlog):
     if run is None:  # memory may stop them: with one microbatch at a time it does not
         run = list_schedule(work, Rules(depth, 1, backlog, (F, I)))
     check_run(work, run, depth)
+
+
+def one_after_the_other(forwards, gradients, weights, warmup, behind):
+    """Rows as the papers tell them: a turn is a gradient, a weight gradient, a forward."""
+    row = forwards[:warmup]
+    for turn, gradient in enumerate(gradients):
+        row = [*row, gradient, *weights[max(turn - behind, 0) : max(turn - behind + 1, 0)]]
+        row += forwards[warmup + turn : warmup + turn + 1]
+    return row + weights[max(len(gradients) - behind, 0) :]
+
+
+@pytest.mark.parametrize("side_by_side", [1, 99])  # rows run together, or op by op
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (2, 5), (3, 2), (4, 7), (5, 5)])
+def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, side_by_side):
+    monkeypatch.setattr(slot_simulation, "SIDE_BY_SIDE", side_by_side)
+
+    def rows(name, **options):
+        table = build(name, num_workers=workers, num_microbatches=count, **options)
+        return [[str(op) for cell in row for op in cell] for row in table.rows()]
+
+    def ops(letter, stage):
+        return [f"{stage}{letter}{m}" for m in range(count)]
+
+    for w in range(workers):
+        left = workers - w - 1
+        for name, warmup in (("gpipe", count), ("1f1b", left), ("eager-1f1b", 2 * left)):
+            forwards, backwards = ops("F", w), ops("B", w)
+            # 1F1B begins a turn with the forward
+            own = min(warmup + (name != "gpipe"), count)
+            expected = one_after_the_other(forwards, backwards, [], own, 0)
+            assert rows(name)[w] == expected, name
+        for name, warmup, behind in (("zb-h1", left + 1, w), ("zb-h2", 2 * left + 1, 2 * w)):
+            split = (ops(letter, w) for letter in "FIW")
+            assert rows(name)[w] == one_after_the_other(*split, warmup, behind), name
+        turns = [(f"{w}F{m}", f"{w + workers}F{m}") for m in range(count)]
+        both = [op for part in zip(*turns, strict=True) for op in part]
+        back = [op.replace("F", "B") for stage in (w + workers, w) for op in ops("F", stage)]
+        assert rows("looped-bfs")[w] == both + back
+
+
+def test_rows_side_by_side_take_the_times_of_edges_or_name_a_cycle():
+    rng = np.random.default_rng(3)
+    first, size = np.array([0, 4, 4, 9]), 12  # one chain is empty
+    order, chain = rng.permutation(size), np.repeat([0, 2, 3], [4, 5, 3])
+    place = np.empty(size, int)  # of a node in an order that goes along every chain
+    for c in set(chain.tolist()):
+        place[chain == c] = np.sort(order[chain == c])
+    pairs = np.array([(u, v) for u in range(size) for v in range(size) if place[u] < place[v]])
+    tail, head = rng.permutation(pairs)[:9].T
+    inside = np.flatnonzero(np.diff(chain) == 0)
+    duration = rng.random(size)
+    expected = run_edges(np.append(inside, tail), np.append(inside + 1, head), duration)
+    np.testing.assert_array_equal(run_chains(first, tail, head, duration), expected)
+    with pytest.raises(CycleError):
+        run_chains(first, np.append(tail, [11, 0]), np.append(head, [0, 11]), duration)

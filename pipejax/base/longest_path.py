@@ -93,6 +93,42 @@ def run_edges(
     return start_times(preds, finish)[number], finish[number]
 
 
+def run_chains(
+    first: Int[NumpyArray, " chains"],
+    tail: Int[NumpyArray, " edges"],
+    head: Int[NumpyArray, " edges"],
+    duration: Times,
+) -> tuple[Times, Times]:
+    """Start and finish times (nodes) of chains that run side by side, and wait for each other.
+
+    Chain c holds the nodes from first[c] up to first[c + 1] in order; edges come on top. All chains
+    take a step at once, those whose next node waits stay: the same sums and maxima as in
+    `run_edges`, without an order, and far faster where there are many chains.
+    """
+    size = len(duration)
+    by_head, column, shape = lay_out_edges(size, head)
+    preds = np.full(shape, size)  # the last entry of `finish`: nothing to wait for
+    preds[head[by_head], column] = tail[by_head]
+    start, finish = np.zeros(size), np.append(np.full(size, np.nan), 0.0)  # NaN: not run yet
+    at, end = first.copy(), np.append(first[1:], size)
+    free = np.zeros(len(first))  # when the node before in the chain ends
+    running = np.flatnonzero(at < end)
+    while len(running):
+        node = at[running]
+        begins = np.maximum(finish[preds[node]].max(axis=1), free[running])
+        can = begins == begins
+        if not can.all():
+            running, node, begins = running[can], node[can], begins[can]
+            if not len(node):
+                inside = np.setdiff1d(np.arange(1, size), first)
+                topological_order(size, np.append(inside - 1, tail), np.append(inside, head))
+        start[node] = begins
+        finish[node] = free[running] = begins + duration[node]
+        at[running] = node + 1
+        running = np.flatnonzero(at < end)
+    return start, finish[:-1]
+
+
 def finish_times_of_many(
     preds: Int[NumpyArray, "graphs nodes max_preds"], duration: Float[NumpyArray, "graphs nodes"]
 ) -> Float[NumpyArray, "graphs nodes"]:
