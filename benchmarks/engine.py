@@ -95,6 +95,9 @@ def measure(workers, microbatches, dtype, kind, repeats):
             "value and gradient": lambda: jax.tree.leaves(pj.makespans_and_grad(program, costs)),
             "smooth": lambda: pj.makespans(program, costs, temperature=0.1),
         }
+        if kind == "uniform":
+            form = jax.jit(pj.formula(program, ("F", "B", "c")).of)
+            ours["closed form"] = lambda: form(costs.forward, costs.backward, costs.transmit)
         rows = cost_rows(program, costs)
         leaves, _ = batch_leaves(costs, program.layout)
         matrix = np.stack([np.broadcast_to(row, (size,)) for row in rows.list(leaves)])
@@ -213,7 +216,7 @@ def show(result):
     machine = result["machine"]
     grid = Table(title="configurations per second, and how many times those of each alternative")
     theirs = ("C++ blocked", "Numba blocked", "NumPy batch", "Python loop")
-    names = ("value", "value and gradient", "smooth", *theirs)
+    names = ("value", "value and gradient", "smooth", "closed form", *theirs)
     for heading in (
         "P x M",
         "precision",

@@ -29,14 +29,19 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     dtype = float_type(*values)
     if is_traced(*values):
         return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
-    # copies: what is started may still run while the caller changes his arrays
-    arrays = tuple(np.array(value, dtype) for value in values)
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     if math.prod(shape) * len(facets) < WORTH_COMPILING:
+        arrays = [np.asarray(value, dtype) for value in values]
         found = np.broadcast_to(functools.reduce(np.maximum, _sums(facets, arrays)), shape)
         return found.copy() if shape else found.item()
     with jax.core.eval_context(), known(dtype):
-        return handed_over(_compiled(facets, arrays))
+        found = _compiled(facets, tuple(_as(dtype, value) for value in values))
+        return handed_over(jax.block_until_ready(found))  # nothing reads the arrays any more
+
+
+def _as(dtype: np.dtype, value: Any) -> Any:
+    """A value in a type, without a copy where it has it."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
 def _sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
