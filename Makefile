@@ -106,6 +106,7 @@ bench: $(READY)  ## engine, sweep, tuning, training against what else there is; 
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.engine --out $(RESULTS)/benchmark_engine.json
 	$(BIN)/python -m benchmarks.incremental --out $(RESULTS)/benchmark_incremental.json
+	$(BIN)/python -m benchmarks.closed_form --out $(RESULTS)/benchmark_closed_form.json
 	$(BIN)/python -m benchmarks.precision
 	$(BIN)/python -m benchmarks.sweep --out $(RESULTS)/benchmark_sweep.json
 	$(BIN)/python -m benchmarks.tuning --out $(RESULTS)/benchmark_tuning.json

@@ -44,17 +44,15 @@ def main():
     rng = np.random.default_rng(0)
     theta = [jnp.asarray(rng.random(MANY, np.float32)) for _ in PARAMETERS]
     rows = [measure(name, link, theta, arguments.repeats) for name, link in CASES]
+    print(f"{WORKERS} x {MICROBATCHES}, float32, {jax.local_device_count()} device")
     print(
-        f"{WORKERS} x {MICROBATCHES}, float32, {jax.local_device_count()} device; configurations/s"
-    )
-    print(
-        "schedule            link        sums    gap %      form   recurrence   ratio  GB/s  of triad"
+        "schedule            link        sums  gap %      form  recurrence  ratio  GB/s  of triad"
     )
     for row in rows:
         print(
-            f"{row['schedule']:18s}  {row['link']:10s}  {row['facets']:4d}  {100 * row['gap']:7.2f}  "
-            f"{row['form']:8.1e}     {row['recurrence']:8.1e}  {row['ratio']:6.1f}  "
-            f"{row['bandwidth'] / 1e9:4.1f}  {row['of_triad']:8.2f}"
+            f"{row['schedule']:18s}  {row['link']:10s}  {row['facets']:4d}  "
+            f"{100 * row['gap']:5.2f}  {row['form']:8.1e}    {row['recurrence']:8.1e}  "
+            f"{row['ratio']:5.1f}  {row['bandwidth'] / 1e9:4.1f}  {row['of_triad']:8.2f}"
         )
     write_file(arguments.out, json.dumps({"rows": rows}, indent=1))
 

@@ -140,6 +140,10 @@ class Formula:
         """
         return largest_sum(self._floats, self._checked(theta, values))
 
+    def of(self, *values: Any) -> Values:
+        """Value of the form [s] at its parameters in their order, as for the call."""
+        return self(**dict(zip(self.parameters, values, strict=True)))
+
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
         """Which facet is the largest, the first of equals: (...) its number.
 
