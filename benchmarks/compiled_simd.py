@@ -29,12 +29,10 @@ def compiler():
 
 
 @functools.cache
-def library(program):
-    """Compile the loops for a program of F and B ops; None without a compiler."""
-    if compiler() is None:
-        return None
+def library(table):
+    """Compile the loops for a table, which is the text of its header."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "table.h").write_text(header(program))
+        Path(folder, "table.h").write_text(table)
         # the form that writes out every op takes one cost per phase only, and is not compared
         Path(folder, "straight.h").write_text("const V vout = tF + tB + c;\n")
         found = Path(folder, "table.so")
@@ -57,11 +55,12 @@ def library(program):
 def blocked(program, forward, backward, message):
     """Return a function that solves a batch: costs (batch,) or (batch, stages), messages (batch,).
 
-    The loops read costs stage by stage; the copy that puts them so is made here and not timed.
+    None without a compiler. The loops read costs stage by stage; the copy that puts them so is made
+    here and not timed.
     """
-    found, dtype = library(program), message.dtype
-    if found is None:
+    if compiler() is None:
         return None
+    found, dtype = library(header(program)), message.dtype
     load, run = (getattr(found, f"{name}_{dtype}") for name in ("load", "run"))
     load.restype = ctypes.c_void_p
     size = len(message)
@@ -86,7 +85,7 @@ def header(program):
     end = np.zeros(program.num_nodes)
     for node in range(1, program.num_nodes):
         end[node] = end[preds[node]].max() + 1
-    order = 1 + np.lexsort((worker[1:], end[1:]))
+    order = 1 + np.lexsort((worker[1:], end[1:]))  # by unit start
     number = {node: k for k, node in enumerate(order.tolist())}
     previous, other, last = [], [], {}
     for node in order.tolist():

@@ -28,7 +28,6 @@ from pipejax.base.compiler import cpu_options
 from pipejax.base.files import check_writable, write_file
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
-from pipejax.engine.batched.single_xla_call import LOOPS
 
 SIZES = ((4, 8), (8, 32), (16, 128), (64, 1024))
 WORK = 1e8  # ops times configurations of a measurement
@@ -190,7 +189,7 @@ def limits():
 
     size = 1 << 17
     x, y = jnp.ones(size, jnp.float32), jnp.full(size, 0.5, jnp.float32)
-    run = jax.jit(chains, compiler_options=cpu_options(**LOOPS))
+    run = jax.jit(chains, compiler_options=cpu_options(xla_cpu_prefer_vector_width=512))
     ops = 16 * 64 * size / median_of(lambda: run(x, y), 9)
     return {"max_add_ops_per_second": ops, **bandwidth(1 << 24)}
 

@@ -7,6 +7,7 @@ all. Uniform costs make a handful of rows, costs per stage one for each phase an
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,15 +58,18 @@ class CostRows:
         """Return the fields that are read as matrices: (N or 1, entries) [s] each."""
         return tuple(leaves[name].reshape(len(leaves[name]), -1) for name, _ in self.fields)
 
+    def sums(self, entries: Sequence[Float[Array, " batch"]]) -> list[Float[Array, " batch"]]:
+        """Add up the rows from the columns of the matrix without the first, that of zeros."""
+        columns = [jnp.zeros(1, entries[0].dtype), *entries]
+        parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
+        return [sum(others, first) for first, *others in parts]
+
     def list(self, leaves: Leaves) -> list[Float[Array, " batch"]]:
         """Return the rows one by one, of size 1 where the whole batch shares one.
 
         Returns (rows) of (N or 1) costs [s].
         """
-        pieces = self.pieces(leaves)
-        columns = [jnp.zeros(1, pieces[0].dtype), *(c for piece in pieces for c in piece.T)]
-        parts = ([columns[k] for k in pair if k] or columns[:1] for pair in self.terms.tolist())
-        return [sum(others, first) for first, *others in parts]
+        return self.sums([column for piece in self.pieces(leaves) for column in piece.T])
 
 
 def batch_leaves(

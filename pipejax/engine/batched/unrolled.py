@@ -34,10 +34,25 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows
 ) -> Callable[[Leaves], tuple[Values, Float[Array, "columns batch"]]]:
-    """The same with how often each column of the costs stands on the critical path."""
-    return jax.jit(
-        functools.partial(_with_counts, ops, rows), compiler_options=cpu_options(**LOOPS)
-    )
+    """The same with how often each column of the costs stands on the critical path.
+
+    The costs are first laid out column by column: whether LLVM makes vectors of a kernel that reads
+    them in strides, and writes as many rows, is a matter of luck.
+    """
+    run = jax.jit(functools.partial(_with_counts, ops, rows), compiler_options=cpu_options(**LOOPS))
+
+    def solve(leaves: Leaves) -> tuple[Values, Float[Array, "columns batch"]]:
+        pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
+        moved = iter(_transposed(tuple(piece for piece in pieces if piece.shape[1] > 1)))
+        columns = (piece.T if piece.shape[1] == 1 else next(moved) for piece in pieces)
+        return run(tuple(columns))
+
+    return solve
+
+
+@jax.jit
+def _transposed(pieces: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(piece.T for piece in pieces)
 
 
 def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
@@ -46,10 +61,11 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 
 
 def _with_counts(
-    ops: BinaryOps, rows: CostRows, leaves: Leaves
+    ops: BinaryOps, rows: CostRows, columns: tuple[Array, ...]
 ) -> tuple[Values, Float[Array, "columns batch"]]:
-    code, size = _code(ops, rows), max(map(len, leaves.values()))
-    cost = [jnp.broadcast_to(row, (size,)) for row in rows.list(leaves)]
+    code, size = _code(ops, rows), max(piece.shape[1] for piece in columns)
+    sums = rows.sums([column for piece in columns for column in piece])
+    cost = [jnp.broadcast_to(row, (size,)) for row in sums]
 
     def solve(cost: list[Array]) -> list[Array]:
         makespan, second_wins = _forward(code, cost)
