@@ -131,6 +131,21 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(compiled_simd.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("per_stage", [False, True])
+def test_the_benchmark_compares_with_the_same_numbers(per_stage):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
+    program, costs = pj.lower(table, step_end=False), batch_of(table, 3001, 8)
+    given = costs.forward, costs.backward, costs.transmit[:, 0, 0, 0]
+    if not per_stage:
+        given = given[0][:, 0], given[1][:, 0], given[2]
+    found = compiled_simd.blocked(program, *given)()
+    names = ("forward", "backward", "transmit")
+    ours = pj.makespans(program, pj.Costs(**dict(zip(names, given, strict=True))))
+    np.testing.assert_array_equal(found, ours)
+
+
 def test_gradients_are_finite_differences_and_sum_to_the_makespan():
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     program, costs, h = pj.lower(table, link="queued"), batch_of(table, 4, 5), 1e-6
