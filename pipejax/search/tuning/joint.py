@@ -1,18 +1,17 @@
 """Several things at once: microbatch size, layers, recomputed layers, shares of a budget.
 
 All pairs descend at once from many starts. Then sizes next to the best minima, with whole layers,
-are evaluated exactly, and improved by one layer or one size at a time; shares of a budget stay real
-and are followed once more.
+are evaluated exactly, and improved by one layer at a time; shares of a budget stay real and are
+followed once more.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.costs.system import Number
 from pipejax.costs.workload import StageLayers
 from pipejax.search.tuning.joint_space import (
@@ -29,7 +28,8 @@ from pipejax.search.tuning.rounding import Points, improve, swaps
 from pipejax.search.tuning.step_time_objective import Given, PerConfiguration
 from pipejax.search.tuning.system_design import DIVIDED, bought
 
-KEPT = 3  # minima of a pair that are rounded, and sizes whose best setting is improved
+KEPT = 3  # minima of a pair that are rounded
+KEPT_SIZES = 10  # of a pair, whose best setting is improved
 RATE = 0.3
 
 
@@ -101,6 +101,8 @@ def _starts(
             low[:] = 0
             high[:] = np.log(np.maximum(joint.problem.pairs.minibatch / fewest, 1.0))[:, None]
             own = (np.arange(starts)[:, None, None] + 0.5) / starts * high
+        elif name == "recompute":  # the larger the microbatches, the shorter memory is
+            own = own / 2 + np.linspace(-part.spread, part.spread, starts)[:, None, None]
         parts.append(own)
         lower.append(low)
         upper.append(high)
@@ -147,14 +149,16 @@ def _rounded(joint: JointProblem, soft: Soft) -> Settings:
             sizes = joint.sizes(pair)
             near = [b for b in sizes if b <= own * (1 + 1e-9)][-1:]
             near += [b for b in sizes if b > own * (1 + 1e-9)][:1]
-            one = layers[pair]
-            soft_ways = [np.ceil(share[pair] * one - 1e-6), np.floor(share[pair] * one), one]
-            always = one * (even.recomputed[pair] > 0)
-            ways = soft_ways if recomputes else [always]
-            found += [(pair, b, one, way, logits[kept, pair]) for b in near for way in ways]
+            always, wholes = even.recomputed[pair] > 0, layers[pair][None]
+            if kept == 0 and tunes_layers:  # the best minimum is rounded in other ways, too
+                wholes = np.concatenate([wholes, wholes + swaps(wholes.shape[1])])
+            for one in wholes[wholes.min(axis=1) >= 1]:
+                soft_ways = [np.ceil(share[pair] * one - 1e-6), np.floor(share[pair] * one), one]
+                ways = soft_ways if recomputes else [one * always]
+                found += [(pair, b, one, way, logits[kept, pair]) for b in near for way in ways]
             if kept == 0:
                 plain = even.layers[pair]
-                ways = [0 * plain, plain] if recomputes else [plain * (even.recomputed[pair] > 0)]
+                ways = [0 * plain, plain] if recomputes else [plain * always]
                 found += [(pair, b, plain, way, logits[0, pair]) for b in sizes for way in ways]
     columns = zip(*found, strict=True)
     pair_, size_, layers_, recomputed_, logits_ = map(np.array, columns)
@@ -169,80 +173,52 @@ def _best_sizes(settings: Settings, times: PerConfiguration) -> Int[NumpyArray, 
     first = first[np.lexsort((times[first], settings.pair[first]))]
     _, start, count = np.unique(settings.pair[first], return_index=True, return_counts=True)
     rank = np.arange(len(first)) - np.repeat(start, count)
-    return first[rank < KEPT]
+    return first[rank < KEPT_SIZES]
 
 
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Move by one size or layer while there is something better, all settings at once."""
+    """Move by one layer while there is something better, all settings at once.
+
+    Sizes stay: where one does not fit yet, a smaller one would always look better.
+    """
     stages = settings.layers.shape[1]
-    table = _size_table(joint)
-    index = (table[settings.pair] < settings.size[:, None]).sum(axis=1)
-    even = joint.problem.pairs.assigned
+    always = joint.problem.pairs.assigned.recomputed > 0
     recomputes = "recompute" in joint.parts
 
-    def settings_of(points: Points, owner: Owners) -> tuple[Settings, Bool[NumpyArray, " points"]]:
-        place, layers, recomputed = np.split(points, [1, 1 + stages], axis=1)
-        pair, at = settings.pair[owner], place[:, 0]
-        if not recomputes:
-            recomputed = layers * (even.recomputed[pair] > 0)
-        inside = (at >= 0) & (at < table.shape[1])
-        size = table[pair, np.where(inside, at, 0)]
-        legal = inside & (size < NO_SIZE) & (layers.min(axis=1) >= 1)
-        legal &= ((recomputed >= 0) & (recomputed <= layers)).all(axis=1)
-        return Settings(pair, size, layers, recomputed, settings.logits[owner]), legal
+    def settings_of(points: Points, owner: Owners) -> Settings:
+        layers, recomputed = np.split(points, 2, axis=1)
+        of = settings.at(owner)
+        recomputed = recomputed if recomputes else layers * always[of.pair]
+        return of._replace(layers=layers, recomputed=recomputed)
 
     def times_of(points: Points, owner: Owners) -> PerConfiguration:
-        found, legal = settings_of(points, owner)
-        times = np.full(len(points), np.inf)
-        if legal.any():
-            times[legal] = evaluate(found.at(legal))
+        found, times = settings_of(points, owner), np.full(len(points), np.inf)
+        layers, recomputed = found.layers, found.recomputed
+        legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
+        at = np.flatnonzero(legal.all(axis=1))
+        if len(at):
+            times[at] = evaluate(found.at(at))
         return times
 
-    points = np.column_stack([index, settings.layers, settings.recomputed * recomputes])
-    points, times = improve(points, np.arange(len(points)), _moves(joint, stages), times_of)
-    return settings_of(points, np.arange(len(points)))[0], times
-
-
-NO_SIZE = np.iinfo(np.int64).max  # fills the table of sizes up
-
-
-def _size_table(joint: JointProblem) -> Int[NumpyArray, "pairs sizes"]:
-    """Microbatch sizes of every pair, ascending."""
-    sizes = [joint.sizes(pair) for pair in range(len(joint.problem.capacity))]
-    table = np.full((len(sizes), max(map(len, sizes))), NO_SIZE)
-    for row, own in zip(table, sizes, strict=True):
-        row[: len(own)] = own
-    return table
+    points = np.column_stack([settings.layers, settings.recomputed * recomputes])
+    owner = np.arange(len(points))
+    points, times = improve(points, owner, _moves(joint, stages), times_of)
+    return settings_of(points, owner), times
 
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves places"]:
-    """Changes to a neighbour: of the size's place, the layers, and those recomputed."""
-    none, swap = np.zeros((0, 1 + 2 * stages), int), swaps(stages)
-    found = [none]
-
-    def changes(place: Any, layers: Any, recomputed: Any) -> None:
-        rows = max(len(np.atleast_2d(each)) for each in (layers, recomputed))
-        parts = (np.broadcast_to(place, (rows, 1)), layers, recomputed)
-        widths = (1, stages, stages)
-        found.append(
-            np.concatenate(
-                [np.broadcast_to(each, (rows, w)) for each, w in zip(parts, widths, strict=True)],
-                axis=1,
-            )
-        )
-
-    if not joint.microbatches:
-        changes(-1, 0, 0)
-        changes(1, 0, 0)
+    """Changes to a neighbour: of the layers of each stage, and of those recomputed."""
+    swap, more = swaps(stages), RECOMPUTED.moves(stages)
+    found = [np.zeros((0, 2 * stages), int)]
     if "layers" in joint.parts:
-        changes(0, swap, 0)
+        found.append(np.hstack([swap, 0 * swap]))
     if "recompute" in joint.parts:
-        changes(0, 0, RECOMPUTED.moves(stages))
-        if "layers" in joint.parts:  # where memory is short, what is recomputed changes with it
-            for more in (swap, np.minimum(swap, 0), np.maximum(swap, 0)):
-                changes(0, swap, more)
+        found.append(np.hstack([0 * more, more]))
+    if len(found) > 2:  # where memory is short, what is recomputed changes with a layer
+        kinds = (swap, np.minimum(swap, 0), np.maximum(swap, 0))
+        found += [np.hstack([swap, own]) for own in kinds]
     return np.concatenate(found)
 
 

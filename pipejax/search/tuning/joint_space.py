@@ -22,6 +22,7 @@ from pipejax.search.tuning.rounding import Points
 from pipejax.search.tuning.step_time_objective import Given, Pair, PerConfiguration
 from pipejax.search.tuning.system_design import DIVIDED, bought
 
+NO_ROOM = 1e12  # stands for the step time of a setting that needs all the memory, and more [s]
 LANES = 16_384  # settings that are evaluated at once: few batches are compiled for
 
 
@@ -170,9 +171,13 @@ class JointProblem:
         return times, need
 
     def times(self, settings: Settings) -> PerConfiguration:
-        """Step times [s], infinite where a setting is illegal or has no room."""
+        """Step times [s]; where there is no room, more than any, and the more the less room.
+
+        So a search that starts where nothing fits is led to where something does.
+        """
         times, need = self.exact(settings)
-        return np.where(need <= self.problem.capacity[settings.pair], times, np.inf)
+        over = need / self.problem.capacity[settings.pair]
+        return np.where(over <= 1, times, NO_ROOM * over)
 
     def pick(
         self, settings: Settings, times: PerConfiguration, evaluated: int, **relaxed: Any
