@@ -108,6 +108,20 @@ def test_a_wrong_form_is_rejected(name, link):
     assert not any(map(accepted, mutants(claimed)))
 
 
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [
+        ("1f1b", pj.Links("rendezvous", posting="program")),
+        ("1f1b", pj.Links("rendezvous", "direction")),
+        ("chimera", pj.Links("queued", shared_links="pairs")),
+        ("pipedream", pj.Links()),
+    ],
+)
+def test_other_links_and_tables_are_proved_too(name, links):
+    table, program = lowered(name, 4, 4, links)
+    assert accepted(json.loads(json.dumps(pj.formula(program).certificate(table))))
+
+
 def test_what_proves_a_form_is_checked():
     table, program = lowered("hanayo", 4, 4)
     claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))

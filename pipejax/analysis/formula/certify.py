@@ -13,6 +13,7 @@ from pipejax.analysis.verify.formula_file import FORMAT, VERSION
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
+from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import to_json
 
@@ -33,6 +34,9 @@ def formula_certificate(form: "Formula", table: ScheduleTable) -> dict[str, Any]
     A `ValueError` says that the table is not the one whose makespan it is.
     """
     _check_is_of(form.program, table)
+    if form.program.links.posting == "program" and not table.has_communication:
+        # the order in which transfers are posted is claimed too
+        table = insert_transfers(table, link=form.program.links)
     envelope, names = form.envelope, form.parameters
     rays, _ = regions(envelope.cone, len(form.counts))
     return {
