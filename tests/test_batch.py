@@ -12,6 +12,7 @@ from compilations import compilations
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
+from benchmarks import compiled_simd
 from pipejax.base.compiler import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans
