@@ -37,7 +37,7 @@ class Builder(NamedTuple):
       source: where the schedule was published.
       planned: whether its order follows from times, so that it should be built from those of
         the run where they are known.
-      bytes_per_op: that making a table takes, measured and rounded down.
+      bytes_per_op: that making a table and its program takes, measured and rounded down.
 
     Example:
       >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
@@ -61,7 +61,7 @@ class Builder(NamedTuple):
         return tuple(p for p in inspect.signature(self.function).parameters if p not in known)
 
 
-PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables in which no op becomes an object
+PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
 
 _PUBLISHED = {
     "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
