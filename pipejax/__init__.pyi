@@ -13,6 +13,7 @@ from pipejax.analysis.distributions import (
 from pipejax.analysis.evaluate import Evaluation as Evaluation, evaluate as evaluate
 from pipejax.analysis.formula.family import Family as Family, formula_family as formula_family
 from pipejax.analysis.formula.form import Formula as Formula
+from pipejax.analysis.formula.form_file import read_formula as read_formula
 from pipejax.analysis.formula.formula import formula as formula
 from pipejax.analysis.formula.versus import Versus as Versus, versus as versus
 from pipejax.analysis.head_of_line_blocking import transfer_waits as transfer_waits

@@ -122,6 +122,28 @@ def test_other_links_and_tables_are_proved_too(name, links):
     assert accepted(json.loads(json.dumps(pj.formula(program).certificate(table))))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("zb-h1", {}),
+        ("chimera", {"box": {"F": (1, 2), "c_F": (0, 0.5)}}),
+        ("hanayo", {"max_facets": 5}),
+        ("1f1b", {"parameters": ("F", "B_first", "B_mid", "B_last", "latency", "U")}),
+    ],
+)
+def test_a_saved_form_is_the_same(name, options, tmp_path):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    form = pj.formula(pj.lower(table, step_end="parameters" in options), **options)
+    path = tmp_path / "form.json"
+    path.write_text(json.dumps(form.as_json() | {"certificate": form.certificate(table)}))
+    assert pj.verify(path).ok
+    again = pj.read_formula(path)
+    assert str(again) == str(form)
+    assert (again.borders, again.bound_by) == (form.borders, form.bound_by)
+    assert again.as_json() == form.as_json()
+    assert again.certificate(table) == form.certificate(table)
+
+
 def test_what_proves_a_form_is_checked():
     table, program = lowered("hanayo", 4, 4)
     claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))

@@ -67,6 +67,7 @@ NAMES = [
     "plan",
     "read_collectives",
     "read_costs",
+    "read_formula",
     "read_lengths",
     "read_rows",
     "read_sweep",
