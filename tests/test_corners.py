@@ -22,7 +22,7 @@ COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, latency=0.125)
 
 @pytest.mark.compiles
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_corners_equal_one_by_one(case, link, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     costs = {"first": case.costs}
@@ -49,7 +49,7 @@ def test_corners_equal_one_by_one(case, link, data):
 
 @pytest.mark.compiles
 @given(case=strategies.cases(step_end=True), link=LINKS, late=st.integers(0, 8))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_lateness_is_that_of_the_event_loop(case, link, late):
     table = case.table
     run = reference.Run(case.rows, table.pipe_of_microbatch.tolist(), case.theirs, link)
@@ -88,7 +88,10 @@ def test_lateness_is_an_objective():
 def test_rules_scale_what_they_name(data, pair):
     """On every node by itself, whichever worker of two pipes it runs on."""
     table = CHIMERA if pair is None else pj.read_table(data / "DualPipeV_4_8.csv")
-    stages, microbatches = np.arange(1.0, table.num_stages + 1), np.arange(table.num_microbatches)
+    stages, microbatches = (
+        np.arange(1.0, table.num_stages + 1),
+        np.arange(1.0 * table.num_microbatches),
+    )
     costs = pj.Costs(  # every shape that a leaf may have
         forward=stages,
         backward=stages[:, None] + microbatches,

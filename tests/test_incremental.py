@@ -32,7 +32,7 @@ def run_anew(path):
 
 
 @given(graph=graphs(), seed=SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_changes_of_a_graph_and_back(graph, seed):
     preds, duration, lag, _ = graph
     rng, path = np.random.default_rng(seed), IncrementalPath(preds, duration, lag)
@@ -84,7 +84,7 @@ def reference_text(cell):
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, seed=SEEDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_any_changes_of_a_run_and_back(case, link, seed):
     rng = np.random.default_rng(seed)
     run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
@@ -136,7 +136,7 @@ def test_any_changes_of_a_run_and_back(case, link, seed):
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, seed=SEEDS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_what_if_an_op_took_another_time(case, link, seed):
     rng = np.random.default_rng(seed)
     run = pj.IncrementalRun(pj.evaluate(case.table, case.costs, link=link))
@@ -151,7 +151,7 @@ def test_what_if_an_op_took_another_time(case, link, seed):
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), seed=SEEDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_what_if_two_ops_were_swapped(case, seed):
     rng = np.random.default_rng(seed)
     run = pj.IncrementalRun(pj.evaluate(case.table, case.costs))

@@ -19,7 +19,15 @@ from pipejax.costs.costs import Costs, checked_seconds
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
-from pipejax.engine.recurrence import Lags, Preds, Times, finish_and_tails, slack_of, tns_of
+from pipejax.engine.recurrence import (
+    Lags,
+    Preds,
+    Target,
+    Times,
+    finish_and_tails,
+    slack_of,
+    tns_of,
+)
 
 
 @short_repr
@@ -116,7 +124,7 @@ def corners(
 def _run(
     preds: Preds,
     ends: Int[Array, " workers"],
-    target: float | None,
+    target: Target | None,
     duration: Float[Array, "corners nodes"],
     lag: Float[Array, "corners nodes max_preds"],
 ) -> tuple[Float[Array, " corners"], Float[Array, " corners"], Float[Array, "corners nodes"]]:
