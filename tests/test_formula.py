@@ -43,7 +43,7 @@ def points(form, count, seed=0):
 
 def runs(form, theta):
     """Makespans by the recurrence, one by one."""
-    vectors = theta @ (form.costs.weights / form.units).T
+    vectors = theta @ (form.costs.weights / form.units).astype(float).T
     return np.array([run_on_host(form.program, vector).finish.max() for vector in vectors])
 
 

@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Array, Float
-
 
 def _of_either(name: str) -> Callable[..., Any]:
     """The function of that name of JAX and NumPy."""
@@ -53,8 +51,8 @@ sum = _of_either("sum")
 where = _of_either("where")
 
 
-def stacked(values: Sequence[Any]) -> Float[Array, " values"]:
-    """One array from several numbers."""
+def stacked(values: Sequence[Any]) -> Any:
+    """One array from several numbers, NumPy's unless one of them is JAX's."""
     return stack([asarray(value, float) for value in values])
 
 

@@ -150,7 +150,8 @@ class Formula:
         Arguments are as for the value.
         """
         parts = np.broadcast_arrays(*self._checked(theta, values))
-        return np.argmax(np.stack(parts, axis=-1) @ np.array(self._floats).T, axis=-1)
+        sums = np.stack(parts, axis=-1) @ np.array(self._floats).T
+        return np.asarray(sums.argmax(axis=-1))
 
     def _checked(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
         """The parameters in their order; those that are no tracers are checked."""
@@ -215,7 +216,8 @@ class Formula:
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
         program = self.program
-        run = run_on_host(program, self.costs.weights @ (theta / self.units.astype(float)))
+        weights = (self.costs.weights / self.units).astype(float)
+        run = run_on_host(program, weights @ theta)
         nodes, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
         worker = np.asarray(program.worker)
         on_path = nodes & (worker != NO_WORKER)

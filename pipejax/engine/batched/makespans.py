@@ -336,7 +336,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     @solve.def_vmap
     def solve_larger(
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
-    ) -> tuple[tuple[Values, Leaves], tuple[bool, dict[str, bool]]]:
+    ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
         is_batched = in_batched[0]
         size = max(leaf.shape[is_batched[name]] for name, leaf in leaves.items())
 
@@ -349,7 +349,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
         flattened = {name: flat(leaf, is_batched[name]) for name, leaf in leaves.items()}
         found = _solve(problem, flattened, with_counts=with_counts)
-        result: tuple[Values, Leaves] = jax.tree.map(
+        result: tuple[Array, Leaves] = jax.tree.map(
             lambda leaf: jnp.asarray(leaf).reshape(axis_size, size, *leaf.shape[1:]), found
         )
         return result, jax.tree.map(lambda _: True, result)

@@ -22,7 +22,7 @@ def ops_of(phase: Phase, stage: Index | Column, microbatches: Column | range) ->
     return ops
 
 
-def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Ops:
+def alternate(forwards: Ops, backwards: Ops, warmup: int) -> NumpyArray:
     """Put `warmup` forwards first, then forward and backward in turn, then the rest.
 
     Args:
@@ -31,7 +31,7 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Ops:
       warmup: forwards before the first turn, at most all of them.
 
     Returns:
-      Ops of the worker's row.
+      (row, 3) ops of the worker's row.
 
     Example:
       >>> forwards, backwards = (ops_of(phase, 0, range(3)) for phase in (Phase.F, Phase.B))

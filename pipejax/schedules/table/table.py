@@ -100,7 +100,7 @@ class ScheduleTable(Content):
         cls,
         rows: Sequence[Sequence[Cell | str]],
         *,
-        placement: placements.Placement | None = None,
+        placement: Sequence[Sequence[int]] | placements.Placement | None = None,
         pipe_of_microbatch: Sequence[int] | placements.PipeOfMicrobatch | None = None,
         name: str = "table",
         slots: Mapping[str, float] = UNIT_SLOTS,
