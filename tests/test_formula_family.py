@@ -1,10 +1,13 @@
 """Families of closed forms, and schedules against each other."""
 
+import json
+
 import numpy as np
 import pytest
 
 import pipejax as pj
 from pipejax.analysis.formula.parameters import named_parameters
+from pipejax.cli.app import run
 
 
 def program_of(name, p, m, **options):
@@ -60,6 +63,16 @@ def test_workers_may_be_the_number():
         degree=2,
     )
     assert str(found) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
+
+
+def test_the_command(capsys):
+    assert run(["formula", "--schedule", "1f1b", "--workers", "8", "--family", "M"]) == 0
+    assert FORMS["1f1b", 8] in capsys.readouterr().out
+    size = ["--workers", "4", "--microbatches", "16", "--parameters", "F,B,c"]
+    assert run(["formula", "--schedule", "chimera", *size, "--versus", "1f1b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["versus"]
+    assert found["schedules"] == ["chimera", "1f1b"]
+    assert found["verdict"] == "it depends"
 
 
 def test_what_has_no_family_says_so():

@@ -48,7 +48,7 @@ def formula(
       parameters: What it is a function of, as F,B,c_F,c_B: phases, each also with _first, _mid,
         _last or the number of a stage; c, latency and transmit of messages, also with _F or _B.
       family: Show how counts depend on M, for multiples of P, or on P, with M as many times P as
-        here.
+        here; messages are c if no parameters are given, and M is 4 P if it is not.
       versus: Another schedule, of the same workers and microbatches: show where which is faster.
       per_worker: Let phases take what one microbatch takes on one worker, as --worker-times.
       box: Ranges of parameters in seconds, as F=1:2,c_F=0:0.5; the others are at least 0.
@@ -56,9 +56,14 @@ def formula(
       out: Write the form and its certificate to this file (.json), for `pipejax verify`.
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
+    symbol = None if family is None else one_of(family, ("M", "P"), "--family")
+    if symbol and choice.workers is not None and choice.microbatches is None:
+        choice = choice._replace(microbatches=4 * choice.workers)
     chosen = _Chosen(choice, links, names, per_worker, _parse_box(box), max_facets)
     table = choice.build()
-    found = None if family is None else _family(chosen, one_of(family, ("M", "P"), "--family"))
+    if symbol and names is None:
+        chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
+    found = None if symbol is None else _family(chosen, symbol)
     form = chosen.form(table)
     result = form.as_json() | {"certificate": form.certificate(table)}
     if found is not None:
@@ -114,6 +119,14 @@ class _Chosen(NamedTuple):
         name = known_as(schedule, REGISTRY, "schedule")
         options = self.choice.options.of(name)
         return self.choice._replace(schedule=name, options=options).build()
+
+
+def _messages_alike(program: "pj.Program") -> list[str]:
+    """Parameters that a program needs, with one for messages both ways."""
+    from pipejax.analysis.formula.parameters import default_parameters
+
+    names = default_parameters(program)
+    return [name for name in names if name[:2] != "c_"] + ["c"] * ("c_F" in names)
 
 
 def _family(chosen: _Chosen, symbol: str) -> "pj.Family":
