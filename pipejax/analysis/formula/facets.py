@@ -62,7 +62,7 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, most: int) -> E
     search = _Search(solve, domain, num_parameters)
     while True:
         above = search.rays_below_makespan()
-        if not above or len(search.found) >= most:
+        if not above or (len(search.found) >= most and not search.drop_redundant()):
             gap = above[0][0] if above else Fraction(0)
             return search.envelope(gap)
         search.add([counts for _, counts in above], most)
@@ -142,22 +142,24 @@ class _Search:
                 return points
         raise AssertionError(f"no point was found for {len(left)} facets")  # chance below 2**-100
 
-    def envelope(self, gap: Fraction | float) -> Envelope:
-        """The facets that bound the cone, in falling order of their counts."""
-        first = len(self.cone.inequalities) - len(self.found)
+    def drop_redundant(self) -> bool:
+        """Drop sums that later ones made redundant, order the others; whether there were any."""
+        first, count = len(self.cone.inequalities) - len(self.found), len(self.found)
         order = sorted(
             ((counts, k) for k, counts in enumerate(self.found, first) if self.cone.is_facet(k)),
             reverse=True,
         )
         columns = [*range(first), *(k for _, k in order)]
-        cone = Cone(self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns])
-        counts = np.array([counts for counts, _ in order], object)
-        facets = fitting(counts, int(counts.max()))
-        return Envelope(
-            facets,
-            self._points_of(facets),
-            cone,
-            self.lengths,
-            gap,
-            self.evaluations,
+        self.cone = Cone(
+            self.cone.rays, self.cone.inequalities[columns], self.cone.tight[:, columns]
         )
+        self.found = {counts: self.found[counts] for counts, _ in order}
+        return len(order) < count
+
+    def envelope(self, gap: Fraction | float) -> Envelope:
+        """The facets that bound the cone, in falling order of their counts."""
+        self.drop_redundant()
+        counts = np.array([*self.found], object)
+        facets = fitting(counts, int(counts.max()))
+        points = self._points_of(facets)
+        return Envelope(facets, points, self.cone, self.lengths, gap, self.evaluations)

@@ -7,7 +7,7 @@ outgrows the cache of instructions, and then is no faster than the interpreter.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,7 @@ def _at_once(
     width, zero = max(num_results, len(inputs)), jnp.zeros((), inputs[0].dtype)
     filled = inputs + [jnp.zeros_like(inputs[0])] * (width - len(inputs))
 
-    def newest(_: tuple[Array, ...], entry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def newest(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
         found = function(list(entry[: len(inputs)]))
         return (*found, *[zero] * (width - num_results))
 
