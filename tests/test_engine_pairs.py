@@ -31,7 +31,7 @@ LINKS = [*MODELS, ("rendezvous", "worker", (), "program"), ("rendezvous", "pair"
 LINKS += [(model, "worker", (), "early", "pairs") for model in ("queued", "blocking", "rendezvous")]
 DEVICES = 3
 DISTINCT = 5  # configurations of a batch: all others repeat them
-SIZE = 64 * DEVICES + 5  # more than a row for each device and thread, and no whole number of rows
+SIZE = 128 * DEVICES + 5  # more than a row for each device and thread, and no whole number of rows
 
 
 def build(name, microbatches=MICROBATCHES):

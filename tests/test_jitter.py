@@ -73,19 +73,19 @@ def test_seeds():
 def test_more_samples_parts_and_precision_change_no_sample():
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     done = []
-    whole = pj.jitter(table, costs, ALL, samples=1400, link="queued")
+    whole = pj.jitter(table, costs, ALL, samples=2800, link="queued")
     parts = pj.jitter(
-        table, costs, ALL, samples=1400, link="queued", max_bytes=4 * 10**5, on_progress=done.append
+        table, costs, ALL, samples=2800, link="queued", max_bytes=4 * 10**5, on_progress=done.append
     )
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
-    assert sum(done) == 1400
+    assert sum(done) == 2800
     assert len(done) > 20
     assert whole.makespans.tolist() == parts.makespans.tolist()
     assert whole.node_share.tolist() == parts.node_share.tolist()
     assert whole.message_share.tolist() == parts.message_share.tolist()
     assert whole.makespans[:70].tolist() == few.makespans.tolist()
     with jax.enable_x64(False):
-        single = pj.jitter(table, costs, ALL, samples=1400, link="queued")
+        single = pj.jitter(table, costs, ALL, samples=2800, link="queued")
     assert whole.makespans.tolist() == single.makespans.tolist()
 
 

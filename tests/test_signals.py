@@ -40,6 +40,7 @@ RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
     "order": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "arrange": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
+    "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
     "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["{}/grid.toml", "--out", "{}/x.zarr"]),
