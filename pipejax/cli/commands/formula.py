@@ -64,7 +64,8 @@ def formula(
     if symbol and names is None:
         chosen = chosen._replace(names=_messages_alike(chosen.program(table)))
     found = None if symbol is None else _family(chosen, symbol)
-    form = chosen.form(table)
+    with waiting("looking for the closed form"):
+        form = chosen.form(table)
     result = form.as_json() | {"certificate": form.certificate(table)}
     if found is not None:
         result["family"] = {"text": str(found)} | pick(found, "first period found_on verified_on")
