@@ -181,3 +181,12 @@ def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             given = f"{abbreviated(value)} of type {type(value).__name__}"
             raise TypeError(f"{name} must be of type {wanted}, got {given}")
+
+
+def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int, int]:
+    """Check how long a search goes on and what it draws from; return iterations and seed."""
+    is_limit = isinstance(time_limit, int | float) and time_limit >= 0
+    if time_limit is not None and not is_limit:
+        given = abbreviated(time_limit)
+        raise ValueError(f"time_limit must be at least 0, or None for no limit, got {given}")
+    return whole_number(iterations, "iterations", least=0), whole_number(seed, "seed", least=0)

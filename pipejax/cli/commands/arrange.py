@@ -15,12 +15,11 @@ from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import (
-    best_so_far,
     grid,
     pick,
     print_all,
     print_written,
-    progress,
+    search_and_report,
 )
 
 if TYPE_CHECKING:
@@ -66,20 +65,7 @@ def arrange(
 
         return show
 
-    with (
-        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
-        progress("searching", iterations) as bar,
-    ):
-        keep(search)
-        stopped = search.run(
-            iterations,
-            limit,
-            lambda done, makespan: bar.move(
-                completed=done, description=f"best {seconds(makespan)}"
-            ),
-        )
-        show = report(search.result(stopped))
-    show()
+    search_and_report(search, iterations, limit, report)
 
 
 def _saved(result: dict[str, Any]) -> dict[str, Any]:

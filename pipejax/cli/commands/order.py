@@ -21,7 +21,7 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import best_so_far, grid, pick, print_all, print_written, progress
+from pipejax.cli.output.report import grid, pick, print_all, print_written, search_and_report
 from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:
@@ -93,20 +93,7 @@ def order(
         return show
 
     search = OrderSearch(table, costs, rendezvous, seed)
-    with (
-        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
-        progress("searching", iterations) as bar,
-    ):
-        keep(search)
-        stopped = search.run(
-            iterations,
-            limit,
-            lambda done, makespan: bar.move(
-                completed=done, description=f"best {seconds(makespan)}"
-            ),
-        )
-        show = report(search.result(stopped))
-    show()
+    search_and_report(search, iterations, limit, report)
 
 
 Makespans = dict[str, dict[str, float | None]]

@@ -12,7 +12,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
 from pipejax.base.interruption import if_interrupted
-from pipejax.cli.output.numbers import console
+from pipejax.cli.output.numbers import console, seconds
 
 
 def grid(columns: Iterable[tuple[str, Iterable[object]]], **style: Any) -> Table:
@@ -108,3 +108,26 @@ def best_so_far(report: Callable[[Any], object]) -> Iterator[Callable[[Any], obj
 
     with if_interrupted(say):
         yield kept.append
+
+
+def search_and_report(
+    search: Any, iterations: int, limit: float, report: Callable[[Any], Callable[[], object]]
+) -> None:
+    """Run a local search under a bar, and report its result, if interrupted that so far.
+
+    `report` works out what is said of a result, and returns what writes and prints it.
+    """
+    with (
+        best_so_far(lambda search: report(search.result("interrupted"))()) as keep,
+        progress("searching", iterations) as bar,
+    ):
+        keep(search)
+        stopped = search.run(
+            iterations,
+            limit,
+            lambda done, makespan: bar.move(
+                completed=done, description=f"best {seconds(makespan)}"
+            ),
+        )
+        show = report(search.result(stopped))
+    show()

@@ -18,8 +18,8 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.checks import check_types, whole_number
-from pipejax.base.short_repr import abbreviated, short_repr
+from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
@@ -155,12 +155,7 @@ def order(
       (32.0, 31.0, 31.0)
     """
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
-    iterations = whole_number(iterations, "iterations", least=0)
-    seed = whole_number(seed, "seed", least=0)
-    is_limit = isinstance(time_limit, int | float) and time_limit >= 0
-    if time_limit is not None and not is_limit:
-        given = abbreviated(time_limit)
-        raise ValueError(f"time_limit must be at least 0, or None for no limit, got {given}")
+    iterations, seed = check_local_search(iterations, seed, time_limit)
     search = OrderSearch(table, costs, Links.of(link), seed)
     return search.result(search.run(iterations, time_limit, on_progress))
 
