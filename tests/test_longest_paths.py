@@ -12,6 +12,7 @@ import strategies
 from hypothesis import assume, given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.base import longest_path
 from pipejax.base.path_ranking import Kinds, PathRanking
 
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
@@ -204,3 +205,25 @@ def test_a_long_schedule_takes_no_recursion():
     found = pj.longest_paths(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0)), 3)
     assert [path.behind for path in found] == [0.0] * 3
     assert len(set(map(tuple, itertools.chain([path.nodes] for path in found)))) == 3
+
+
+@pytest.mark.parametrize("dtype", [np.int64, object])
+def test_many_runs_are_single_runs(dtype, monkeypatch):
+    """Paths are the same, ties included, and whole numbers of any size are added exactly."""
+    rng = np.random.default_rng(0)
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=6)
+    for link in ("delay", "queued", "rendezvous"):
+        program = pj.lower(table, link=link)
+        # few values: ties, and lengths that differ by less than a float of their size can tell
+        high, low = rng.integers(0, 2, (2, program.layout.size, 40)).astype(dtype)
+        costs = high * (2**54 if dtype is np.int64 else 2**70) + low
+        costs[0] = 0
+        index = program.preds, program.duration_index, program.lag_index
+        found = []
+        for few in (0, 100):
+            monkeypatch.setattr(longest_path, "FEW_RUNS", few)
+            found.append(longest_path.longest_paths_of_many(*map(np.asarray, index), costs))
+        for one, other in zip(*found, strict=True):
+            assert one.tolist() == other.tolist()
+        lengths, counts = found[0]
+        assert (counts * costs).sum(axis=0).tolist() == lengths.tolist()

@@ -10,7 +10,6 @@ entries point. Without lags, all lags are 0.
 """
 
 import operator
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,28 +40,21 @@ def lay_out_edges(
 
 def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     """Earliest finish time (nodes) of every node, in the unit of duration and lag."""
-    between = None if lag is None else zip(*lag.T.tolist(), strict=True)
-    return np.array(_finish(zip(*preds.T.tolist(), strict=True), duration.tolist(), between))
-
-
-def _finish(
-    waits: Iterable[tuple[int, ...]],
-    duration: Sequence[Any],
-    lags: Iterable[tuple[Any, ...]] | None,
-) -> list[Any]:
-    """Finish times of all nodes by Python's numbers: a node costs half a microsecond.
-
-    One call of NumPy costs two.
-    """
     finish: list[Any] = [0] * len(duration)
     of = finish.__getitem__
-    if lags is None:
-        for node, (before, own) in enumerate(zip(waits, duration, strict=True)):
+    # column by column to Python's numbers, and its own loop over them: a node costs half a
+    # microsecond, one call of NumPy two
+    waits = zip(*preds.T.tolist(), strict=True)
+    if lag is None:
+        for node, (before, own) in enumerate(zip(waits, duration.tolist(), strict=True)):
             finish[node] = max(map(of, before)) + own
     else:
-        for node, (before, between, own) in enumerate(zip(waits, lags, duration, strict=True)):
+        lags = zip(*lag.T.tolist(), strict=True)
+        edges = zip(waits, lags, duration.tolist(), strict=True)
+        for node, (before, between, own) in enumerate(edges):
             finish[node] = max(map(operator.add, map(of, before), between)) + own
-    return finish
+    # whole numbers stay what they are, however large
+    return np.array(finish, duration.dtype if duration.dtype.kind in "iO" else float)
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
@@ -189,23 +181,14 @@ def _longest_paths_one_by_one(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """`longest_paths_of_many` by Python's numbers, which few runs have sooner."""
-    sinks = np.setdiff1d(np.arange(len(preds)), preds).tolist()
-    waits = [*zip(*preds.T.tolist(), strict=True)]
-    lags_of, duration_of = [*zip(*lag_index.T.tolist(), strict=True)], duration_index.tolist()
+    """`longest_paths_of_many` by single runs, which few costs have sooner."""
     lengths, counts = [], np.zeros(costs.shape, np.int64)
-    for run, column in enumerate(costs.T.tolist()):
-        priced = (map(column.__getitem__, row) for row in lag_index.T.tolist())
-        finish = _finish(waits, [column[k] for k in duration_of], zip(*priced, strict=True))
-        node = max(sinks, key=finish.__getitem__)
-        lengths.append(finish[node])
-        while node:
-            between = [column[k] for k in lags_of[node]]
-            arrivals = [finish[u] + lag for u, lag in zip(waits[node], between, strict=True)]
-            first = arrivals.index(max(arrivals))
-            counts[duration_of[node], run] += 1
-            counts[lags_of[node][first], run] += 1
-            node = waits[node][first]
+    for run, column in enumerate(costs.T):
+        duration, lag = column[duration_index], column[lag_index]
+        finish = finish_times(preds, duration, lag)
+        nodes, edges = critical_path(preds, finish, lag)
+        lengths.append(finish[nodes].max())
+        np.add.at(counts[:, run], np.append(duration_index[nodes], lag_index[edges]), 1)
     counts[0] = 0
     return np.array(lengths, costs.dtype), counts
 
@@ -219,7 +202,7 @@ def critical_path(
     """
     nodes, edges, awaited = (np.zeros(n, bool) for n in (len(finish), preds.shape, len(finish)))
     awaited[preds] = True
-    node = int(np.where(awaited, -1.0, finish).argmax())
+    node = int(np.where(awaited, -1, finish).argmax())
     while not nodes[0]:
         first = int((finish[preds[node]] + lag[node]).argmax())
         nodes[node] = edges[node, first] = True
