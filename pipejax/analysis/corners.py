@@ -15,7 +15,8 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import Costs, checked_seconds
+from pipejax.costs.checked_seconds import checked_seconds
+from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for

@@ -154,17 +154,13 @@ def _slowest(one: Formula, other: Formula) -> tuple[dict[str, float], Fraction |
 
 def _at_most(one: Formula, other: Formula) -> tuple[Region, ...]:
     """Cones on which the first is at most the second, none of them within another."""
-    cones = [
-        cone
-        for facet in _rows(other)
-        if (cone := _below(_domain(one), _rows(one), facet, one.units)) is not None
-    ]
-    found = []
-    for k, cone in enumerate(cones):
-        others = (c for j, c in enumerate(cones) if j != k and (_holds(cone, c) is False or j < k))
-        if not any(_holds(c, cone) for c in others):
-            found.append(_region(cone, one))
-    return tuple(found)
+    kept: list[Cone] = []
+    for facet in _rows(other):
+        cone = _below(_domain(one), _rows(one), facet, one.units)
+        if cone is None or any(_holds(wider, cone) for wider in kept):
+            continue
+        kept = [*(each for each in kept if not _holds(cone, each)), cone]
+    return tuple(_region(cone, one) for cone in kept)
 
 
 def _domain(form: Formula) -> Cone:

@@ -10,8 +10,8 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
-from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import (

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pipejax as pj
 from pipejax.base.checks import MismatchError, known_as
 from pipejax.cli.options.declared import JsonFlag, Schedules, Workers
-from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import is_plain
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all, print_plain, progress

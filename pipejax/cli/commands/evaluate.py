@@ -9,7 +9,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.timing import TimingSettings
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output

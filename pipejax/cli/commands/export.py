@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing, or_slots
+from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_written

@@ -10,7 +10,7 @@ from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.commands.compare import schedule_names
 from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
-from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds

@@ -21,9 +21,10 @@ from pipejax.cli.commands.optimize_report import (
 )
 from pipejax.cli.options.activations import ActivationOptions, for_each
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
-from pipejax.cli.options.groups import Pricing, TableChoice, required
+from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_list, parse_seconds
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import (
     CERTIFICATE,

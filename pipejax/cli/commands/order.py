@@ -9,8 +9,8 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
-from pipejax.cli.options.groups import Pricing, required
 from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import (
     CERTIFICATE,

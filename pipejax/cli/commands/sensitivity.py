@@ -6,7 +6,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, pick, print_all, print_written

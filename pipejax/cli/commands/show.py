@@ -11,7 +11,7 @@ from rich.text import Text
 import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing, or_slots
+from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.report import pick, print_written

@@ -9,7 +9,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing
+from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json
 from pipejax.cli.output.report import grid, heading, pick, print_all, print_written

@@ -13,8 +13,9 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
-from pipejax.cli.options.groups import Pricing, TableChoice
+from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
+from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written, waiting

@@ -10,8 +10,8 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.checks import known_as
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, Workers
-from pipejax.cli.options.groups import Pricing
 from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, grid, print_all, waiting

@@ -9,7 +9,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.groups import Pricing, required
+from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.numbers import print_json, seconds
 from pipejax.cli.output.report import facts, pick, print_all, print_plain
 

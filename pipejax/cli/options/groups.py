@@ -15,55 +15,17 @@ from pipejax.cli.options.declared import (
     CountIfGiven,
     FileIfGiven,
     Text,
-    WeightShare,
     declared,
     flag,
     output_kind,
 )
-from pipejax.cli.options.microbatches import Microbatches
-from pipejax.cli.options.numbers import parse_seconds, parse_times
 from pipejax.cli.options.objective import ObjectiveSettings
+from pipejax.cli.options.pricing import Pricing, PricingSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.cli.output.files import Output, check_apart
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.torch_1f1b import REPAIRS
-
-
-class Pricing(NamedTuple):
-    """How tables are priced; `of` gives the costs of one.
-
-    Attributes:
-      of: costs of a table.
-      workload: where a model gives them.
-      system: the machine that it is on.
-      microbatches: what options say of microbatches that differ.
-    """
-
-    of: "Callable[[pj.ScheduleTable], pj.Costs]"
-    workload: "pj.Workload | None" = None
-    system: "pj.System | None" = None
-    microbatches: Microbatches = Microbatches()
-
-    def check_alike(self, command: str) -> None:
-        """Refuse microbatches that differ.
-
-        Raises:
-          ValueError: if options say that they do.
-        """
-        if self.microbatches.differ:
-            raise ValueError(
-                f"{command} takes microbatches as alike: leave out --lengths, --microbatch-scale "
-                "and --microbatch-order"
-            )
-
-    def memory(self, table: pj.ScheduleTable) -> dict[str, Any]:
-        """What the workers need, and whether the system has it; nothing without a model."""
-        if self.workload is None or self.system is None:
-            return {}
-        need = pj.memory_bytes(self.workload, table)
-        fits = bool(need.max() <= float(self.system.memory_available))
-        return {"memory_bytes": need, "fits": fits}
 
 
 class TableChoice(NamedTuple):
@@ -124,183 +86,6 @@ class TableChoice(NamedTuple):
             raise ValueError(f"--schedule needs {flag(missing[0])}")
         costs_of = None if self.pricing is None else self.pricing.of
         return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
-
-
-NumberIfGiven = Annotated[int | None, typer.Option(min=0)]
-_TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
-_WITH_MODEL = (
-    "system",
-    "minibatch",
-    "tensor_parallel",
-    "sequence_parallel",
-    "scatter_gather",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-    "zero",
-    "overlap",
-    "precision",
-    "rank_order",
-    "embedding_units",
-    "loss_units",
-    "recompute",
-)
-_OF_MICROBATCHES = ("lengths", "microbatch_scale", "microbatch_order")
-_NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
-    "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
-    "message times",
-    "costs": "--comm, --latency and --transmit do not go with --costs: its file gives message "
-    "times",
-    "": "--comm, --latency and --transmit need op times: give --stage-times or --worker-times",
-}
-
-
-class PricingSettings(NamedTuple):
-    """How ops and messages are priced.
-
-    Attributes:
-      stage_times: Seconds per op of one stage: F=1,B=2 or F=1,I=1,W=1.
-      worker_times: Seconds of one microbatch on one worker, divided over its stages.
-      model: Model: a name or a JSON file.
-      system: System: a name or a JSON file.
-      minibatch: Sequences per step and pipeline, with --model.
-      tensor_parallel: Accelerators that split every product of a layer, with --model.
-      sequence_parallel: Split norms and messages over them too.
-      scatter_gather: Let each of them send its part of a message.
-      context_parallel: Accelerators that split every sequence, with --model.
-      expert_parallel: Accelerators that the experts are spread over, with --model.
-      data_parallel: Replicas of the pipeline, with --model.
-      zero: What replicas split, with --model: 0 nothing, 1 optimizer state, 2 gradients too, 3
-        weights too.
-      overlap: Let gradients and gathered weights travel beside compute, with --model.
-      precision: Of the products, with --model: bf16, fp16, fp8, mxfp8 or nvfp4.
-      rank_order: Which ranks are neighbours, with --model: tp-cp-ep-dp-pp or tp-pp-dp.
-      embedding_units: Layers that the embedding counts as when stages get theirs, with --model.
-      loss_units: Layers that the head and its loss count as, with --model.
-      recompute: Recomputation, with --model: none, selective or full.
-      weight_share: as `WeightShare`.
-      comm: Seconds of a message: latency 0, this transmit time.
-      latency: Latency of a message in seconds.
-      transmit: Transmit time of a message in seconds.
-      costs: Measured costs: a JSON file.
-      lengths: Tokens of each microbatch: a file with a line for each, several numbers where
-        sequences are packed, or JSON; times are those of the mean length, or follow from the model.
-      microbatch_scale: Factors on the times of each microbatch, as 1,0.5,2.
-      microbatch_order: Order of the microbatches: numbers, as 2,0,1, or a file that
-        arrange wrote.
-    """
-
-    stage_times: Text = None
-    worker_times: Text = None
-    model: Text = None
-    system: Text = None
-    minibatch: CountIfGiven = None
-    tensor_parallel: CountIfGiven = None
-    sequence_parallel: bool = False
-    scatter_gather: bool = False
-    context_parallel: CountIfGiven = None
-    expert_parallel: CountIfGiven = None
-    data_parallel: CountIfGiven = None
-    zero: Annotated[int | None, typer.Option(min=0, max=3)] = None
-    overlap: bool = False
-    precision: Text = None
-    rank_order: Text = None
-    embedding_units: NumberIfGiven = None
-    loss_units: NumberIfGiven = None
-    recompute: Text = None
-    weight_share: WeightShare = None
-    comm: Text = None
-    latency: Text = None
-    transmit: Text = None
-    costs: FileIfGiven = None
-    lengths: FileIfGiven = None
-    microbatch_scale: Text = None
-    microbatch_order: Text = None
-
-    def chosen(self) -> Pricing | None:
-        """Read how ops and messages are priced; None if no option says so."""
-        each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
-        alike = self._alike()
-        if not each.differ:
-            return alike
-        if alike is None:
-            first = next(name for name in _OF_MICROBATCHES if getattr(self, name) is not None)
-            raise ValueError(
-                f"{flag(first)} needs op times: give --stage-times, --costs or --model"
-            )
-        of = each.costs_of(alike.of, alike.workload, alike.system)
-        # reports of a step are of microbatches alike
-        return Pricing(of, microbatches=each._replace(workload=alike.workload))
-
-    def _alike(self) -> Pricing | None:
-        """Price microbatches that are alike."""
-        message = self._message()
-        given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
-        ways = [name for name in _TIMES if name in given]
-        if len(ways) > 1:
-            raise ValueError(f"{flag(ways[0])} and {flag(ways[1])} both give times: choose one")
-        stray = [name for name in _WITH_MODEL if name in given]
-        if stray and self.model is None:
-            raise ValueError(f"{flag(stray[0])} needs --model")
-        way = ways[0] if ways else ""
-        if message and way in _NO_MESSAGES:
-            raise ValueError(_NO_MESSAGES[way])
-        if way == "":
-            return None
-        if self.model is not None:
-            named = {name: given[name] for name in (*stray, "weight_share") if name in given}
-            return _price_model(self.model, **named)
-        text: str = given[way]
-        if way == "costs":
-            return Pricing(lambda table: pj.read_costs(text, table))
-        from pipejax.costs.costs import check_backward
-
-        times = parse_times(text, flag(way))
-        try:
-            check_backward(times)
-            of_stage = pj.Costs(**times, **message)
-            of_stage.check_known((pj.Phase.F, pj.Phase.B))  # what is wrong is said before any table
-        except ValueError as error:
-            raise ValueError(f"{flag(way)} {text}: {error}") from None
-        if way == "stage_times":
-            return Pricing(lambda table: of_stage)
-        return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message))
-
-    def _message(self) -> dict[str, float]:
-        """Read the times of a message [s]."""
-        given = {"latency": self.latency, "transmit": self.transmit}
-        if self.comm is not None:
-            if given != {"latency": None, "transmit": None}:
-                raise ValueError(
-                    "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
-                )
-            return {"transmit": parse_seconds(self.comm, "--comm")}
-        return {k: parse_seconds(text, flag(k)) for k, text in given.items() if text is not None}
-
-
-def _price_model(
-    model: str, system: Text = None, minibatch: int | None = None, **given: Any
-) -> Pricing:
-    from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
-    from pipejax.costs.model import RECOMPUTE
-
-    if system is None or minibatch is None:
-        raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
-    for name, known in (
-        ("recompute", RECOMPUTE),
-        ("precision", PRECISIONS),
-        ("rank_order", RANK_ORDERS),
-    ):
-        if name in given:
-            given[name] = one_of(given[name], known, flag(name))
-    found, machine = pj.load_model(model), pj.load_system(system)
-    if given.get("expert_parallel", 1) > 1 and found.moe is None:
-        raise ValueError(
-            f"--expert-parallel {given['expert_parallel']}: {found.name} has no experts"
-        )
-    workload = pj.Workload(found, minibatch, **given)
-    machine.peak(workload.precision)  # or it says that it has none
-    return Pricing(lambda table: pj.stage_costs(workload, machine, table), workload, machine)
 
 
 Queues = Annotated[
@@ -429,24 +214,3 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
-
-
-def required(pricing: Pricing | None) -> Pricing:
-    """Return the pricing, or say which options give it.
-
-    Raises:
-      ValueError: if there is none.
-    """
-    if pricing is None:
-        raise ValueError(
-            "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "
-            "or --model NAME --system NAME --minibatch N"
-        )
-    return pricing
-
-
-def or_slots(pricing: Pricing | None, table: pj.ScheduleTable) -> "pj.Costs":
-    """Return the costs, or the table's own slots where no option gives times."""
-    from pipejax.costs.measured import slot_costs
-
-    return slot_costs(table) if pricing is None else pricing.of(table)
