@@ -10,7 +10,6 @@ import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
 from pipejax.cli.app import run
 from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system_numbers import put_number
 
 pytestmark = pytest.mark.compiles
 TRUTH = {"compute.efficiency": 0.62, "host.launch": 2.5e-5, "host.step": 6e-3}
@@ -41,7 +40,7 @@ def data(tmp_path_factory, a100):
     with pytest.warns():
         rows = read_rows(path)
     for name, value in TRUTH.items():
-        a100 = put_number(a100, name, value)
+        a100 = a100.with_number(name, value)
     seconds = StepTimes(rows).predict(a100)
     seconds *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(rows)))
     seconds[OUTLIER - 1] *= 2

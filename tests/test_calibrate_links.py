@@ -13,7 +13,7 @@ from pipejax.costs.collective_rows import KINDS, MESSAGE, read_collectives
 from pipejax.costs.collectives import collective_time
 from pipejax.costs.layout import Group
 from pipejax.costs.system import DATA
-from pipejax.costs.system_numbers import number_of, put_number
+from pipejax.costs.system_numbers import number_of
 from pipejax.search.calibration import calibrate_links as module
 from pipejax.search.calibration.parameters import parameters_of
 
@@ -58,7 +58,7 @@ def write(path, rows, header="kind,ranks,ranks_per_node,bytes,seconds"):
 def machine():
     system = pj.load_system("a100")
     for name, value in TRUE.items():
-        system = put_number(system, name, value)
+        system = system.with_number(name, value)
     return system
 
 

@@ -8,8 +8,9 @@ import pytest
 import pipejax as pj
 from pipejax.base.units import load_json
 from pipejax.costs.priors import FITTED, PRIORS
-from pipejax.costs.system import FIELDS, data_file
-from pipejax.costs.system_numbers import number_of, put_number, written_with
+from pipejax.costs.system import data_file
+from pipejax.costs.system_fields import FIELDS
+from pipejax.costs.system_numbers import number_of, written_with
 from pipejax.search.calibration.parameters import factors, joined, parameters_of
 
 
@@ -25,7 +26,7 @@ def test_every_prior_is_of_a_number():
 
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_a_number_is_put_where_it_is_read(a100, name):
-    assert number_of(put_number(a100, name, 0.25), name) == 0.25
+    assert number_of(a100.with_number(name, 0.25), name) == 0.25
 
 
 def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
@@ -34,7 +35,7 @@ def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
     path.write_text(json.dumps(written_with(load_json(data_file("hardware", "a100", "")), values)))
     expected = a100
     for name, value in values.items():
-        expected = put_number(expected, name, value)
+        expected = expected.with_number(name, value)
     assert pj.load_system(path) == expected != a100
 
 

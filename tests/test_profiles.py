@@ -11,7 +11,6 @@ from pipejax.cli.app import run
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured_rows import OPS
 from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system_numbers import put_number
 
 pytestmark = pytest.mark.compiles
 HEADER = "model,tensor,pipeline,microbatch_size,op,stage,n,spread,seconds"
@@ -78,7 +77,7 @@ def test_a_profile_finds_the_numbers_that_made_it(a100, tmp_path):
     """Beside a few whole steps of the same machine."""
     machine = a100
     for name, value in TRUTH.items():
-        machine = put_number(machine, name, value)
+        machine = machine.with_number(name, value)
     steps = [("gpt-22b", t, 4, b, "step", "", "", "", 1.0) for t, b in ((2, 1), (8, 4))]
     lines = [*profile(sizes=(1, 2, 4)), *steps]
     header = HEADER + ",global_batch"

@@ -14,7 +14,7 @@ from pipejax.analysis.sensitivity import MODEL_PARAMETERS, swings
 from pipejax.cli.app import run
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
-from pipejax.costs.system import FIELDS
+from pipejax.costs.system_fields import FIELDS
 from pipejax.costs.workload import assign_layers
 
 pytestmark = pytest.mark.compiles

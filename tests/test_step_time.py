@@ -8,7 +8,7 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
 from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system_numbers import number_of, put_number
+from pipejax.costs.system_numbers import number_of
 
 pytestmark = pytest.mark.compiles
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"
@@ -65,7 +65,7 @@ def found(times, system, at):
 def test_rows_take_what_evaluate_says(times, system, at, found):
     assert len(times.batches) == 1
     for name, value in zip(NAMES, at, strict=False):
-        system = put_number(system, name, value)
+        system = system.with_number(name, value)
     for k in (1, 6):
         table = times.tables[k]
         costs = pj.stage_costs(times.workloads[k], system, table)

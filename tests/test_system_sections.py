@@ -7,7 +7,8 @@ import jax
 import pytest
 
 import pipejax as pj
-from pipejax.costs.system import FIELDS, SECTIONS, data_file, roofline_time, system_names
+from pipejax.costs.system import data_file, roofline_time, system_names
+from pipejax.costs.system_fields import FIELDS, SECTIONS
 from pipejax.costs.system_parts import Collectives, Kernels
 
 A100 = json.loads(data_file("hardware", "a100", "system").read_text())

@@ -20,7 +20,8 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.distinct_stages import distinct_stages
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import StageWork
-from pipejax.costs.system import FIELDS, System
+from pipejax.costs.system import System
+from pipejax.costs.system_fields import FIELDS
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
 from pipejax.engine.lowering.program import Program
 

@@ -21,7 +21,8 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
 from pipejax.costs.stage_costs import costs_of_shape
-from pipejax.costs.system import FIELDS, SECTIONS, Number, System
+from pipejax.costs.system import Number, System
+from pipejax.costs.system_fields import FIELDS, SECTIONS
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.lower import lower

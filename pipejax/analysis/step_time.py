@@ -26,7 +26,6 @@ from pipejax.costs.model import Model
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import work_of_stages
 from pipejax.costs.system import Number, System
-from pipejax.costs.system_numbers import put_number
 from pipejax.costs.workload import Stages, Workload, assign_layers, stages_of
 from pipejax.engine.batched.makespans import makespans_and_grad
 from pipejax.engine.lowering.lower import lower
@@ -296,7 +295,7 @@ def _price(system: System, values: Array, varying: Varying, kind: PricingKind) -
     """Costs of one row under one set of values, those that programs read."""
     row = kind.row(varying)
     for k, name in enumerate(kind.names):
-        system = put_number(system, name, values[k])
+        system = system.with_number(name, values[k])
     per_node = jnp.where(row.gpus_per_node > 0, row.gpus_per_node, system.gpus_per_node)
     work = work_of_stages(
         row.model, row.layout, row.stages, recompute=kind.recompute, overlap=row.overlap

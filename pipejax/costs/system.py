@@ -26,6 +26,7 @@ from pipejax.base.units import check_keys, load_json, quantity
 from pipejax.costs import array_functions as xp
 from pipejax.costs.calibration_record import CalibrationRecord, read_calibration
 from pipejax.costs.precision import as_float, floats_in, is_traced
+from pipejax.costs.system_fields import KERNEL_SHARES, SECTIONS, with_number
 from pipejax.costs.system_parts import (
     ALGORITHMS,
     FREE_HOST,
@@ -118,6 +119,28 @@ class System:
         """Memory of one accelerator that tensors can have [B]."""
         return self.memory_capacity - self.memory_reserve
 
+    def with_number(self, name: str, value: Number) -> "System":
+        """Return the same system with another number in one place.
+
+        Args:
+          name: as in its file, as "network.bandwidth" or "compute.peak".
+          value: in SI units (B/s, FLOP/s, s, B); JAX may trace it.
+
+        Returns:
+          The system; a share in the place of a curve (compute.efficiency) holds for all sizes.
+
+        Raises:
+          ValueError: if the name is unknown, or the value is negative, NaN or infinite.
+
+        Example:
+          >>> import pipejax as pj
+          >>> slow = pj.load_system("h100").with_number("network.bandwidth", 25e9)
+          >>> slow.network.bandwidth
+          25000000000.0
+        """
+        changed: System = with_number(self, name, value)
+        return changed
+
     def reached(self, peers: Number) -> Number:
         """Share of the node's bandwidth that leads to so many other accelerators at once."""
         others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
@@ -175,67 +198,6 @@ def roofline_time(system: System, flop: Number, volume: Number, precision: str =
 def system_names() -> tuple[str, ...]:
     """Return the names of the systems that come with pipejax."""
     return _names("hardware")
-
-
-KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
-# sections of a system file, and the dimension of each quantity in them
-SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "compute": {
-        "peak": "FLOP/s",
-        "fp8_peak": "FLOP/s",
-        "mxfp8_peak": "FLOP/s",
-        "nvfp4_peak": "FLOP/s",
-        "latency": "s",
-        "efficiency": "",
-    },
-    "memory": {
-        "capacity": "B",
-        "reserve": "B",
-        "bandwidth": "B/s",
-        "latency": "s",
-        "efficiency": "",
-    },
-    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": "", "mesh": ""},
-    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
-    "collectives": {
-        "algorithms": "",
-        "latency": "s",
-        "simple_latency": "s",
-        "low_latency_share": "",
-        "copies": "",
-    },
-    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES), ""),
-    "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
-    "optimizer": {"efficiency": ""},
-    "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
-    "price": {"accelerator": "USD/s"},
-}
-# where each quantity stands in a `System`; accelerators in a node and algorithms are no costs
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "compute.peak": ("peak_flops",),
-    "compute.latency": ("compute_latency",),
-    "compute.efficiency": ("compute_efficiency", "shares"),
-    "memory.capacity": ("memory_capacity",),
-    "memory.bandwidth": ("memory_bandwidth",),
-    "memory.latency": ("memory_latency",),
-    "memory.efficiency": ("memory_efficiency", "shares"),
-    "node.bandwidth": ("node", "bandwidth"),
-    "node.latency": ("node", "latency"),
-    "node.efficiency": ("node", "efficiency"),
-    "network.bandwidth": ("network", "bandwidth"),
-    "network.latency": ("network", "latency"),
-    "network.efficiency": ("network", "efficiency"),
-    "network.gpus_per_nic": ("gpus_per_nic",),
-    "node.mesh": ("mesh",),
-    "collectives.latency": ("collectives", "latency"),
-    "collectives.simple_latency": ("collectives", "simple_latency"),
-    "collectives.low_latency_share": ("collectives", "low_latency_share"),
-    "collectives.copies": ("collectives", "copies"),
-    **{f"compute.{name}_peak": ("narrow_peaks", name) for name in ("fp8", "mxfp8", "nvfp4")},
-    **{f"{part}.{name}": (part, name) for part in ("kernels", "host") for name in SECTIONS[part]},
-    "optimizer.efficiency": ("optimizer_efficiency",),
-    **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
-}
 
 
 def load_system(name: str | Path) -> System:

@@ -1,11 +1,12 @@
-"""Numbers of a system by name, as `compute.peak`: read, replaced, and written to its file."""
+"""Numbers of a system by name, as `compute.peak`: read, and written to its file."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from pipejax.base.units import UNITS
-from pipejax.costs.system import FIELDS, SECTIONS, Efficiency, Number, System
+from pipejax.costs.system import System
+from pipejax.costs.system_fields import FIELDS, SECTIONS
+from pipejax.costs.system_parts import Number
 
 # in which unit a file states a quantity that was fitted
 WRITTEN_IN: Mapping[str, str] = {
@@ -29,20 +30,6 @@ def number_of(system: System, name: str) -> Number:
     for part in FIELDS[name]:
         found = getattr(found, part)
     return found[-1] if isinstance(found, tuple) else found
-
-
-def put_number(system: System, name: str, value: Number) -> System:
-    """Replace a number; a share in the place of a curve is the same for all sizes."""
-    found: System = _put(system, FIELDS[name], value)
-    return found
-
-
-def _put(tree: Any, path: tuple[str, ...], value: Any) -> Any:
-    name, *rest = path
-    if rest == ["shares"]:
-        return dataclasses.replace(tree, **{name: Efficiency((0.0,), (value,))})
-    new = _put(getattr(tree, name), tuple(rest), value) if rest else value
-    return dataclasses.replace(tree, **{name: new})
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from pipejax.base.machine import check_fits
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
-from pipejax.costs.system import SECTIONS, System, load_system
+from pipejax.costs.system import System, load_system
+from pipejax.costs.system_fields import SECTIONS
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")

@@ -19,7 +19,6 @@ from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
-from pipejax.costs.system_numbers import put_number
 from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
@@ -223,7 +222,7 @@ def stack_systems(axes: list[Axis]) -> System:
     )
     for k, axis in enumerate(fields):
         along = (len(axis.values), *(1,) * (len(inner) - k - 1))
-        stacked = put_number(stacked, axis.name, np.array(axis.values).reshape(along))
+        stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(along))
     per_system = np.array(gpus, float).reshape((*full[:2], *(1,) * len(inner)))
     stacked = dataclasses.replace(stacked, gpus_per_node=per_system)
     systems: System = jax.tree.map(lambda leaf: np.broadcast_to(leaf, full).ravel(), stacked)

@@ -16,7 +16,6 @@ from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.measured_rows import MeasuredRows
 from pipejax.costs.priors import FITTED
 from pipejax.costs.system import System
-from pipejax.costs.system_numbers import put_number
 from pipejax.search.calibration.bands import bands_of, coverage_of
 from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
@@ -219,7 +218,7 @@ def _result(
     bands = bands_of(judged, len(by_fold) if len(by_fold) > 1 else len(judged))
     system = problem.system
     for number in numbers:
-        system = put_number(system, number.name, number.value)
+        system = system.with_number(number.name, number.value)
     record = CalibrationRecord(_sources(rows), len(rows), numbers, bands)
     times = [rows.seconds[own] for own in folds.left_out]
     return Calibration(

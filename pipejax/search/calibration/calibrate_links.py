@@ -17,7 +17,6 @@ from pipejax.costs.collective_rows import MESSAGE, CollectiveRows
 from pipejax.costs.collectives import collective_time
 from pipejax.costs.layout import Group
 from pipejax.costs.system import System
-from pipejax.costs.system_numbers import put_number
 from pipejax.search.calibration.fitted_numbers import fitted_numbers
 from pipejax.search.calibration.parameters import Parameters, parameters_of
 from pipejax.search.calibration.robust_fit import Points, robust_fit, weights_of
@@ -78,7 +77,7 @@ def calibrate_links(
     found = robust_fit(model, np.zeros((1, len(names))), weights[None])
     numbers = fitted_numbers(parameters, found)
     for number in numbers:
-        system = put_number(system, number.name, number.value)
+        system = system.with_number(number.name, number.value)
     record = CalibrationRecord(rows.source, len(rows.seconds), numbers, ())
     predicted = rows.seconds * np.exp(found.residual[0])
     return LinkCalibration(
@@ -134,7 +133,7 @@ def _times(
     def times(values: Array) -> tuple[Array, Array]:
         machine = system
         for k, name in enumerate(names):
-            machine = put_number(machine, name, values[k])
+            machine = machine.with_number(name, values[k])
         if kind == MESSAGE:
             near, far = machine.peer_link, machine.network
             latency = jnp.where(inside > 1, near.latency, far.latency)

@@ -12,7 +12,8 @@ import numpy as np
 
 from pipejax.analysis.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.costs.system import FIELDS, System
+from pipejax.costs.system import System
+from pipejax.costs.system_fields import FIELDS
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.pricing import price
 from pipejax.sweep.plan.programs import exact_times
