@@ -29,6 +29,20 @@ def test_a_number_is_put_where_it_is_read(a100, name):
     assert number_of(a100.with_number(name, 0.25), name) == 0.25
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("network.bandwith", 1e9, "unknown number of a system .*did you mean network.bandwidth"),
+        ("network.bandwidth", -1.0, "network.bandwidth must be a number of at least 0, got -1.0"),
+        ("compute.peak", float("nan"), "compute.peak must be a number of at least 0, got nan"),
+        ("compute.peak", "fast", "compute.peak must be a number or several, got 'fast'"),
+    ],
+)
+def test_a_number_that_no_system_has_is_refused(a100, name, value, message):
+    with pytest.raises(ValueError, match=message):
+        a100.with_number(name, value)
+
+
 def test_a_file_with_numbers_reads_back_as_the_system_with_them(a100, tmp_path):
     values = {"compute.peak": 2.5e14, "memory.latency": 3e-6, "node.efficiency": 0.625}
     path = tmp_path / "other.json"
