@@ -11,19 +11,19 @@ from matplotlib.lines import Line2D
 
 from figures.cases import count_axis, main_setting, setting_words
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "slow_nw_mid_cp": {
         "label": "slow network",
-        "color": style.VERMILION,
+        "color": palette.VERMILION,
         "marker": "v",
         "markersize": 6,
     },
-    "mid_nw_mid_cp": {"label": "mid network", "color": style.BLACK, "marker": "o"},
+    "mid_nw_mid_cp": {"label": "mid network", "color": palette.BLACK, "marker": "o"},
     "fast_nw_mid_cp": {
         "label": "fast network",
-        "color": style.SKY,
+        "color": palette.SKY,
         "marker": "s",
         "linestyle": "--",
         "markersize": 7,
@@ -33,13 +33,13 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
     "chimera": {
         "label": "equal stages",
-        "color": style.GREY,
+        "color": palette.GREY,
         "marker": "s",
         "markersize": 7.5,
         "linewidth": 3.0,
     },
-    "chimera-asymmetric": {"label": "stages 1:2", "color": style.BLUE, "marker": "o"},
-    "chimera-asymmetric, 2:1": {"label": "stages 2:1", "color": style.ORANGE, "marker": "^"},
+    "chimera-asymmetric": {"label": "stages 1:2", "color": palette.BLUE, "marker": "o"},
+    "chimera-asymmetric, 2:1": {"label": "stages 2:1", "color": palette.ORANGE, "marker": "^"},
 }
 EQUAL, *UNEQUAL = PLACEMENTS
 
@@ -65,8 +65,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.set_ylabel("step time against\nequal stages [%]")
     panels[2, 0].set_ylabel("memory / mean of the\nworkers, equal stages")
     kinds = [
-        Line2D([], [], color=style.BLACK, label="fullest worker"),
-        Line2D([], [], color=style.BLACK, linestyle=":", label="mean of the workers"),
+        Line2D([], [], color=palette.BLACK, label="fullest worker"),
+        Line2D([], [], color=palette.BLACK, linestyle=":", label="mean of the workers"),
     ]
     handles = [Line2D([], [], **look) for look in (*NETWORKS.values(), *PLACEMENTS.values())]
     figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
@@ -77,7 +77,7 @@ def _time(axes: Axes, times: xr.DataArray, name: str) -> None:
     ratio = times.sel(schedule=name) / times.sel(schedule=EQUAL)
     for system, look in NETWORKS.items():
         axes.plot(times.microbatches, 100 * (ratio.sel(system=system) - 1), **look)
-    axes.axhline(0, color=style.BLACK, linewidth=0.6)
+    axes.axhline(0, color=palette.BLACK, linewidth=0.6)
 
 
 def _memory(axes: Axes, held: xr.DataArray) -> None:

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from figures.cases import LOOK, network_axes, plain_numbers
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.tornado import NAMES
 from pipejax.sweep import STATUS
 
@@ -23,14 +23,14 @@ CELLS: Any = {"shading": "nearest", "edgecolors": "face", "linewidth": 0.3}
 HATCHES = ("", "////", "....", "xxxx", "----")
 PLAN = ("schedule", "microbatch_size", "recompute")  # what may be chosen on a network
 RESOURCE_COLOUR = {
-    "compute.peak": style.ORANGE,
-    "compute.latency": style.YELLOW,
-    "memory.bandwidth": style.BLUE,
-    "memory.latency": style.SKY,
-    "node.bandwidth": style.GREEN,
-    "node.latency": style.GREY,
-    "network.bandwidth": style.PURPLE,
-    "network.latency": style.SILVER,
+    "compute.peak": palette.ORANGE,
+    "compute.latency": palette.YELLOW,
+    "memory.bandwidth": palette.BLUE,
+    "memory.latency": palette.SKY,
+    "node.bandwidth": palette.GREEN,
+    "node.latency": palette.GREY,
+    "network.bandwidth": palette.PURPLE,
+    "network.latency": palette.SILVER,
 }
 
 
@@ -105,7 +105,7 @@ def _categories(
         **CELLS,
     )
     looks: dict[str, dict[str, Any]] = {
-        name: {"facecolor": colours[name], "edgecolor": style.ink(colours[name]), "hatch": hatch}
+        name: {"facecolor": colours[name], "edgecolor": palette.ink(colours[name]), "hatch": hatch}
         for name, hatch in zip(used, itertools.cycle(HATCHES), strict=False)
     }
     for code, look in enumerate(looks.values()):

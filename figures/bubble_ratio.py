@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, count_axis, main_setting
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 NAMES = ("gpipe", "1f1b", "chimera", "hanayo, 2 waves", "interleaved-1f1b")
 SLOTS = "F=1, B=2"
@@ -36,8 +36,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     panels[0].set_ylim(bottom=0)
     handles, _ = panels[0].get_legend_handles_labels()
     kinds = [
-        Line2D([], [], color=style.BLACK, marker="o", label="filled: table"),
-        Line2D([], [], color=style.BLACK, marker="o", label="open: published formula", **FORMULA),
+        Line2D([], [], color=palette.BLACK, marker="o", label="filled: table"),
+        Line2D([], [], color=palette.BLACK, marker="o", label="open: published formula", **FORMULA),
     ]
     figure.legend(handles=[*handles, *kinds], loc="outside lower center", ncols=4)
     return {"bubble_ratio": describe(figure, _caption(data))}

@@ -8,52 +8,52 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from pipejax.plots import style
+from pipejax.plots import palette
 
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "gpipe": {  # broad: seen below what equals it
         "label": "GPipe",
-        "color": style.GREY,
+        "color": palette.GREY,
         "marker": "s",
         "linestyle": "-",
         "linewidth": 3.0,
         "markersize": 7.5,
     },
-    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
-    "chimera": {"label": "Chimera", "color": style.VERMILION, "marker": "^", "linestyle": "-"},
+    "1f1b": {"label": "1F1B", "color": palette.BLACK, "marker": "o", "linestyle": "--"},
+    "chimera": {"label": "Chimera", "color": palette.VERMILION, "marker": "^", "linestyle": "-"},
     "chimera-asymmetric": {
         "label": "Chimera 1:2",
-        "color": style.ORANGE,
+        "color": palette.ORANGE,
         "marker": "v",
         "linestyle": "-",
     },
     "hanayo, 1 wave": {
         "label": "Hanayo, 1 wave",
-        "color": style.PURPLE,
+        "color": palette.PURPLE,
         "marker": "P",
         "linestyle": ":",
     },
     "hanayo, 2 waves": {
         "label": "Hanayo, 2 waves",
-        "color": style.GREEN,
+        "color": palette.GREEN,
         "marker": "X",
         "linestyle": "-",
     },
     "hanayo, 4 waves": {
         "label": "Hanayo, 4 waves",
-        "color": style.VIOLET,
+        "color": palette.VIOLET,
         "marker": "D",
         "linestyle": "--",
     },
     "interleaved-1f1b": {
         "label": "interleaved 1F1B, V=2",
-        "color": style.BLUE,
+        "color": palette.BLUE,
         "marker": "D",
         "linestyle": "-",
     },
     "interleaved-1f1b, 5 stages": {
         "label": "interleaved 1F1B, V=5",
-        "color": style.SKY,
+        "color": palette.SKY,
         "marker": "d",
         "linestyle": "-",
     },

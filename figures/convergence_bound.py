@@ -12,18 +12,18 @@ from matplotlib.lines import Line2D
 
 from figures.cases import POINTS, count_axis
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-COLOURS = (style.BLACK, style.SKY, style.GREEN, style.ORANGE, style.PURPLE)  # by delta
+COLOURS = (palette.BLACK, palette.SKY, palette.GREEN, palette.ORANGE, palette.PURPLE)  # by delta
 MARKERS = ("o", "s")  # by objective
 TERMS: Mapping[str, Mapping[str, Any]] = {
-    "start": {"color": style.SKY, "linestyle": "--"},
-    "noise": {"color": style.GREEN, "linestyle": "-."},
-    "delay": {"color": style.VERMILION, "linestyle": ":"},
-    "total": {"color": style.BLACK, "linestyle": "-", "label": "bound"},
+    "start": {"color": palette.SKY, "linestyle": "--"},
+    "noise": {"color": palette.GREEN, "linestyle": "-."},
+    "delay": {"color": palette.VERMILION, "linestyle": ":"},
+    "total": {"color": palette.BLACK, "linestyle": "-", "label": "bound"},
 }
 CASE = {"objective": "random quadratic", "delta": 60}
-LAW_COLOURS = (style.ORANGE, style.BLUE, style.BLACK)  # by K
+LAW_COLOURS = (palette.ORANGE, palette.BLUE, palette.BLACK)  # by K
 BELOW: Mapping[str, Any] = {
     "loc": "upper center",
     "bbox_to_anchor": (0.42, -0.2),
@@ -66,7 +66,7 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
     late: dict[str, Any] = {
         "marker": "D",
         "markersize": 4,
-        "color": style.VERMILION,
+        "color": palette.VERMILION,
         "linestyle": "",
     }
     axes.plot(data.late_total, data.late_measured, **late)
@@ -77,19 +77,19 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
         data.late_total_without_delay.values,
         strict=True,
     ):
-        axes.plot([cut, full], [measured] * 2, color=style.VERMILION, linewidth=0.6, zorder=0)
+        axes.plot([cut, full], [measured] * 2, color=palette.VERMILION, linewidth=0.6, zorder=0)
     axes.set(
         xscale="log", yscale="log", xlabel=f"bound on the {GRADIENT}", ylabel=f"measured {GRADIENT}"
     )
     low, high = data.measured.min() / 3, data.total.max() * 2
-    axes.plot([low, high], [low, high], color=style.GREY, linewidth=0.8, zorder=0)
+    axes.plot([low, high], [low, high], color=palette.GREY, linewidth=0.8, zorder=0)
     axes.set(xlim=(low, high), ylim=(low, data.measured.max() * 30))
     axes.set_title("(a) measured against the bound", loc="left")
     kinds = [
         Line2D(
             [],
             [],
-            color=style.BLACK,
+            color=palette.BLACK,
             marker=marker,
             markersize=3,
             linestyle="",
@@ -103,7 +103,7 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
         for delta, colour in zip(data.delta.values, COLOURS, strict=False)
     ]
     others = [
-        Line2D([], [], color=style.GREY, linewidth=0.8, label="measured = bound"),
+        Line2D([], [], color=palette.GREY, linewidth=0.8, label="measured = bound"),
         Line2D([], [], **late, label="late blocks"),
         Line2D([], [], **late, markerfacecolor="white", label="without delay term"),
     ]
@@ -120,21 +120,21 @@ def _terms(axes: Axes, data: xr.Dataset) -> None:
         marker="o",
         markersize=3,
         linestyle="",
-        color=style.BLACK,
+        color=palette.BLACK,
         label="measured, mean of seeds",
     )
     best: dict[str, Any] = {
         "markersize": 8,
         "linestyle": "",
         "marker": "*",
-        "markeredgecolor": style.BLACK,
+        "markeredgecolor": palette.BLACK,
         "markeredgewidth": 0.5,
     }
-    axes.plot(at.best_step_size, at.least_bound, color=style.YELLOW, label="least bound", **best)
+    axes.plot(at.best_step_size, at.least_bound, color=palette.YELLOW, label="least bound", **best)
     axes.plot(
         at.best_measured,
         at.measured.sel(step_size=at.best_measured),
-        color=style.VERMILION,
+        color=palette.VERMILION,
         label="least measured",
         **best,
     )
@@ -161,10 +161,10 @@ def _law(axes: Axes, data: xr.Dataset) -> None:
     entries, _ = axes.get_legend_handles_labels()
     kinds = [
         Line2D(
-            [], [], color=style.GREY, marker="o", markersize=3, label="best step without delays"
+            [], [], color=palette.GREY, marker="o", markersize=3, label="best step without delays"
         ),
         Line2D(
-            [], [], color=style.GREY, linestyle="--", linewidth=0.9, label="best step with delays"
+            [], [], color=palette.GREY, linestyle="--", linewidth=0.9, label="best step with delays"
         ),
     ]
     axes.legend(handles=[*entries, *kinds], **BELOW)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, count_axis, network_of, plain_numbers
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.sweep import STATUS
 
 BANDWIDTHS = (5e9, 50e9, 400e9)  # the nearest ones of the grid are drawn [B/s]
@@ -41,7 +41,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     lost = Line2D(
         [],
         [],
-        color=style.BLACK,
+        color=palette.BLACK,
         marker="o",
         markerfacecolor="white",
         linestyle="",

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from figures.cases import LOOK, main_setting, setting_words, system_title
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 WAVES = ("hanayo, 1 wave", "hanayo, 2 waves", "hanayo, 4 waves")
 PUBLISHED = {"slow_nw_fast_cp": -12.32, "slow_nw_mid_cp": 2.33}  # arXiv:2605.24006
@@ -19,15 +19,15 @@ STAR: Mapping[str, Any] = {
     "marker": "*",
     "markersize": 10,
     "linestyle": "",
-    "color": style.VERMILION,
-    "markeredgecolor": style.BLACK,
+    "color": palette.VERMILION,
+    "markeredgecolor": palette.BLACK,
     "markeredgewidth": 0.6,
     "label": "published point",
 }
 RANGE: Mapping[str, Any] = {
     "marker": "_",
     "markersize": 8,
-    "color": style.VERMILION,
+    "color": palette.VERMILION,
     "label": "published mean",
 }
 
@@ -42,16 +42,16 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     mean = gain.isel(system=np.flatnonzero(averaged)).mean("system")
     figure, axes = plt.subplots(figsize=(style.PAGE, 3.2))
     last = len(systems)
-    axes.axhline(0, color=style.BLACK, linewidth=0.6)
+    axes.axhline(0, color=palette.BLACK, linewidth=0.6)
     axes.plot([last + 0.2] * 2, PUBLISHED_MEAN, **RANGE)
     for name in WAVES:
         values = np.append(gain.sel(schedule=name), mean.sel(schedule=name))
         axes.plot(range(last + 1), values, **{**LOOK[name], "linestyle": "", "markersize": 6})
     beside = [systems.index(s) + 0.2 for s in PUBLISHED]
     axes.plot(beside, list(PUBLISHED.values()), **STAR)
-    axes.axvline(last - 0.5, color=style.GREY, linewidth=0.6)
+    axes.axvline(last - 0.5, color=palette.GREY, linewidth=0.6)
     axes.set_xticks(range(last + 1), [*_names(systems), "mean of\nmid and fast\nnetworks"])
-    axes.grid(axis="y", color=style.SILVER, linewidth=0.4)
+    axes.grid(axis="y", color=palette.SILVER, linewidth=0.4)
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("faster than Chimera [%]")

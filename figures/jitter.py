@@ -11,20 +11,20 @@ from matplotlib.lines import Line2D
 
 from figures.cases import LOOK
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 LEVELS = (0.05, 0.5, 0.95)
 QUANTILE: Mapping[str, Any] = {
     "linestyle": "",
     "marker": "|",
-    "color": style.BLACK,
+    "color": palette.BLACK,
     "markersize": 7,
     "markeredgewidth": 0.8,
 }
 WITHOUT: Mapping[str, Any] = {
     "linestyle": "",
     "marker": "D",
-    "color": style.BLACK,
+    "color": palette.BLACK,
     "markersize": 3.5,
     "markerfacecolor": "white",
 }
@@ -69,7 +69,7 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
     for place, name in enumerate(values.schedule.values):
         samples = values.sel(schedule=name).values
         samples = samples[samples <= float(values.sel(schedule=name).quantile(SHOWN))]
-        colour = LOOK.get(name, {"color": style.GREY})["color"]
+        colour = LOOK.get(name, {"color": palette.GREY})["color"]
         parts: dict[str, Any] = axes.violinplot(
             samples,
             positions=[place],
@@ -80,5 +80,5 @@ def _violins(axes: Axes, values: xr.DataArray, without: xr.DataArray) -> None:
         )
         parts["bodies"][0].set(facecolor=colour, edgecolor=colour, alpha=0.55)
         quantiles = values.sel(schedule=name).quantile(list(LEVELS)).values
-        axes.vlines(quantiles, place - 0.2, place + 0.2, color=style.BLACK, linewidth=0.8)
+        axes.vlines(quantiles, place - 0.2, place + 0.2, color=palette.BLACK, linewidth=0.8)
         axes.plot(float(without.sel(schedule=name)), place, **WITHOUT)

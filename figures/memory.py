@@ -11,15 +11,15 @@ from matplotlib.lines import Line2D
 
 from figures.cases import LOOK, MAIN, main_setting
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 LOOKS: Mapping[int, Mapping[str, Any]] = {  # by microbatches; what is equal stays seen
-    8: {"color": style.SKY, "marker": "s", "markersize": 7, "linewidth": 2.5},
-    32: {"color": style.BLUE, "marker": "o", "markersize": 4.5},
-    256: {"color": style.BLACK, "marker": "^", "markersize": 2.5},
+    8: {"color": palette.SKY, "marker": "s", "markersize": 7, "linewidth": 2.5},
+    32: {"color": palette.BLUE, "marker": "o", "markersize": 4.5},
+    256: {"color": palette.BLACK, "marker": "^", "markersize": 2.5},
 }
-STATIC: Mapping[str, Any] = {"color": style.PURPLE, "marker": "x", "linestyle": ":"}
-CAPACITY: Mapping[str, Any] = {"color": style.VERMILION, "linestyle": "--"}
+STATIC: Mapping[str, Any] = {"color": palette.PURPLE, "marker": "x", "linestyle": ":"}
+CAPACITY: Mapping[str, Any] = {"color": palette.VERMILION, "linestyle": "--"}
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:

@@ -10,9 +10,16 @@ from matplotlib.patches import Patch
 from figures.best_schedule import CELLS
 from figures.cases import network_axes, plain_numbers
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-COLOURS = (style.SKY, style.GREEN, style.YELLOW, style.ORANGE, style.VERMILION, style.PURPLE)
+COLOURS = (
+    palette.SKY,
+    palette.GREEN,
+    palette.YELLOW,
+    palette.ORANGE,
+    palette.VERMILION,
+    palette.PURPLE,
+)
 DASHES = ("-", "--", "-.", ":")
 CURVE = 1.5e-2  # latency of the curve [s]
 WORST = 1.25  # of the best step time, up to which sizes are drawn
@@ -28,7 +35,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     at = data.sel({"network.latency": CURVE}, method="nearest")
     used = {int(size): colour for size, colour in zip(_used(data), COLOURS, strict=False)}
     _sizes(panels[0, 0], data, used)
-    panels[0, 0].axhline(1e6 * float(at["network.latency"]), color=style.BLACK, linewidth=0.8)
+    panels[0, 0].axhline(1e6 * float(at["network.latency"]), color=palette.BLACK, linewidth=0.8)
     _curve(panels[0, 1], at, used)
     for axes, (name, (title, sign)) in zip(panels[1], ELASTICITIES.items(), strict=True):
         values = sign * data[f"{name}_elasticity"]
@@ -68,7 +75,7 @@ def _curve(axes: Axes, at: xr.Dataset, used: dict[int, str]) -> None:
         axes.plot(bandwidth, ratio.where(ratio <= WORST), color=colour, ls=dash, label=str(size))
     kinks = bandwidth.values[1:][at.microbatch_size.values[1:] != at.microbatch_size.values[:-1]]
     for kink in kinks:
-        axes.axvline(kink, color=style.GREY, linewidth=0.6, zorder=0)
+        axes.axvline(kink, color=palette.GREY, linewidth=0.6, zorder=0)
     axes.set(xscale="log", xlim=(bandwidth.min(), bandwidth.max()), ylim=(0.99, WORST))
     plain_numbers(axes.xaxis, (1,))
     axes.set(xlabel="network bandwidth [GB/s]", ylabel="step time / that of the best size")

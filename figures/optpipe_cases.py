@@ -9,34 +9,34 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from pipejax.plots import style
+from pipejax.plots import palette
 
 OPEN = {"markerfacecolor": "none"}  # stays visible around marks that equal it
 LOOK: Mapping[str, Mapping[str, Any]] = {
-    "1f1b": {"label": "1F1B", "color": style.BLACK, "marker": "o", "linestyle": "--"},
+    "1f1b": {"label": "1F1B", "color": palette.BLACK, "marker": "o", "linestyle": "--"},
     "1f1b, interleaved": {
         "label": "1F1B, interleaved",
-        "color": style.GREY,
+        "color": palette.GREY,
         "marker": "v",
         "linestyle": "--",
     },
-    "zb-1p": {"label": "ZB-1p", "color": style.SKY, "marker": "^", "linestyle": "-"},
-    "zb-2p": {"label": "ZB-2p", "color": style.BLUE, "marker": "X", "linestyle": "-"},
+    "zb-1p": {"label": "ZB-1p", "color": palette.SKY, "marker": "^", "linestyle": "-"},
+    "zb-2p": {"label": "ZB-2p", "color": palette.BLUE, "marker": "X", "linestyle": "-"},
     "pipe-offload": {
         "label": "PipeOffload",
-        "color": style.ORANGE,
+        "color": palette.ORANGE,
         "marker": "s",
         "linestyle": ":",
     },
     "pipe-offload, interleaved": {
         "label": "PipeOffload, interleaved",
-        "color": style.PURPLE,
+        "color": palette.PURPLE,
         "marker": "P",
         "linestyle": ":",
     },
     "ada-offload": {
         "label": "AdaOffload",
-        "color": style.GREEN,
+        "color": palette.GREEN,
         "marker": "D",
         "linestyle": "-",
         "markersize": 6,
@@ -44,25 +44,25 @@ LOOK: Mapping[str, Mapping[str, Any]] = {
     },
     "optimum": {
         "label": "optimised",
-        "color": style.VERMILION,
+        "color": palette.VERMILION,
         "marker": "o",
         "linestyle": "-",
         "markersize": 3,
     },
     "optimum, interleaved": {
         "label": "optimised, interleaved",
-        "color": style.VERMILION,
+        "color": palette.VERMILION,
         "marker": "o",
         "linestyle": "--",
         "markersize": 5,
         **OPEN,
     },
 }
-BOUND: Mapping[str, Any] = {"color": style.BLACK, "linewidth": 0.7, "linestyle": "-"}
+BOUND: Mapping[str, Any] = {"color": palette.BLACK, "linewidth": 0.7, "linestyle": "-"}
 BOUND_LABEL = "no schedule with one stage per worker is below"
 POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "wait": {"label": "waits until the search ends", "color": style.BLUE, "linestyle": "--"},
-    "stay": {"label": "stays with the best heuristic", "color": style.BLACK, "linestyle": ":"},
+    "wait": {"label": "waits until the search ends", "color": palette.BLUE, "linestyle": "--"},
+    "stay": {"label": "stays with the best heuristic", "color": palette.BLACK, "linestyle": ":"},
 }
 UNIT = "idle time [fills of the pipe]"
 UNIT_SAID = (

@@ -10,12 +10,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-COLOURS = (style.SKY, style.GREEN, style.ORANGE, style.VERMILION, style.PURPLE, style.BLUE)
+COLOURS = (
+    palette.SKY,
+    palette.GREEN,
+    palette.ORANGE,
+    palette.VERMILION,
+    palette.PURPLE,
+    palette.BLUE,
+)
 KINDS: Mapping[bool, tuple[str, str, str]] = {  # whether something may be offloaded
-    False: ("o", style.BLACK, "nothing offloaded"),
-    True: ("s", style.VERMILION, "may offload"),
+    False: ("o", palette.BLACK, "nothing offloaded"),
+    True: ("s", palette.VERMILION, "may offload"),
 }
 SPREAD = 0.07  # between marks of one limit [peaks of 1F1B]
 
@@ -44,8 +51,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         Line2D([], [], color=c, marker=marker, label=label) for marker, c, label in KINDS.values()
     ]
     whens = [
-        Line2D([], [], color=style.GREY, linestyle="--", label="best schedule found"),
-        Line2D([], [], color=style.GREY, linestyle="-", label="proven"),
+        Line2D([], [], color=palette.GREY, linestyle="--", label="best schedule found"),
+        Line2D([], [], color=palette.GREY, linestyle="-", label="proven"),
     ]
     figure.legend(handles=[*pipes, *kinds, *whens], loc="outside lower center", ncols=4)
     caption = (

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from figures.optpipe_cases import LOOK, UNIT, UNIT_SAID, draw_methods, entries, log_axis
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 SHOWN = tuple(name for name in LOOK if name != "optimum, interleaved")  # solved at two speeds
 
@@ -33,7 +33,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for column in range(data.sizes["model"]):
             axes, one = panels[row, column], at.sel(limit=limit).isel(model=column)
             draw_methods(axes, one.place, one, SHOWN)
-            axes.axvline(at.sizes["place"] - 1.5, color=style.BLACK, linewidth=0.6, linestyle=":")
+            axes.axvline(at.sizes["place"] - 1.5, color=palette.BLACK, linewidth=0.6, linestyle=":")
             axes.set_title(f"{one.model.item()},\nlimit {limit:g}", loc="left")
         panels[row, 0].set_ylabel(UNIT)
     log_axis(panels[0, 0])

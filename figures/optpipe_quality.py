@@ -6,10 +6,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 PANELS = {"excess_over_best": "the best known schedule", "excess_over_bound": "the bound"}
-COLOURS = (style.SKY, style.GREEN, style.ORANGE, style.VERMILION, style.BLUE, style.PURPLE)
+COLOURS = (
+    palette.SKY,
+    palette.GREEN,
+    palette.ORANGE,
+    palette.VERMILION,
+    palette.BLUE,
+    palette.PURPLE,
+)
 MARKERS = "o^sDvP"
 DASHES = {0.5: "-", 0.9: ":"}
 EVERY = 4  # points of time with a mark
@@ -34,8 +41,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         for size, c, m in zip(sizes, COLOURS, MARKERS, strict=False)
     ]
     handles += [
-        Line2D([], [], color=style.BLACK, linestyle="-", label="half of the problems"),
-        Line2D([], [], color=style.BLACK, linestyle=":", label="nine tenths"),
+        Line2D([], [], color=palette.BLACK, linestyle="-", label="half of the problems"),
+        Line2D([], [], color=palette.BLACK, linestyle=":", label="nine tenths"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     limit = f"{data.attrs['seconds of a solve']:g} s"

@@ -9,9 +9,9 @@ from matplotlib.lines import Line2D
 
 from figures.optpipe_cases import BOUND, POLICIES
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-HEURISTIC, SEARCHED = style.GREEN, style.VERMILION
+HEURISTIC, SEARCHED = palette.GREEN, palette.VERMILION
 LEAST = 1e-3  # percent: what is shown of more time
 SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
 
@@ -49,7 +49,7 @@ def _anytime(data: xr.Dataset) -> Figure:
             [*news.seconds.values, end],
             [*news.makespan.values, news.makespan.values[-1]],
             where="post",
-            color=style.BLACK,
+            color=palette.BLACK,
             linewidth=0.9,
         )
         searched = np.array([str(one).startswith(SEARCHES) for one in news.source.values])

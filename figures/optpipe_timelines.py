@@ -11,7 +11,7 @@ from figures.optpipe_cases import LOOK
 from figures.rules import describe
 from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.analysis.timeline import Bar
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.memory import LIMIT, Curves, draw_memory
 from pipejax.plots.timeline import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase
@@ -40,8 +40,8 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     panels[-1].set_xlabel("time [s]")
     entries = [
         *bar_entries(drawn),
-        Line2D([], [], color=style.BLACK, marker="o", markersize=2.5, linestyle="", label="peak"),
-        Line2D([], [], color=style.BLUE, linewidth=0.8, label="held"),
+        Line2D([], [], color=palette.BLACK, marker="o", markersize=2.5, linestyle="", label="peak"),
+        Line2D([], [], color=palette.BLUE, linewidth=0.8, label="held"),
         Line2D([], [], label="limit", **LIMIT),
     ]
     figure.legend(handles=entries, loc="outside lower center", ncols=5)
@@ -50,7 +50,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
 
 def _timeline(axes: Axes, run: xr.Dataset, bars: list[Bar], until: float) -> None:
     draw_bars(axes, bars, workers=int(run.attrs["workers"]), until=until)
-    axes.axvline(float(run.makespan), color=style.BLACK, linewidth=0.6, linestyle=":")
+    axes.axvline(float(run.makespan), color=palette.BLACK, linewidth=0.6, linestyle=":")
     limit = run.attrs["activations"]
     over = float(run.peak.max()) > limit * (1 + 1e-9)
     note = f"; out of memory: it holds {float(run.peak.max()):g} of {limit:g}" if over else ""

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from figures.cases import LOOK, network_of, plain_numbers
 from figures.rules import describe
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 BANDWIDTH, LATENCY = 50e9, 20e-6  # the nearest point of the grid is drawn [B/s], [s]
 # how markers are filled, by recomputation
@@ -28,7 +28,9 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     is_best = front(time, memory)
     figure, axes = plt.subplots(figsize=(style.PAGE, 3.8))
     order = np.flatnonzero(is_best)[np.argsort(memory[is_best])]
-    axes.step(memory[order], time[order], where="post", color=style.BLACK, linewidth=0.8, zorder=1)
+    axes.step(
+        memory[order], time[order], where="post", color=palette.BLACK, linewidth=0.8, zorder=1
+    )
     for k, (name, size, recompute) in enumerate(plans.plan.values):
         look = LOOK[name]
         axes.plot(
@@ -50,7 +52,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
                 textcoords="offset points",
             )
     capacity = float(data["memory.capacity"]) / 1e9
-    axes.axvline(capacity, color=style.VERMILION, linestyle="--", linewidth=0.8)
+    axes.axvline(capacity, color=palette.VERMILION, linestyle="--", linewidth=0.8)
     axes.set(
         xscale="log",
         yscale="log",
@@ -95,7 +97,7 @@ def _entries(at: xr.Dataset, capacity: float) -> list[Line2D]:
         Line2D(
             [],
             [],
-            color=style.BLACK,
+            color=palette.BLACK,
             marker="o",
             linestyle="",
             fillstyle=FILL[kind],
@@ -104,11 +106,11 @@ def _entries(at: xr.Dataset, capacity: float) -> list[Line2D]:
         for kind in at.recompute.values
     ]
     lines = [
-        Line2D([], [], color=style.BLACK, linewidth=0.8, label="front, with microbatch sizes"),
+        Line2D([], [], color=palette.BLACK, linewidth=0.8, label="front, with microbatch sizes"),
         Line2D(
             [],
             [],
-            color=style.VERMILION,
+            color=palette.VERMILION,
             linestyle="--",
             linewidth=0.8,
             label=f"capacity, {capacity:g} GB",

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from figures.cases import plain_numbers
-from pipejax.plots import style
+from pipejax.plots import palette
 from sweeps.pipedream_curves import End
 
 SHADE = 0.15  # opacity of bands
@@ -40,16 +40,16 @@ NAMES: Mapping[str, str] = {
     "naive": "naive pipeline",
 }
 LOOKS: Mapping[str, Sequence[tuple[str, str]]] = {  # of each family, by its settings in their order
-    "pipedream": ((style.BLACK, "o"), (style.BLUE, "D")),
-    "pipedream-2bw": ((style.BLUE, "s"),),
-    "naive": ((style.GREY, "x"),),
-    "local-sgd": ((style.SKY, "^"), (style.GREEN, "D"), (style.PURPLE, "v")),
+    "pipedream": ((palette.BLACK, "o"), (palette.BLUE, "D")),
+    "pipedream-2bw": ((palette.BLUE, "s"),),
+    "naive": ((palette.GREY, "x"),),
+    "local-sgd": ((palette.SKY, "^"), (palette.GREEN, "D"), (palette.PURPLE, "v")),
     "rpd": (
-        (style.VERMILION, "s"),
-        (style.ORANGE, "^"),
-        (style.PURPLE, "D"),
-        (style.GREEN, "v"),
-        (style.BLUE, "X"),
+        (palette.VERMILION, "s"),
+        (palette.ORANGE, "^"),
+        (palette.PURPLE, "D"),
+        (palette.GREEN, "v"),
+        (palette.BLUE, "X"),
     ),
 }
 
@@ -149,7 +149,7 @@ def log_axis(axes: Axes) -> None:
 
 def range_of_seeds() -> Patch:
     """Return the legend's entry of the bands."""
-    return Patch(color=style.BLACK, alpha=SHADE, linewidth=0, label="range of seeds")
+    return Patch(color=palette.BLACK, alpha=SHADE, linewidth=0, label="range of seeds")
 
 
 def panels(count: int, width: float, height: float) -> tuple[Figure, Sequence[Axes]]:

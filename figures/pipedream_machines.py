@@ -21,7 +21,7 @@ from figures.pipedream_cases import (
     range_of_seeds,
 )
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from sweeps.pipedream_curves import Winner, at_equal, tuned, winner
 
 SPEEDS = ("slow", "mid", "fast")
@@ -73,12 +73,12 @@ def _map(axes: Axes, best: xr.Dataset) -> None:
         for column, network in enumerate(SPEEDS):
             one = best.sel(system=SYSTEM.format(network, compute))
             found = winner(at_equal(one, "time"))
-            colour = look[found.scheme]["color"] if found.scheme else style.GREY
+            colour = look[found.scheme]["color"] if found.scheme else palette.GREY
             filled = _mixed(colour, STRONG if found.seeds == seeds else PALE)
             place: dict[str, Any] = {"edgecolor": "white", "linewidth": 2, "facecolor": filled}
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **place))
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
-            axes.text(column, row, _words(found, seeds), color=style.ink(filled), **at)
+            axes.text(column, row, _words(found, seeds), color=palette.ink(filled), **at)
     axes.set(xlim=(-0.5, 2.5), ylim=(-0.5, 2.5), xlabel="network", ylabel="compute")
     axes.set_xticks(range(3), SPEEDS)
     axes.set_yticks(range(3), SPEEDS)
@@ -107,7 +107,7 @@ def _curves(axes: Axes, best: xr.Dataset) -> None:
     for name, look in looks([str(name) for name in best.scheme.values]).items():
         at = best.sel(scheme=name)
         plot_seeds(axes, at.time, at.shown, label_of(name), look)
-    line: dict[str, Any] = {"color": style.GREY, "linewidth": 0.8, "linestyle": ":"}
+    line: dict[str, Any] = {"color": palette.GREY, "linewidth": 0.8, "linestyle": ":"}
     first = float(best.time.isel(sample=-1).min())
     axes.axvline(first, label="the first of them ends", **line)
     axes.set_xlabel("time [s]")

@@ -19,7 +19,7 @@ from figures.pipedream_cases import (
     said,
 )
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from sweeps.pipedream_curves import PUBLISHED, apart, ends, tuned
 
 BAND = 10.0  # factor that the band reaches to either side
@@ -60,7 +60,7 @@ def _panel(axes: Axes, best: xr.Dataset) -> None:
     one = best.sel(scheme="pipedream")
     median = one.shown.median("seed", skipna=False)
     label = f"PipeDream times 1/{BAND:g} to {BAND:g}"
-    band: dict[str, Any] = {"color": style.SKY, "alpha": 0.2, "linewidth": 0, "label": label}
+    band: dict[str, Any] = {"color": palette.SKY, "alpha": 0.2, "linewidth": 0, "label": label}
     axes.fill_between(one.updates, median / BAND, median * BAND, **band)
     for name, look in looks([str(name) for name in best.scheme.values]).items():
         at = best.sel(scheme=name)

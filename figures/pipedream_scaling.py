@@ -19,7 +19,7 @@ from figures.pipedream_cases import (
     said,
 )
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from sweeps.pipedream_curves import QUANTITY, depths, ends, tuned
 
 STORE = "pipedream_scaling"
@@ -50,7 +50,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     drawn[0].set_ylabel(f"{QUANTITIES[quantity]} at the end")
     log_axis(drawn[0])
     handles = [*drawn[0].get_legend_handles_labels()[0], range_of_seeds()]
-    at_edge = Line2D([], [], color=style.BLACK, marker="o", markerfacecolor="white", linestyle="")
+    at_edge = Line2D([], [], color=palette.BLACK, marker="o", markerfacecolor="white", linestyle="")
     at_edge.set_label("open: smallest or largest step size tried")
     figure.legend(handles=[*handles, at_edge], loc="outside lower center", ncols=3)
     caption = (

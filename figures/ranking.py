@@ -12,15 +12,15 @@ from matplotlib.patches import Patch, Rectangle
 
 from figures.cases import LOOK, main_setting, setting_words, system_title
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 SLOTS = "F=1, B=2"
 TIE = 0.01  # values closer than this, relative to the best, are a tie
 # those with a published formula in the paper: letter and colour
 LOOKS: Mapping[str, tuple[str, str]] = {
-    "gpipe": ("G", style.SILVER),
-    "1f1b": ("1", style.SKY),
-    "chimera": ("C", style.VERMILION),
+    "gpipe": ("G", palette.SILVER),
+    "1f1b": ("1", palette.SKY),
+    "chimera": ("C", palette.VERMILION),
 }
 
 
@@ -63,14 +63,14 @@ def _map(axes: Axes, rows: dict[str, xr.DataArray], counts: np.ndarray) -> None:
     axes.set_xticks(np.arange(len(counts)) + 0.5, [str(int(count)) for count in counts])
     style.name_rows(axes, list(rows))
     for edge in (0.5, 1.5):  # between the levels
-        axes.axhline(edge, color=style.BLACK, linewidth=1.2)
+        axes.axhline(edge, color=palette.BLACK, linewidth=1.2)
     axes.tick_params(length=0)
 
 
 def _part(axes: Axes, left: float, row: int, width: float, letter: str, colour: str) -> None:
     corner = (left, row - 0.5)
     axes.add_patch(Rectangle(corner, width, 1, facecolor=colour, edgecolor="white", linewidth=0.6))
-    ink = style.ink(colour)
+    ink = palette.ink(colour)
     centre: Any = {"ha": "center", "va": "center", "fontsize": style.LEAST_FONT}
     axes.text(left + width / 2, row, letter, color=ink, **centre)
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from figures.best_schedule import CELLS
 from figures.cases import LOOK
 from figures.rules import describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 MOST = 30.0  # of the colours [%]
 # both ends differ in lightness from the middle and from each other
-COLOURS = LinearSegmentedColormap.from_list("faster", (style.BLUE, "#FFFFFF", style.ORANGE))
+COLOURS = LinearSegmentedColormap.from_list("faster", (palette.BLUE, "#FFFFFF", palette.ORANGE))
 MARKERS = {"slow": "o", "mid": "s", "fast": "^"}
 NAMES = {"slow": "slow network", "mid": "mid network", "fast": "fast network"}
 
@@ -50,8 +50,8 @@ def _map(axes: Axes, at: xr.Dataset) -> Any:
     gain = 100 * (1 - at.ratio)
     norm = TwoSlopeNorm(0, -MOST, MOST)
     mesh = axes.pcolormesh(at.message, at.backward, gain, cmap=COLOURS, norm=norm, **CELLS)
-    axes.contour(at.message, at.backward, gain, levels=[0], colors=style.BLACK, linewidths=1.2)
-    axes.plot([], [], color=style.BLACK, label="equally fast")
+    axes.contour(at.message, at.backward, gain, levels=[0], colors=palette.BLACK, linewidths=1.2)
+    axes.plot([], [], color=palette.BLACK, label="equally fast")
     return mesh
 
 
@@ -59,8 +59,8 @@ def _systems(axes: Axes, at: xr.Dataset) -> None:
     """Put the systems on the map: those of the paper by network, and accelerators."""
     names = [str(name) for name in at.system.values]
     look: dict[str, Any] = {
-        "markeredgecolor": style.BLACK,
-        "color": style.YELLOW,
+        "markeredgecolor": palette.BLACK,
+        "color": palette.YELLOW,
         "linestyle": "",
         "zorder": 3,
     }

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from figures.rules import describe
 from figures.timelines import UPWARD, draw_run, label_of, run_of
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.timeline import bar_entries, mark_entry
 
 COLUMNS = 2
@@ -31,7 +31,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
             loc="left",
         )
         axes.set_xlabel("slot")
-        axes.grid(axis="x", color=style.SILVER, linewidth=0.4)
+        axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
         axes.set_axisbelow(True)
         axes.tick_params(labelbottom=True)
     first, *rest = panels.flat[len(names) :]

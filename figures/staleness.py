@@ -12,18 +12,21 @@ from matplotlib.lines import Line2D
 
 from figures.cases import POINTS, count_axis
 from figures.rules import AXES_DIFFER, describe
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-KINDS = (("max_delay", "largest", style.VERMILION, "o"), ("mean_delay", "mean", style.BLUE, "s"))
+KINDS = (
+    ("max_delay", "largest", palette.VERMILION, "o"),
+    ("mean_delay", "mean", palette.BLUE, "s"),
+)
 SHOWN: tuple[Mapping[str, Any], ...] = (  # of the distributions
-    {"color": style.ORANGE, "linestyle": "-"},
-    {"color": style.BLACK, "linestyle": "--"},
+    {"color": palette.ORANGE, "linestyle": "-"},
+    {"color": palette.BLACK, "linestyle": "--"},
 )
 LINKS: Mapping[str, Mapping[str, Any]] = {
-    "delay": {"color": style.BLACK, "marker": "o", "linestyle": "-"},
-    "queued": {"color": style.SKY, "marker": "x", "linestyle": "--"},
-    "blocking": {"color": style.GREEN, "marker": "^", "linestyle": "-"},
-    "rendezvous": {"color": style.PURPLE, "marker": "s", "linestyle": "-"},
+    "delay": {"color": palette.BLACK, "marker": "o", "linestyle": "-"},
+    "queued": {"color": palette.SKY, "marker": "x", "linestyle": "--"},
+    "blocking": {"color": palette.GREEN, "marker": "^", "linestyle": "-"},
+    "rendezvous": {"color": palette.PURPLE, "marker": "s", "linestyle": "-"},
 }
 BINS = 20
 BELOW: Mapping[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.22)}
@@ -77,7 +80,7 @@ def _under_messages(axes: Axes, data: xr.Dataset) -> None:
     for name in data.link.values:
         axes.plot(place, data.mean_delay_under_messages.sel(link=name), label=name, **LINKS[name])
     law = float(data.mean_delay_law.sel(stages=int(data.shown[0])))
-    axes.axhline(law, color=style.GREY, linewidth=0.8, linestyle=":", label="equal slots")
+    axes.axhline(law, color=palette.GREY, linewidth=0.8, linestyle=":", label="equal slots")
     axes.set_xticks(place, [f"{value:g}" for value in data.message.values])
     axes.tick_params(axis="x", labelrotation=45)
     axes.set(xlabel="message / forward", ylabel="mean delay [block updates]")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from figures.cases import LOOK
 from figures.rules import describe
 from pipejax.analysis.timeline import Bar
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.timeline import bar_entries, draw_bars, mark_entry
 from pipejax.schedules.cells.ops import Op, Phase
 
@@ -41,7 +41,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes, (name, run) in zip(panels[:, 0], runs.items(), strict=True):
         draw_run(axes, data, name, run)
         ends = data.sel(schedule=name)
-        axes.axvline(float(ends.makespan), color=style.BLACK, linewidth=0.8, linestyle=":")
+        axes.axvline(float(ends.makespan), color=palette.BLACK, linewidth=0.8, linestyle=":")
         axes.set_title(
             f"{label_of(name)}: {ends.makespan:.4g} s, idle {100 * ends.bubble_ratio:.1f} %",
             loc="left",

@@ -5,31 +5,23 @@ import itertools
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from colorspacious import cspace_convert
 from matplotlib.colors import to_rgb
 
 from figures.rules import AXES_DIFFER, caption_of, describe, faults
 from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.memory import Curves, draw_memory
 from pipejax.plots.staleness import draw_delays
 from pipejax.plots.tornado import draw_tornado
 from pipejax.plots.training import draw_curves
 
-# Machado, Oliveira and Fernandes 2009, of whole deficiency, on linear RGB
-SEEN_BY = {
-    "all": np.eye(3),
-    "deuteranopes": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "protanopes": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
+SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
+    "all": None,
+    "deuteranopes": "deuteranomaly",
+    "protanopes": "protanomaly",
+    "tritanopes": "tritanomaly",
 }
-TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
 LEAST_LIGHTNESS, LEAST_DIFFERENCE = 9.0, 12.0  # in CIE L*a*b*, where 100 is from black to white
 
 
@@ -42,50 +34,53 @@ def _style():
 
 def lab(colour, seen_by="all"):
     """A colour in CIE L*a*b*, as some readers see it."""
-    rgb = np.array(to_rgb(colour))
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    white = np.dot(TO_XYZ, np.ones(3))
-    x, y, z = np.cbrt(TO_XYZ @ np.clip(SEEN_BY[seen_by] @ linear, 0.002, 1) / white)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+    rgb = to_rgb(colour)
+    if SEEN_BY[seen_by] is not None:
+        space = {"name": "sRGB1+CVD", "cvd_type": SEEN_BY[seen_by], "severity": 100}
+        rgb = np.clip(cspace_convert(rgb, space, "sRGB1"), 0, 1)
+    return cspace_convert(rgb, "sRGB1", "CIELab")
 
 
-PAIRS = [
-    pair
-    for pair in itertools.combinations(style.PHASE_COLOUR, 2)
-    if style.HATCHED not in pair  # its strokes tell it apart
-]
+HATCHED = "A"  # its strokes tell it apart, its white does not
+FILLS = {phase: look.fill for phase, look in palette.PHASES.items() if phase != HATCHED}
+SHADES = {
+    f"{phase} of the second pipe": look.shade
+    for phase, look in palette.PHASES.items()
+    if phase not in palette.NO_PIPE
+}
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="".join)
-def test_phases_are_told_apart_in_grey(pair):
-    one, other = (lab(style.PHASE_COLOUR[name])[0] for name in pair)
-    assert abs(one - other) >= LEAST_LIGHTNESS
+def test_phases_are_told_apart_in_grey():
+    ladder = sorted(lab(fill)[0] for fill in FILLS.values())
+    assert min(np.diff(ladder)) >= LEAST_LIGHTNESS
 
 
 @pytest.mark.parametrize("seen_by", SEEN_BY)
-def test_phases_are_told_apart_by_colour_blind_readers(seen_by):
-    for pair in PAIRS:
-        one, other = (lab(style.PHASE_COLOUR[name], seen_by) for name in pair)
-        assert np.linalg.norm(one - other) >= LEAST_DIFFERENCE, pair
+def test_phases_and_shades_of_pipes_are_told_apart(seen_by):
+    seen = {name: lab(colour, seen_by) for name, colour in (FILLS | SHADES).items()}
+    for one, other in itertools.combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) >= LEAST_DIFFERENCE, (one, other)
 
 
-def test_forward_and_backward_are_far_apart():
+@pytest.mark.parametrize("seen_by", SEEN_BY)
+def test_forward_and_backward_are_far_apart(seen_by):
     """At a glance, in grey; they were 158 and 162 of 255 once."""
-    forward, backward = (lab(style.PHASE_COLOUR[name])[0] for name in "FB")
-    assert forward - backward >= 20
+    forward, backward, input_grad = (lab(FILLS[name], seen_by)[0] for name in "FBI")
+    assert min(forward - backward, forward - input_grad) >= 15
 
 
-@pytest.mark.parametrize("name", style.PHASE_COLOUR)
-def test_numbers_can_be_read_on_every_phase(name):
-    ground = style.PHASE_COLOUR[name]
-    assert abs(lab(ground)[0] - lab(style.ink(ground))[0]) >= 45
+@pytest.mark.parametrize("phase", palette.PHASES)
+def test_text_and_strokes_can_be_read_on_every_phase(phase):
+    look = palette.PHASES[phase]
+    for ground in (look.fill, look.shade):
+        assert abs(lab(ground)[0] - lab(look.ink)[0]) >= 45
 
 
 def good():
     """A figure without a fault."""
     figure, axes = plt.subplots(figsize=(style.COLUMN, 2))
-    axes.plot([0, 1], [0, 1], marker="o", color=style.BLUE, label="a line")
-    axes.bar([0, 1], [1, 0.5], color=style.SILVER)
+    axes.plot([0, 1], [0, 1], marker="o", color=palette.BLUE, label="a line")
+    axes.bar([0, 1], [1, 0.5], color=palette.SILVER)
     axes.set(xlabel="time [s]", ylabel="share")
     figure.legend(loc="outside lower center")
     return describe(figure, "A line\n        that rises."), axes
@@ -100,8 +95,8 @@ def test_a_good_figure_has_no_faults():
 def unequal(figure, axes):
     figure.clear()
     one, other = figure.subplots(2)
-    one.plot([0, 1], color=style.BLACK)
-    other.plot([0, 2], color=style.BLACK)
+    one.plot([0, 1], color=palette.BLACK)
+    other.plot([0, 2], color=palette.BLACK)
     one.set_ylabel("share")
     other.set_ylabel("share")
 
@@ -116,7 +111,7 @@ SPOIL = {
         axes.text(0.21, 0.5, "two"),
     ),
     "no legend names the marker 's'": lambda figure, axes: axes.plot([0.5], [0.5], "sk"),
-    "no legend and no text": lambda figure, axes: axes.plot([0.5, 1], [0, 0], style.GREEN),
+    "no legend and no text": lambda figure, axes: axes.plot([0.5, 1], [0, 0], palette.GREEN),
     "bars on a logarithmic axis": lambda figure, axes: axes.set_yscale("log"),
     "bars are cut": lambda figure, axes: axes.set_ylim(0, 0.7),
     "hides data": lambda figure, axes: axes.legend(loc="lower center"),

@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
 _ROOM = 0.72  # of a row, for the largest peak
-LIMIT: Mapping[str, Any] = {"color": style.VERMILION, "linewidth": 0.8, "linestyle": "--"}
+LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "linestyle": "--"}
 
 
 class Curves(NamedTuple):
@@ -41,13 +41,13 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
         base = worker + 0.5
         level = base - _ROOM * np.append(held, 0.0) / largest
         ends = np.append(time, until)
-        axes.fill_between(ends, base, level, step="post", color=style.SKY, alpha=0.6, linewidth=0)
-        axes.step(ends, level, where="post", color=style.BLUE, linewidth=0.8)
+        axes.fill_between(ends, base, level, step="post", color=palette.SKY, alpha=0.6, linewidth=0)
+        axes.step(ends, level, where="post", color=palette.BLUE, linewidth=0.8)
         if curves.limit is not None:
             axes.hlines(base - _ROOM * curves.limit / largest, 0, until, **LIMIT)
         top = base - _ROOM * peak / largest
         is_late = at > 0.9 * until
-        axes.plot([at], [top], "o", color=style.BLACK, markersize=2.5, zorder=4)
+        axes.plot([at], [top], "o", color=palette.BLACK, markersize=2.5, zorder=4)
         axes.annotate(
             curves.text(peak),
             (at, top),

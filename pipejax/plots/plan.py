@@ -7,9 +7,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.VERMILION)
+COLOURS = (
+    palette.BLUE,
+    palette.ORANGE,
+    palette.GREEN,
+    palette.PURPLE,
+    palette.SKY,
+    palette.VERMILION,
+)
 MARKERS = "osD^vP"
 SLOWEST = 4.0  # times the best step: what takes longer is not drawn
 WIDEST = 1.5  # times the capacity: what needs more is not drawn
@@ -33,13 +40,13 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         memory[rest],
         bound[rest],
         ".",
-        color=style.SILVER,
+        color=palette.SILVER,
         markersize=1.5,
         markeredgewidth=0,
         rasterized=True,
         zorder=1,
     )
-    axes.plot([], [], ".", color=style.SILVER, markersize=4, label="lower bound")
+    axes.plot([], [], ".", color=palette.SILVER, markersize=4, label="lower bound")
     names = np.asarray(columns["schedule"])
     for name, colour, marker in zip(dict.fromkeys(names.tolist()), COLOURS, MARKERS, strict=False):
         own = near & is_known & (names == name)
@@ -53,12 +60,12 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         np.append(memory[order], capacity / 1e9),
         np.append(exact[order], exact[best]),
         where="post",
-        color=style.BLACK,
+        color=palette.BLACK,
         linewidth=0.9,
         label="front",
         zorder=3,
     )
-    axes.axvline(capacity / 1e9, color=style.VERMILION, linewidth=0.8, linestyle="--")
+    axes.axvline(capacity / 1e9, color=palette.VERMILION, linewidth=0.8, linestyle="--")
     axes.annotate(
         _label(columns, best),
         (memory[best], exact[best]),
@@ -73,7 +80,7 @@ def draw_plan(axes: Axes, columns: Mapping[str, Any], front: Any, *, capacity: f
         xycoords=("data", "axes fraction"),
         xytext=(4, 0),
         textcoords="offset points",
-        color=style.VERMILION,
+        color=palette.VERMILION,
         fontsize=style.LEAST_FONT,
     )
     axes.set_yscale("log")

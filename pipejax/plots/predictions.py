@@ -8,20 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.plots import style
+from pipejax.plots import palette
 
 LOOKS = [  # of groups, told apart in grey too; more groups begin anew
     (marker, colour)
     for marker, colour in zip(
         cycle("os^DvP"),
         (
-            style.BLUE,
-            style.VERMILION,
-            style.GREEN,
-            style.ORANGE,
-            style.PURPLE,
-            style.SKY,
-            style.BLACK,
+            palette.BLUE,
+            palette.VERMILION,
+            palette.GREEN,
+            palette.ORANGE,
+            palette.PURPLE,
+            palette.SKY,
+            palette.BLACK,
         ),
         strict=False,
     )
@@ -40,8 +40,8 @@ def draw_predictions(
     """
     both = np.concatenate([measured, predicted])
     ends = np.array([both.min() / 1.2, both.max() * 1.2])
-    axes.plot(ends, ends, color=style.BLACK, linewidth=0.6)
-    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color=style.SILVER, linewidth=0, alpha=0.6)
+    axes.plot(ends, ends, color=palette.BLACK, linewidth=0.6)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color=palette.SILVER, linewidth=0, alpha=0.6)
     names = list(dict.fromkeys(groups))
     for name, (marker, colour) in zip(names, cycle(LOOKS), strict=False):
         which = np.asarray(groups) == name

@@ -1,37 +1,20 @@
-"""House style of all drawings: paper sizes, fonts, one colour per phase.
+"""House style of all drawings: paper sizes and fonts; its colours are those of the palette.
 
-A drawing is saved at its printed size: what is 7 points here is 7 points on paper. Lines have the
-colours of Okabe and Ito, which colour-blind readers tell apart; in grey their markers do that.
-Phases touch each other and have no markers: their colours are a ladder of lightness.
+A drawing is saved at its printed size: what is 7 points here is 7 points on paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+
+from pipejax.plots import palette
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
 COLUMN, PAGE = 3.33, 7.0  # widths of a paper's column and of its page [inch]
 LEAST_FONT = 7.0  # [point]
 
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
-SILVER, VIOLET = "#CCCCCC", "#5B2A86"
-
-PHASE_COLOUR: Mapping[str, str] = {  # from light to dark, also for a colour-blind reader
-    "A": "#FFFFFF",  # white is also where nothing runs: hatched
-    "W": "#F9F08F",
-    "F": "#A6D4F5",
-    "R": "#D9A2CB",
-    "B": "#D87C00",
-    "I": "#00875F",
-    "L": "#A83200",
-    "O": "#003C78",
-    "U": "#1C1C1C",
-}
-HATCHED = "A"
 _SETTINGS: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -60,15 +43,10 @@ _SETTINGS: dict[Any, Any] = {
 
 def look(phase: str) -> dict[str, Any]:
     """Return how a rectangle of a phase is drawn."""
-    if phase == HATCHED:
-        return {"facecolor": PHASE_COLOUR[phase], "edgecolor": BLACK, "hatch": "////"}
-    return {"facecolor": PHASE_COLOUR.get(phase, GREY), "edgecolor": "white"}
-
-
-def ink(background: str) -> str:
-    """Return the colour in which text is read best on a background: black or white."""
-    red, green, blue = to_rgb(background)
-    return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
+    fill = palette.look(phase).fill
+    if fill == palette.WHITE:
+        return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
+    return {"facecolor": fill, "edgecolor": palette.WHITE}
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:

@@ -20,23 +20,12 @@ from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.timeline import Bar, arrows, bars
 from pipejax.base.files import drafted, write_file
 from pipejax.engine.lowering.program import NO_WORKER
-from pipejax.plots import style
+from pipejax.plots import palette, style
 from pipejax.plots.memory import Curves, draw_memory
 from pipejax.schedules.cells.ops import WAITS, Phase
 
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
 _HEIGHT = 0.8  # of a bar, relative to the distance of rows
-_NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "R": "recompute",
-    "A": "all-reduce",
-    "U": "update",
-    "O": "offload",
-    "L": "load",
-}
 
 
 class _Lane(NamedTuple):
@@ -165,7 +154,7 @@ def _mark(axes: Axes, bar: Bar, lane: _Lane) -> None:
     right, top = bar.finish, bar.worker + lane.top
     width, height = 0.25 * (bar.finish - bar.start), 0.3 * lane.height
     corner = [(right - width, top), (right, top), (right, top + height)]
-    axes.add_patch(Polygon(corner, facecolor=style.BLACK, linewidth=0, zorder=3))
+    axes.add_patch(Polygon(corner, facecolor=palette.BLACK, linewidth=0, zorder=3))
 
 
 def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
@@ -188,7 +177,7 @@ def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, 
                 va="center",
                 zorder=4,
                 fontsize=style.LEAST_FONT,
-                color=style.ink(style.look(op.phase.name)["facecolor"]),
+                color=palette.look(op.phase.name).ink,
             )
 
 
@@ -200,7 +189,7 @@ def _draw_messages(axes: Axes, evaluation: Evaluation) -> None:
         [(a.start, a.sender + edge), (a.finish, a.receiver - edge)]
         for a, edge in zip(sent, edges, strict=True)
     ]
-    colours = ["black" if a.is_critical else style.PURPLE for a in sent]
+    colours = ["black" if a.is_critical else palette.PURPLE for a in sent]
     widths = [1.0 if a.is_critical else 0.5 for a in sent]
     axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths, zorder=5))
 
@@ -209,7 +198,7 @@ def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Li
     """List what the colours and lines of a timeline mean."""
     entries: list[Patch | Line2D] = [*bar_entries(_shown(evaluation))]
     if messages:
-        entries.append(Line2D([], [], color=style.PURPLE, linewidth=0.8, label="message"))
+        entries.append(Line2D([], [], color=palette.PURPLE, linewidth=0.8, label="message"))
     return entries
 
 
@@ -217,7 +206,7 @@ def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
     """List what the colours and frames of ops mean."""
     used = np.unique([op.phase for bar in drawn for op in bar.ops])
     phases = [
-        Patch(**style.look(name), label=_NAMES.get(name, name))
+        Patch(**style.look(name), label=palette.look(name).name)
         for name in (Phase(int(code)).name for code in used)
     ]
     frame = Patch(facecolor="none", edgecolor="black", label="critical path")
@@ -227,7 +216,7 @@ def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
 def mark_entry(label: str) -> Line2D:
     """Say what a black corner means."""
     corner = MarkerStyle(Outline([(-1, 1), (1, 1), (1, -1), (-1, 1)]))
-    return Line2D([], [], linestyle="", marker=corner, color=style.BLACK, label=label)
+    return Line2D([], [], linestyle="", marker=corner, color=palette.BLACK, label=label)
 
 
 def _page(evaluation: Evaluation, picture: str) -> str:

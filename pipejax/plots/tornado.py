@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from pipejax.plots import style
+from pipejax.plots import palette, style
 
-COLOURS = (style.BLUE, style.ORANGE)
+COLOURS = (palette.BLUE, palette.ORANGE)
 LEAST = 1e-2  # relative swing below which a parameter is left out
 NAMES: Mapping[str, str] = {
     "compute.peak": "peak FLOP/s",

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.plots import style
+from pipejax.plots import palette
 
 
 def draw_curves(
@@ -27,7 +27,7 @@ def draw_curves(
     colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
     for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
         if diverged[place]:
-            axes.plot([], [], color=style.SILVER, label=f"{size:.4g}: diverged")
+            axes.plot([], [], color=palette.SILVER, label=f"{size:.4g}: diverged")
             continue
         curve = np.ma.masked_less_equal(curves[place], 0.0)  # rounding, below the axis
         width = 2.4 if place == best else 1.0

@@ -1,0 +1,63 @@
+"""Palette: the one record of colours, for the terminal, figures and pages. Needs no matplotlib.
+
+Lines have the colours of Okabe and Ito, which colour-blind readers tell apart; in grey their
+markers do that. Phases touch each other and have no markers: their colours are a ladder of
+lightness. What tells the pipes of a bidirectional schedule apart is no colour: ops of the second
+pipe are hatched, so forward and backward stay as far apart in grey as they are in the first pipe.
+Where no strokes can be drawn, as in a terminal, the second pipe has a darker shade.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
+SILVER, VIOLET, WHITE = "#CCCCCC", "#5B2A86", "#FFFFFF"
+
+# what lines mean
+MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY
+HELD, HELD_LINE, LIMIT = SKY, BLUE, VERMILION
+
+
+class Look(NamedTuple):
+    """What an op of a phase looks like.
+
+    Attributes:
+      name: of the phase, in a legend.
+      fill: colour.
+      shade: colour in the second pipe, where no strokes can be drawn.
+    """
+
+    name: str
+    fill: str
+    shade: str
+
+    @property
+    def ink(self) -> str:
+        """Colour of text and strokes on it."""
+        return ink(self.fill)
+
+
+PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind reader
+    "A": Look("all-reduce", "#FFFFFF", "#FFFFFF"),  # white is also where nothing runs: hatched
+    "W": Look("weight gradient", "#F9F08F", "#AEA864"),
+    "F": Look("forward", "#A6D4F5", "#6F8EA4"),
+    "R": Look("recompute", "#D9A2CB", "#87647E"),
+    "B": Look("backward", "#D87C00", "#B06500"),
+    "I": Look("input gradient", "#00875F", "#005E42"),
+    "L": Look("load", "#A83200", "#651E00"),
+    "O": Look("offload", "#003C78", "#002346"),
+    "U": Look("update", "#1C1C1C", "#1C1C1C"),
+}
+NO_PIPE = "AU"  # phases that belong to no pipe
+
+
+def look(phase: str) -> Look:
+    """Return what a phase looks like; what costs nothing unless times are given is grey."""
+    return PHASES.get(phase, Look(phase, GREY, GREY))
+
+
+def ink(background: str) -> str:
+    """Return the colour in which text is read best on a background: black or white."""
+    red, green, blue = (int(background[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else WHITE
