@@ -6,6 +6,7 @@ READY := .venv/ready
 # what is kept here belongs to the targets: made again, it is replaced
 RESULTS := results
 FIGURES := figures/out
+SITE := site
 # of the fuzzer
 EXAMPLES ?= 100000
 # processes of the tests
@@ -20,7 +21,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests fuzz sample bench format lock clean
+.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +70,13 @@ fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its fi
 
 figures: $(READY)  ## draw the figures of all datasets that are there
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
+
+docs: $(READY)  ## the documentation in site/: pages, reference, gallery, examples that are run (two minutes)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
+	$(BIN)/python -m pages.links $(SITE)
+
+docs-serve: $(READY)  ## the same, at http://127.0.0.1:8000 while pages are edited; without what takes time
+	NO_MKDOCS_2_WARNING=1 DOCS_WHOLE=false $(BIN)/python -m mkdocs serve
 
 quick: lint  ## lint, and the tests that compile nothing, solve nothing and start no process
 	$(PYTEST) --quick tests
@@ -124,4 +132,4 @@ lock:  ## write requirements.lock anew (needs uv)
 		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 
 clean:  ## remove what can be made again
-	rm -rf .venv $(RESULTS) $(FIGURES) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(RESULTS) $(FIGURES) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,11 +50,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 LEFT_OUT = ("compiles", "solver", "process", "slow")
-SLOW_EXAMPLES = (
-    "choose_a_schedule.md",
-    "network_for_chimera.md",
-    "tune_the_microbatch_size.md",
-)
+collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 
 
 def pytest_addoption(parser):
@@ -69,9 +65,6 @@ def pytest_configure(config):
 # first: it marks what an option then leaves out
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if item.path.name in SLOW_EXAMPLES:
-            item.add_marker("slow")
     if not config.getoption("--quick"):
         return
 
@@ -112,7 +105,8 @@ def quick_is_quick(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def as_users(request):
     """Run examples with JAX's defaults, which is what a reader who types them has."""
-    if not isinstance(request.node, pytest.DoctestItem):
+    is_example = request.node.get_closest_marker("example") is not None
+    if not is_example and not isinstance(request.node, pytest.DoctestItem):
         yield
         return
     configure(AS_USERS)

@@ -1,0 +1,113 @@
+# %% [markdown]
+# # Tune the microbatch size
+#
+# At a fixed minibatch, small microbatches mean small bubbles and little memory; large ones mean fewer
+# latencies and ops that use the machine better. Where the best lies depends on the network. Here it is
+# found along the gradient of the step time, for a whole range of latencies at once, and compared with
+# evaluating every legal size.
+#
+# GPT-3 175B, eight workers of eight B200, 128 sequences per step, full recomputation, 1F1B with two
+# stages per worker:
+
+# %%
+import dataclasses
+import numpy as np
+import pipejax as pj
+from pipejax.search.tuning.microbatch import search_microbatches, tune_microbatches
+from pipejax.search.tuning.problem import ScheduleFamily
+
+family = ScheduleFamily("interleaved-1f1b", 8, {"stages_per_worker": 2})
+workload = pj.Workload(
+    pj.load_model("gpt3-175b"), minibatch=128, tensor_parallel=8, recompute="full"
+)
+b200 = pj.load_system("b200")
+latencies = np.geomspace(1e-5, 1e-1, 5)  # from one hall to another continent [s]
+systems = [
+    dataclasses.replace(b200, network=dataclasses.replace(b200.network, latency=latency))
+    for latency in latencies
+]
+tuned = tune_microbatches(family, [workload] * len(systems), systems)
+for latency, relaxed, size, seconds in zip(
+    latencies, tuned.relaxed.microbatch_size, tuned.microbatch_size, tuned.step_time
+):
+    print(
+        f"{1e3 * latency:6.2f} ms: relaxed b = {relaxed:4.1f}, tuned b = {size:2}, {seconds:5.2f} s"
+    )
+
+# %% [markdown]
+# The relaxed size is a real number: the step time is affine in the number of microbatches from a few
+# of them on, with the cycle time as slope, so that it can be followed for any size. What is legal
+# divides the minibatch. The relaxed step time of each legal size says which are worth an exact
+# evaluation: those next to a minimum, and those almost as short as the best.
+
+# %%
+best = search_microbatches(family, [workload] * len(systems), systems)
+bool((best.microbatch_size == tuned.microbatch_size).all())
+
+# %%
+int(tuned.sizes.is_known.sum()), int(best.sizes.is_known.sum())  # exact evaluations
+
+# %% [markdown]
+# For one pair, `pipejax tune` takes whichever way is the faster at that size and says which and why;
+# `--method gradient`, `exhaustive` or `both` decides otherwise:
+#
+# ```sh
+# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
+#              --tensor-parallel 8 --method both
+# ```
+#
+# ## What is it worth?
+#
+# The elasticity says how much a shorter latency would bring at the tuned size:
+
+# %%
+for k in (0, 2, 4):
+    table = pj.schedules.build(
+        "interleaved-1f1b",
+        num_workers=8,
+        stages_per_worker=2,
+        num_microbatches=int(tuned.microbatches[k]),
+    )
+    found = pj.sensitivity(table, workload, systems[k])
+    print(
+        f"{1e3 * latencies[k]:6.2f} ms: 1 % less takes "
+        f"{found.elasticity['network.latency']:.3f} % off, bound by {found.bound_by}"
+    )
+
+# %% [markdown]
+# ## On every network
+#
+# `map_networks` (`pipejax.search.tuning.network_map`) finds the best size for many bandwidths and
+# latencies at once, and the elasticities of the best step time: by the envelope theorem they are those of
+# the size that is best there. `make sweeps` maps 100 x 100 networks so, and holds the map against an
+# exhaustive search and the elasticities against differences of its step times, at every point:
+#
+# ![Best microbatch size by network](../network_map.png)
+#
+# Small microbatches win where bandwidth is scarce, large ones where latency is long. In between the
+# best size changes more than once along one line: step times have kinks of their own, where another
+# path becomes the longest.
+#
+# ## Together with layers, recomputation and the system
+#
+# What is best for one of them depends on the others. `--what` takes several parts, and `pj.tune`
+# likewise (`what=("microbatch_size", "layers", "recompute")`):
+#
+# ```sh
+# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
+#              --tensor-parallel 8 --what microbatch,layers,recompute
+# pipejax tune --schedule 1f1b --workers 8 --model llama3-70b --system b200 --minibatch 256 \
+#              --tensor-parallel 8 --what microbatch,layers,system \
+#              --prices peak=20,memory=2,node=10,network=50,capacity=20
+# ```
+#
+# All parts are one vector of real numbers, along which the step time of the batched engine is followed
+# from eight starts; `tune_jointly` does so for thousands of workloads and systems at once. The sizes and
+# whole layers next to the best minima are then evaluated exactly, and improved by one layer at a time.
+# Shares of a budget stay real; what the system's memory costs is paid first.
+#
+# Rounding to whole layers costs something, and how much at most is said: at one size and one system the
+# step time is convex in the layers, so tangents lie below it, and the least maximum of tangents over all
+# real layers that fit, a linear program, is a bound that no whole layers are better than. It is taken for
+# every size, with the shares of the budget as they were found. Where costs are not convex (collectives
+# that change their algorithm) or layers are of several kinds, there is none.

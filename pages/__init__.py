@@ -1,0 +1,1 @@
+"""What the documentation site shows and no file holds: gallery, drawings, output of commands."""

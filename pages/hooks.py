@@ -1,0 +1,35 @@
+"""What MkDocs calls while it builds: pages that no file in docs/ holds, and links to them.
+
+The environment variable DOCS_WHOLE=false leaves out what takes time: running notebooks and
+commands, drawing pictures. Pages and links are the same.
+"""
+
+import os
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from pages.notebooks import notebook_files, scripts
+from pages.repository import SHOWN, for_the_site, shown
+
+
+def is_whole() -> bool:
+    """Whether to make what takes time."""
+    return os.environ.get("DOCS_WHOLE", "true") != "false"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and pictures that are made."""
+    made: dict[str, str | bytes] = {page: shown(page) for page in SHOWN}
+    for script in scripts():
+        files.remove(files.src_uris[f"examples/{script.name}"])
+        made |= notebook_files(script, execute=is_whole())
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite links to files of the repository that are pages."""
+    return for_the_site(markdown)
