@@ -3,6 +3,7 @@
 from pipejax import schedules as schedules, training as training
 from pipejax.analysis.activation_memory import activation_memory as activation_memory
 from pipejax.analysis.certificate import certificate as certificate
+from pipejax.analysis.chrome_trace import chrome_trace as chrome_trace
 from pipejax.analysis.comparison import compare as compare
 from pipejax.analysis.corners import Corners as Corners, corners as corners
 from pipejax.analysis.distributions import (
@@ -24,7 +25,6 @@ from pipejax.analysis.robustness import robustness as robustness
 from pipejax.analysis.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.staleness import staleness as staleness
 from pipejax.analysis.step_report import StepReport as StepReport, step_report as step_report
-from pipejax.analysis.timeline import chrome_trace as chrome_trace
 from pipejax.analysis.validation import validate as validate
 from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.collective_rows import (

@@ -292,7 +292,8 @@ def test_export_trace(answer, tmp_path):
     assert len(compute) == 64
     assert max(e["ts"] + e["dur"] for e in compute) == pytest.approx(41.0 * 1e6)
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
-        f"worker {w}" for w in range(4)
+        "pipeline",
+        *(f"worker {w}" for w in range(4)),
     }
     assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == 48
     slices = [e for e in events if e["ph"] == "X"]

@@ -1,0 +1,250 @@
+"""A run as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+A worker is a process; what it does is on tracks (threads) of it. Slices of a track never overlap:
+what runs at the same time is on lanes of its own. A flow leads from the op that makes a message
+over the message to the op that waits for it. docs/perfetto.md says what one sees.
+
+Perfetto counts in whole nanoseconds, and drops a slice that begins before another one on its track
+ends and ends after it. So times are rounded to nanoseconds once, which keeps together what meets,
+and only then written as the microseconds of the format.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
+from pipejax.base.checks import check_types
+from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.schedules.cells.ops import NO_MICROBATCH, Phase
+
+COMPUTE, COLLECTIVES, HOST_LINK, SEND, RECEIVE = range(5)  # kinds of tracks, from top to bottom
+_CATEGORY = ("compute", "collective", "host link", "message", "message")
+_TITLE = ("compute", "collectives", "host link", "send to worker {}", "receive from worker {}")
+_NO_PEER = -1  # in place of the other worker
+_NANOSECONDS, _PER_MICROSECOND = 1e9, 1000
+
+Event = dict[str, Any]
+Track = tuple[int, int, int]  # worker, kind, other worker
+
+
+@dataclasses.dataclass
+class _Slice:
+    """What takes time on a track, from start to end [ns]; `tid` is set when all are known."""
+
+    track: Track
+    start: int
+    end: int
+    name: str
+    args: dict[str, Any]
+    tid: int = 0
+
+    def event(self) -> Event:
+        """Return it as an event with a duration."""
+        category = _CATEGORY[self.track[1]]
+        lasts = {"dur": _duration(self.start, self.end), "cat": category, "args": self.args}
+        return _event("X", self.track[0], self.tid, self.name, self.start, **lasts)
+
+
+def chrome_trace(evaluation: Evaluation) -> str:
+    """Return a run as a trace, for Perfetto or chrome://tracing.
+
+    Args:
+      evaluation: a run.
+
+    Returns:
+      JSON text in the Trace Event Format. Process `w` is worker `w`, with tracks for its compute,
+      collectives, host link and messages; the durations of its slices of category "compute" add
+      up to its busy time. Flows lead from the producer of a message to its consumer, counters
+      show activations in flight and idle workers. Times are microseconds, in whole nanoseconds.
+
+    Example:
+      >>> import json, pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+      >>> run = pj.evaluate(table, pj.Costs.uniform(table, forward=1.0, backward=2.0))
+      >>> events = json.loads(pj.chrome_trace(run))["traceEvents"]
+      >>> [event["dur"] for event in events if event.get("name") == "0F0"]
+      [1000000.0]
+      >>> compute = [event for event in events if event.get("cat") == "compute"]
+      >>> sum(event["dur"] for event in compute if event["pid"] == 1) / 1e6, run.busy[1].item()
+      (9.0, 9.0)
+    """
+    check_types(evaluation=(evaluation, Evaluation))
+    ops, messages = bars(evaluation), arrows(evaluation)
+    of_ops = [_slices_of_op(evaluation, bar) for bar in ops]
+    of_messages = [_slices_of_message(arrow) for arrow in messages]
+    slices = [*itertools.chain(*of_ops, *of_messages)]
+    names = _place(slices, evaluation.workers)
+    of_node = {bar.node: parts[0] for bar, parts in zip(ops, of_ops, strict=True)}
+    timed = [
+        *(part.event() for part in slices),
+        *_flows(evaluation, of_node, of_messages),
+        *_in_flight(ops),
+        *_idle(evaluation.workers, slices),
+    ]
+    metadata = {
+        "schedule": evaluation.schedule,
+        "link": evaluation.links.model,
+        "makespan_s": evaluation.makespan,
+    }
+    # at one time a slice comes before the flows that bind to it, here and for who sorts again
+    events = [*names, *sorted(timed, key=lambda event: event["ts"])]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
+
+
+def _event(kind: str, worker: int, tid: int, name: str, at: int, **more: Any) -> Event:
+    """Return an event at a time [ns]."""
+    return {
+        "ph": kind,
+        "name": name,
+        "pid": worker,
+        "tid": tid,
+        "ts": at / _PER_MICROSECOND,
+        **more,
+    }
+
+
+def _duration(start: int, end: int) -> float:
+    """Return the duration [us] of what lasts from start to end [ns].
+
+    Where the sum of start and duration as floats lies beyond the end as a float, the duration is
+    the next smaller one: who adds them must not come out behind the start of what follows.
+    """
+    begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
+    lasts = (end - start) / _PER_MICROSECOND
+    while begin + lasts > finish:
+        lasts = min(math.nextafter(lasts, 0.0), finish - begin)
+    return lasts
+
+
+def _slices_of_op(evaluation: Evaluation, bar: Bar) -> list[_Slice]:
+    """Return the slice of an op, or one on each worker that takes part in a collective."""
+    op, workers, kind = bar.ops[0], [bar.worker], HOST_LINK if bar.on_host_link else COMPUTE
+    if bar.worker == NO_WORKER:
+        workers, kind = sorted(set(evaluation.table.placement[:, op.stage].tolist())), COLLECTIVES
+    args = {
+        "phase": "+".join(op.phase.name for op in bar.ops),
+        "stage": op.stage,
+        **({} if op.microbatch == NO_MICROBATCH else {"microbatch": op.microbatch}),
+        "critical": bar.is_critical,
+    }
+    return [_slice((worker, kind, _NO_PEER), bar, bar.label, args) for worker in workers]
+
+
+def _slices_of_message(arrow: Arrow) -> list[_Slice]:
+    """Return a message as its sender and as its receiver see it; nothing if it takes no time."""
+    ends = (arrow.sender, SEND, arrow.receiver), (arrow.receiver, RECEIVE, arrow.sender)
+    args = {"critical": arrow.is_critical}
+    parts = [_slice(track, arrow, str(arrow.op), args) for track in ends]
+    return [part for part in parts if part.end > part.start]
+
+
+def _slice(track: Track, timed: Bar | Arrow, name: str, args: dict[str, Any]) -> _Slice:
+    start, end = (round(time * _NANOSECONDS) for time in (timed.start, timed.finish))
+    return _Slice(track, start, end, name, args)
+
+
+def _place(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
+    """Give every slice a track on which it overlaps no other; return what all are called."""
+    on: dict[Track, list[_Slice]] = {(w, COMPUTE, _NO_PEER): [] for w in range(num_workers)}
+    for part in slices:
+        on.setdefault(part.track, []).append(part)
+    names = _named("process", num_workers, COMPUTE, "pipeline", 0)
+    for worker in range(num_workers):
+        names += _named("process", worker, COMPUTE, f"worker {worker}", worker + 1)
+    # Perfetto takes a thread with the number of its process for the main one: none here has it
+    tids = itertools.count(num_workers + 1)
+    for (worker, kind, peer), parts in sorted(on.items(), key=lambda item: item[0]):
+        for number, lane in enumerate(_lanes(parts), 1):
+            tid = COMPUTE if kind == COMPUTE and number == 1 else next(tids)
+            title = _TITLE[kind].format(peer) + f" ({number})" * (number > 1)
+            names += _named("thread", worker, tid, title, tid)
+            for part in lane:
+                part.tid = tid
+    return names
+
+
+def _named(what: str, worker: int, tid: int, title: str, rank: int) -> list[Event]:
+    """Return what a process or thread is called, and its place among the others."""
+    at = {"ph": "M", "pid": worker, "tid": tid}
+    return [
+        {**at, "name": f"{what}_name", "args": {"name": title}},
+        {**at, "name": f"{what}_sort_index", "args": {"sort_index": rank}},
+    ]
+
+
+def _lanes(parts: Sequence[_Slice]) -> list[list[_Slice]]:
+    """Divide the slices of a track: each goes to the first lane that is free when it starts."""
+    lanes: list[list[_Slice]] = [[]]
+    taken: list[tuple[int, int]] = []  # end and number of every lane that is not free
+    free = [0]
+    for part in sorted(parts, key=lambda part: part.start):
+        while taken and taken[0][0] <= part.start:
+            heapq.heappush(free, heapq.heappop(taken)[1])
+        if not free:
+            heapq.heappush(free, len(lanes))
+            lanes.append([])
+        lane = heapq.heappop(free)
+        heapq.heappush(taken, (part.end, lane))
+        lanes[lane].append(part)
+    return lanes
+
+
+def _flows(
+    evaluation: Evaluation, of_node: Mapping[int, _Slice], of_messages: Sequence[Sequence[_Slice]]
+) -> list[Event]:
+    """Lead from every producer over its message to the consumer, where these two take time.
+
+    An end binds to the slice around it, or to the last one that began on its track: so it lies a
+    nanosecond inside, since others may begin and end at its borders.
+    """
+    events, sent = [], evaluation.program.messages
+    ends = zip(sent.producer.tolist(), sent.consumer.tolist(), of_messages, strict=True)
+    for number, (producer, consumer, parts) in enumerate(ends):
+        first, last = of_node[producer], of_node[consumer]
+        if first.start == first.end or last.start == last.end:
+            continue  # nothing can lie inside
+        chain = [("s", first, max(first.start, first.end - 1))]
+        chain += [("t", part, min(part.start + 1, part.end - 1)) for part in parts[:1]]
+        chain += [("f", last, min(last.start + 1, last.end - 1))]
+        name = str(sent.cells(number)[0])
+        flow = {"cat": _CATEGORY[SEND], "id": number, "bp": "e"}
+        events += [
+            _event(kind, at.track[0], at.tid, name, time, **flow) for kind, at, time in chain
+        ]
+    return events
+
+
+def _in_flight(ops: Sequence[Bar]) -> list[Event]:
+    """Count activations of each worker: one more from F on, one less from the end of B or W."""
+    events, held = [], Counter[int]()
+    for bar in ops:  # a row in its order: at one time what ended before comes before
+        for op in bar.ops:
+            if op.phase in (Phase.F, Phase.B, Phase.W):
+                held[bar.worker] += 1 if op.phase == Phase.F else -1
+                time = bar.start if op.phase == Phase.F else bar.finish
+                count = {"args": {"activations": held[bar.worker]}}
+                at = round(time * _NANOSECONDS)
+                events.append(_event("C", bar.worker, COMPUTE, "in flight", at, **count))
+    return events
+
+
+def _idle(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
+    """Count the workers that compute nothing."""
+    change = Counter({0: num_workers})
+    for part in slices:
+        if part.track[1] == COMPUTE:
+            change[part.start] -= 1
+            change[part.end] += 1
+    times = sorted(change)
+    counts = itertools.accumulate(change[time] for time in times)
+    return [
+        _event("C", num_workers, COMPUTE, "idle", time, args={"workers": count})
+        for time, count in zip(times, counts, strict=True)
+    ]

@@ -1,0 +1,192 @@
+"""Traces: what Perfetto drops or binds elsewhere is no part of one, and busy times are in it."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trace_rules import busy, faults, slices
+
+import pipejax as pj
+
+LINKS = {
+    "delay": "delay",
+    "queued": "queued",
+    "blocking": "blocking",
+    "rendezvous": "rendezvous",
+    "by pair": pj.Links("rendezvous", "pair"),
+    "by program": pj.Links("rendezvous", "pair", posting="program"),
+    "shared": pj.Links("queued", shared_links="pairs"),
+}
+SCHEDULES = (
+    "1f1b",
+    "interleaved-1f1b",
+    "chimera",
+    "zb-h1",
+    "hanayo",
+    "pipe-offload",
+    "pipedream",
+    "DualPipeV_4_8.csv",
+    "1F1B_4_8.comms.csv",
+)
+
+
+def table_of(name):
+    """A schedule, built or recorded."""
+    if name.endswith(".csv"):
+        return pj.read_table(Path(__file__).parent / "data" / name)
+    return pj.schedules.build(name, num_workers=4, num_microbatches=8)
+
+
+def evaluated(name, link="delay", scale=1e-3, seed=0):
+    """Evaluate a run of uneven costs: no time is a whole number of nanoseconds, messages overlap."""
+    table = table_of(name)
+    rng = np.random.default_rng(seed)
+    ops = ("forward", "input_grad", "weight_grad", "update", "offload", "load")
+    each = {op: scale * rng.uniform(0.5, 1.5, table.num_stages) for op in ops}
+    costs = pj.Costs(
+        **each,
+        backward=each["input_grad"] + each["weight_grad"],
+        all_reduce=3 * scale * rng.uniform(0.5, 1.5, table.num_stages),
+        latency=scale * rng.uniform(0, 2),
+        transmit=scale * rng.uniform(0, 0.5),
+    )
+    return pj.evaluate(table, costs, link=link)
+
+
+def trace_of(run):
+    return json.loads(pj.chrome_trace(run))
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_trace_follows_the_rules_and_holds_the_busy_times(name, link):
+    run = evaluated(name, LINKS[link])
+    trace = trace_of(run)
+    assert faults(trace) == []
+    assert busy(trace, run.workers) == pytest.approx(run.busy * 1e6, rel=0, abs=1)
+    assert {part["tid"] for part in slices(trace, "compute")} == {0}
+    ends = [event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(run.makespan * 1e6, rel=0, abs=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-7, 1.0, 1e4])
+def test_rounding_makes_no_overlap(scale):
+    for seed in range(5):
+        run = evaluated("DualPipeV_4_8.csv", "delay", scale, seed)
+        trace = trace_of(run)
+        assert faults(trace) == []
+        assert busy(trace, run.workers) == pytest.approx(run.busy * 1e6, rel=0, abs=1)
+
+
+def test_each_thing_is_on_a_track_of_its_name():
+    events = trace_of(evaluated("pipe-offload", "rendezvous"))["traceEvents"]
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    tracks = {
+        (event["cat"], names[event["pid"], event["tid"]].split(" (")[0])
+        for event in events
+        if event["ph"] == "X" and event["pid"] == 1
+    }
+    assert tracks == {
+        ("compute", "compute"),
+        ("host link", "host link"),
+        ("collective", "collectives"),
+        *(("message", f"{way} worker {w}") for way in ("send to", "receive from") for w in (0, 2)),
+    }
+    ranks = [
+        event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"
+    ]
+    order = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert ranks[: len(order) // 4] == sorted(ranks[: len(order) // 4])
+    assert order[0] == "compute"
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {**{w: f"worker {w}" for w in range(4)}, 4: "pipeline"}
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.5])
+def test_flows_lead_from_producer_to_consumer(latency):
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    trace = trace_of(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, latency=latency)))
+    events, over = trace["traceEvents"], {0.0: [], 0.5: ["0SEND_F1"]}[latency]
+    chain = [event for event in events if event["ph"] in "stf" and event["name"] == "0SEND_F1"]
+    around = [
+        part["name"]
+        for at in chain
+        for part in events
+        if part["ph"] == "X"
+        and (part["pid"], part["tid"]) == (at["pid"], at["tid"])
+        and part["ts"] < at["ts"] < part["ts"] + part["dur"]
+    ]
+    assert around == ["0F1", *over, "1F1"]
+    assert len(slices(trace, "message")) == 2 * 4 * bool(latency)  # at both ends, if it takes time
+    assert sum(event["ph"] == "s" for event in events) == 4
+
+
+def test_counters_count_activations_and_idle_workers():
+    for name in ("DualPipeV_4_8.csv", "zb-h1", "pipe-offload"):
+        run = evaluated(name)
+        counts = [event for event in trace_of(run)["traceEvents"] if event["ph"] == "C"]
+        for worker, peak in enumerate(run.peak_in_flight.tolist()):
+            held = [e["args"]["activations"] for e in counts if e["pid"] == worker]
+            assert (max(held), held[-1]) == (peak, 0)
+        idle = [(e["ts"], e["args"]["workers"]) for e in counts if e["pid"] == run.workers]
+        idle_time = sum(
+            (after - time) * count for (time, count), (after, _) in itertools.pairwise(idle)
+        )
+        finish = idle[-1][0] / 1e6  # collectives may go on
+        assert idle_time / 1e6 == pytest.approx(finish * run.workers - run.busy.sum(), abs=1e-6)
+        assert idle[-1][1] == run.workers
+
+
+def test_what_takes_no_time_has_no_flow():
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    trace = trace_of(pj.evaluate(table, pj.Costs(forward=0.0, backward=2.0)))
+    assert faults(trace) == []
+    flows = [event["name"] for event in trace["traceEvents"] if event["ph"] == "s"]
+    assert flows == ["1SEND_B0", "1SEND_B1"]
+
+
+def fault_of(**change):
+    """Faults of a trace of two slices and a flow between them, after a change to one event."""
+    events = [
+        *(
+            {"ph": "M", "pid": 0, "tid": 0, "name": f"{what}_{key}", "args": {}}
+            for what in ("process", "thread")
+            for key in ("name", "sort_index")
+        ),
+        {"ph": "X", "pid": 0, "tid": 0, "name": "a", "cat": "compute", "ts": 0.0, "dur": 1.0},
+        {"ph": "X", "pid": 0, "tid": 0, "name": "b", "cat": "compute", "ts": 1.0, "dur": 1.0},
+        {"ph": "s", "pid": 0, "tid": 0, "name": "m", "cat": "message", "id": 0, "ts": 0.999},
+        {
+            "ph": "f",
+            "pid": 0,
+            "tid": 0,
+            "name": "m",
+            "cat": "message",
+            "id": 0,
+            "ts": 1.5,
+            "bp": "e",
+        },
+    ]
+    for event in events:
+        if event["ph"] + event["name"] == change.get("at"):
+            event.update(change["to"])
+    return [fault.split(" {")[0] for fault in faults({"traceEvents": events})]
+
+
+def test_the_rules_find_what_is_wrong():
+    assert fault_of() == []
+    assert fault_of(at="Xa", to={"dur": 1.5}) == ["overlap"] * 2
+    assert fault_of(at="Xa", to={"dur": 1 + 2**-52}) == ["overlap"]
+    assert fault_of(at="Xa", to={"dur": 2.5}) == []  # b lies in it
+    assert fault_of(at="fm", to={"ts": 2.0}) == ["nothing around"]
+    assert fault_of(at="fm", to={"id": 1})[0].startswith("flow of")
+    assert fault_of(at="fm", to={"bp": ""}) == ["not bound to what is around it:"]
+    assert fault_of(at="sm", to={"ts": 1.0}) == []  # it binds to b
+    assert fault_of(at="Xb", to={"tid": 1})[0].startswith("no thread_name")
+    assert fault_of(at="Mthread_name", to={"name": "thread_label"})[0].startswith("no thread_name")
