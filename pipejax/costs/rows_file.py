@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipejax import schedules
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import (
     MAX_COUNT,
@@ -36,7 +37,6 @@ from pipejax.costs.measured_rows import (
 )
 from pipejax.costs.model import RECOMPUTE, Model, check_shape, load_model
 from pipejax.costs.sublayers import MixtureOfExperts
-from pipejax.schedules import REGISTRY
 
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 # below 16 bits nobody trains with separate kernels of attention, or with dropout
@@ -225,7 +225,7 @@ class RowReader:
         shards = str(int(counts["zero"] > 0))
         overlap = self._given(cells, "overlap", shards, "1 where zero is not 0, else 0")
         return {
-            "schedule": known_as(schedule, REGISTRY, "schedule"),
+            "schedule": known_as(schedule, schedules.names(), "schedule"),
             "recompute": recompute,
             "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
             "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),

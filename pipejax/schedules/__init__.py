@@ -1,186 +1,21 @@
 """Builders: a schedule by name, as a table.
 
-Builders of one family share a file. `REGISTRY` lists all of them with their sources, so that
-commands, tests and sweeps cross over all of them.
+Builders of one family share a file. `REGISTRY` lists the published ones with their sources, so
+that commands, tests and sweeps cross over all of them; a user's own are found by `find`.
 """
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from pipejax.schedules.naming import build, find, listed, named, names
+from pipejax.schedules.own_schedules import register
+from pipejax.schedules.registry import REGISTRY, Builder, check_size
 
-from pipejax.base.checks import MAX_COUNT, check_types, known_as, whole_number
-from pipejax.base.machine import check_fits
-from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
-from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
-from pipejax.schedules.builders.offload import ada_offload, pipe_offload
-from pipejax.schedules.builders.one_f_one_b import (
-    eager_1f1b,
-    gpipe,
-    interleaved_1f1b,
-    looped_bfs,
-    one_f_one_b,
-)
-from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zb_h1, zb_h2, zero_bubble
-from pipejax.schedules.cells.cells import BYTES_PER_CELL
-from pipejax.schedules.table.slot_durations import check_shares, check_slots
-from pipejax.schedules.table.table import ScheduleTable
-
-__all__ = ["REGISTRY", "Builder", "build", "names"]
-
-
-class Builder(NamedTuple):
-    """A schedule that can be built.
-
-    Attributes:
-      function: makes the table.
-      source: where the schedule was published.
-      planned: whether its order follows from times, so that it should be built from those of
-        the run where they are known.
-      bytes_per_op: that making a table and its program takes, measured and rounded down.
-
-    Example:
-      >>> REGISTRY["hanayo"].options, REGISTRY["gpipe"].source
-      (('waves',), 'Huang et al., GPipe (arXiv:1811.06965)')
-    """
-
-    function: Callable[..., ScheduleTable]
-    source: str
-    planned: bool = False
-    bytes_per_op: int = 600
-
-    @property
-    def summary(self) -> str:
-        """First line of the builder's docstring."""
-        return (inspect.getdoc(self.function) or "").splitlines()[0].rstrip(".")
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Parameters beyond workers, microbatches and slots."""
-        known = {"num_workers", "num_microbatches", "slots"}
-        return tuple(p for p in inspect.signature(self.function).parameters if p not in known)
-
-
-PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
-
-_PUBLISHED = {
-    "gpipe": Builder(gpipe, "Huang et al., GPipe (arXiv:1811.06965)"),
-    "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
-    "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
-    "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
-    "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
-    "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED),
-    "chimera-asymmetric": Builder(
-        chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED
-    ),
-    "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
-    "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
-    "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
-    "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
-    "pipe-offload": Builder(
-        pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
-    ),
-    "ada-offload": Builder(ada_offload, "Li et al., OptPipe (arXiv:2510.05186)", True, PLANNED),
-    "naive": Builder(
-        naive, "Ilin and Richtarik (arXiv:2606.03498); GPipe's figure 2b", bytes_per_op=DRAWN
-    ),
-    "pipedream": Builder(
-        pipedream, "Harlap et al., PipeDream (arXiv:1806.03377)", bytes_per_op=DRAWN
-    ),
-    "pipedream-2bw": Builder(
-        pipedream_2bw, "Narayanan et al., PipeDream-2BW (arXiv:2006.09503)", bytes_per_op=DRAWN
-    ),
-    "local-sgd": Builder(local_sgd, "Ilin and Richtarik (arXiv:2606.03498)"),
-}
-
-
-def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
-    """Check what a builder is given before it counts with it."""
-    signature = inspect.signature(builder.function)
-    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-
-    @functools.wraps(builder.function)
-    def build(*arguments: Any, **options: Any) -> ScheduleTable:
-        given = signature.bind(*arguments, **options).arguments
-        for option, value in given.items():
-            is_count = signature.parameters[option].annotation in (int, int | None)
-            if is_count and value is not defaults[option]:
-                given[option] = whole_number(value, option, most=MAX_COUNT)
-        if "slots" in given:
-            check_slots(given["slots"])
-            given["slots"] = {**defaults["slots"], **given["slots"]}
-        if given.get("stage_shares") is not None:
-            check_shares(given["stage_shares"], given["num_workers"])
-        check_size(builder, **defaults | given)
-        return builder.function(**given)
-
-    return build
-
-
-REGISTRY: Mapping[str, Builder] = {
-    name: builder._replace(function=_checked(builder)) for name, builder in _PUBLISHED.items()
-}
-
-
-def names() -> tuple[str, ...]:
-    """Return the names of all schedules that can be built.
-
-    Returns:
-      Names for `build`.
-
-    Example:
-      >>> names()[:3]
-      ('gpipe', '1f1b', 'eager-1f1b')
-    """
-    return tuple(REGISTRY)
-
-
-def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any) -> ScheduleTable:
-    """Build a schedule by name.
-
-    Args:
-      name: one of `names()`.
-      num_workers: P, at least 1.
-      num_microbatches: M, at least 1.
-      **options: what the schedule takes besides: stages_per_worker, waves, accumulation, runs,
-        local_steps, admission, stage_shares, memory_limit, weight_share, transfer, offload, load,
-        offload_share, group_size, host_links, slots.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: if the name is unknown, or the schedule does not exist for these numbers; the
-        message says which are legal. Sizes whose table cannot fit into the memory of this machine
-        are refused at once, with both; what fits is built, however long that takes.
-
-    Example:
-      >>> print(build("1f1b", num_workers=2, num_microbatches=3, slots={"F": 1, "B": 1}))
-                   0    1    2    3    4    5    6    7
-        worker 0  0F0  0F1   .   0B0  0F2  0B1   .   0B2
-        worker 1   .   1F0  1B0  1F1  1B1  1F2  1B2   .
-    """
-    check_types(name=(name, str))
-    name = known_as(name, REGISTRY, "schedule")
-    builder = REGISTRY[name]
-    for option in options:
-        if option not in (*builder.options, "slots"):
-            takes = ", ".join((*builder.options, "slots"))
-            raise ValueError(f"schedule {name} takes no {option}: its options are {takes}")
-    given = {"num_workers": num_workers, "num_microbatches": num_microbatches, **options}
-    return builder.function(**given)
-
-
-def check_size(
-    builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
-) -> None:
-    """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
-    own = options.get("stages_per_worker", 1) * 2 * options.get("waves", 0.5)  # stages of a worker
-    stages = num_workers * int(own)
-    # a row has a column for each of its ops, and for each step of a microbatch through all stages
-    cells = num_workers * 2 * max(int(own) * num_microbatches, stages)
-    num_bytes = cells * BYTES_PER_CELL + 2 * stages * num_microbatches * builder.bytes_per_op
-    what = f"{num_workers} workers with {stages} stages and {num_microbatches} microbatches need"
-    check_fits(num_bytes, what)
+__all__ = [
+    "REGISTRY",
+    "Builder",
+    "build",
+    "check_size",
+    "find",
+    "listed",
+    "named",
+    "names",
+    "register",
+]

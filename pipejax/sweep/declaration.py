@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax import schedules
 from pipejax.base.checks import (
     MAX_COUNT,
     check_types,
     efficiency,
-    meant,
     number,
     one_of,
     positive,
@@ -33,6 +31,7 @@ from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.system import System, load_system
 from pipejax.costs.system_fields import SECTIONS
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
+from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
 DTYPES = ("float64", "float32")
@@ -70,22 +69,6 @@ class Axis(NamedTuple):
     values: tuple[Any, ...]
     unit: str
     is_listed: bool
-
-
-class Choice(NamedTuple):
-    """A schedule with its options, as one value of an axis.
-
-    Attributes:
-      name: of the builder.
-      options: of the builder, beyond workers and microbatches.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __str__(self) -> str:
-        """Name and options, as the dataset labels them."""
-        return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +132,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
 
     Args:
       given: the declaration, or the path of a TOML file that holds it. Keys that take a value or
-        a list: schedules (a name, or `{name, stages_per_worker, waves}`), models, systems,
+        a list: schedules (a name, a table, a folder of tables, FILE.py:FUNCTION, or
+        `{name, stages_per_worker, waves}`), models, systems,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, recompute, link, queues, host_links (as 0+1,2+3),
@@ -193,7 +177,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         if key not in given and default is None and name not in ("microbatches", "microbatch_size"):
             raise ValueError(f"{where}: {key} is missing")
         if key in given or default is not None:
-            axes[name] = read_axis(name, given.get(key, default), f"{where}: {key}", check)
+            values = given.get(key, default)
+            values = unfolded(values) if key == "schedules" else values
+            axes[name] = read_axis(name, values, f"{where}: {key}", check)
     if ("microbatches" in given) == ("microbatch_size" in given):
         raise ValueError(f"{where}: give microbatch_size or microbatches, one of them")
     fields = {
@@ -309,25 +295,9 @@ def _read_range(given: Mapping[str, Any], where: str) -> list[float]:
 
 def _plain(value: Any) -> Any:
     """The identity of a value: for models and systems, all their numbers."""
+    if isinstance(value, Choice) and value.own is not None:
+        return {"schedule": label(value), "content": value.own.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System) else label(value)
-
-
-def _schedule(value: Any, where: str) -> Choice:
-    given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    if "name" not in given:
-        names = ", ".join(schedules.names())
-        raise ValueError(f"{where}: {value!r} has no name: known are {names}")
-    name = given.pop("name")
-    if meant(name, schedules.names()) is None:
-        raise ValueError(f"{where}: {unknown('schedule', name, schedules.names())}")
-    name = meant(name, schedules.names())
-    known = schedules.REGISTRY[name].options
-    for option in given:
-        if option not in known:
-            listed = ", ".join(known) or "none"
-            raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
-        given[option] = count(given[option], f"{where}: {name}: {option}")
-    return Choice(name, tuple(sorted(given.items())))
 
 
 def _text(read: Callable[[str], Any], form: str) -> Callable[[Any, str], Any]:
@@ -370,7 +340,7 @@ FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
 _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
-    "schedules": ("schedule", _schedule, None),
+    "schedules": ("schedule", read_schedule, None),
     "models": ("model", _text(load_model, FILE), None),
     "workers": ("workers", count, None),
     "minibatch": ("minibatch", count, None),

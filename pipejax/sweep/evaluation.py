@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax import schedules
 from pipejax.analysis.evaluate import op_counts
 from pipejax.analysis.formula.batch import makespans_by_form
 from pipejax.analysis.many_systems import resource_shares, system_costs
@@ -29,7 +28,8 @@ from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pairs
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
-from pipejax.sweep.declaration import Axis, Choice, Sweep, label
+from pipejax.sweep.declaration import Axis, Sweep, label
+from pipejax.sweep.schedule_axis import Choice
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation
@@ -148,9 +148,7 @@ def _links(at: Values) -> Links:
 def _lowered(
     choice: Choice, workers: int, microbatches: int, links: Links
 ) -> tuple[ScheduleTable, Program]:
-    table = schedules.build(
-        choice.name, num_workers=workers, num_microbatches=microbatches, **dict(choice.options)
-    )
+    table = choice.build(workers, microbatches)
     return table, lower(table, link=links)
 
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError, known_as
-from pipejax.cli.options.declared import JsonFlag, Schedules, Workers
+from pipejax.base.checks import MismatchError
+from pipejax.cli.options.declared import JsonFlag, Text
 from pipejax.cli.options.numbers import is_plain
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
+from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.report import grid, print_all, print_plain, progress
 from pipejax.cli.output.step import step_json
-from pipejax.schedules import REGISTRY
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison import Comparison
@@ -22,43 +22,33 @@ def compare(
     options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
-    schedules: Schedules,
-    workers: Workers,
-    microbatches: str,
+    listed: ScheduleList,
+    microbatches: Text = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
-      microbatches: Microbatches, as 8,16,32.
+      microbatches: Microbatches, as 8,16,32; those of the tables if not given.
     """
     priced = required(pricing)
-    names = schedule_names(schedules)
     options = options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
-    options.check(names)
-    points = [(name, count) for count in _counts(microbatches) for name in names]
+    points = listed.sized(None if microbatches is None else _counts(microbatches))
     rows: list[dict[str, Any]] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
-        for name, count in points:
-            rows.append(_row(name, workers, count, options, priced, links, slots))
+        for point in points:
+            rows.append(_row(point, options, priced, links, slots))
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
     if json:
+        sizes = {point.workers for point in points}
+        workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
         print_json({"workers": workers, "link": links.model, "slots": slots, "rows": rows})
         return
     _print(rows, slots, priced)
-
-
-def schedule_names(text: str) -> list[str]:
-    """Read a list of schedules, as gpipe,1f1b.
-
-    Raises:
-      ValueError: if one is unknown.
-    """
-    return [known_as(name.strip(), REGISTRY, "schedule") for name in text.split(",")]
 
 
 def _counts(text: str) -> list[int]:
@@ -72,22 +62,22 @@ def _counts(text: str) -> list[int]:
 
 
 def _row(
-    name: str,
-    workers: int,
-    count: int,
+    at: SizedSchedule,
     options: TableOptions,
     pricing: Pricing,
     links: pj.Links,
     slots: dict[str, float] | None,
 ) -> dict[str, Any]:
     """Evaluate one point; one that does not exist says why instead."""
+    name, workers, count = at
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing.of)
         costs = pricing.of(table)
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:
-        return {"schedule": name, "microbatches": count, "error": str(error)}
+        reason = getattr(error, "reason", str(error))
+        return {"schedule": name, "workers": workers, "microbatches": count, "error": reason}
     except ValueError as error:
         raise ValueError(f"{name}, M = {count}: {error}") from error
     row = point._asdict()
@@ -100,8 +90,8 @@ def _row(
 def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing) -> None:
     fitting = [row for row in rows if "error" not in row and row.get("fits", True)]
     best = {
-        count: min(row["makespan"] for row in fitting if row["microbatches"] == count)
-        for count in {row["microbatches"] for row in fitting}
+        size: min(row["makespan"] for row in fitting if _size(row) == size)
+        for size in {_size(row) for row in fitting}
     }
     columns: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
         ("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
@@ -117,7 +107,9 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
         columns.append(("MFU", lambda row: percent(row["mfu"])))
         columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
         columns.append(("fits", lambda row: "yes" if row["fits"] else "[red]no"))
+    workers = [row["workers"] for row in rows]
     shown = [
+        *([("P", workers)] if len({*workers}) > 1 else []),  # tables may differ
         ("M", [row["microbatches"] for row in rows]),
         ("schedule", [row["schedule"] for row in rows]),
         *((name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns),
@@ -130,9 +122,13 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
         print_plain(f"  {row['schedule']}, M = {row['microbatches']}: {reason}")
 
 
-def _fastest(row: dict[str, Any], best: dict[int, float]) -> str:
-    """Mark the fastest of those that fit, for its number of microbatches."""
-    is_fastest = row["makespan"] <= best.get(row["microbatches"], 0.0) * (1 + 1e-12)
+def _size(row: dict[str, Any]) -> tuple[int, int]:
+    return row["workers"], row["microbatches"]
+
+
+def _fastest(row: dict[str, Any], best: dict[tuple[int, int], float]) -> str:
+    """Mark the fastest of those that fit, for its numbers of workers and microbatches."""
+    is_fastest = row["makespan"] <= best.get(_size(row), 0.0) * (1 + 1e-12)
     return "[bold green]" * (is_fastest and row.get("fits", True))
 
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import known_as, one_of
+from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
 from pipejax.cli.options.declared import JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
@@ -24,8 +24,8 @@ from pipejax.cli.output.report import (
     print_written,
     waiting,
 )
-from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import STEP_END
+from pipejax.schedules.naming import named
 
 SHOWN = 12  # facets and borders that a person reads
 
@@ -117,7 +117,7 @@ class _Chosen(NamedTuple):
         """Build another schedule of the same size, with those of the options that it has."""
         if self.choice.schedule is None:
             raise ValueError("--versus needs --schedule: a table file is of one size")
-        name = known_as(schedule, REGISTRY, "schedule")
+        name = named(schedule)
         options = self.choice.options.of(name)
         return self.choice._replace(schedule=name, options=options).build()
 

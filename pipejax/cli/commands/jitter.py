@@ -8,10 +8,10 @@ import typer
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
-from pipejax.cli.commands.compare import schedule_names
-from pipejax.cli.options.declared import Count, JsonFlag, Schedules, Seed, Workers, flag
+from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Seed, flag
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
@@ -78,10 +78,9 @@ def jitter(
     options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
-    schedules: Schedules,
-    workers: Workers,
-    microbatches: Count,
+    listed: ScheduleList,
     sampling: SamplingOptions,
+    microbatches: CountIfGiven = None,
     quantile: float = 0.95,
     ops: bool = False,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
@@ -90,7 +89,7 @@ def jitter(
     """Run schedules with random durations: quantiles of the step time, and who is robust.
 
     Options:
-      microbatches: Microbatches M.
+      microbatches: Microbatches M; those of the tables if not given.
       quantile: Quantile that ranks.
       ops: Show how often ops are on the critical path.
       out: Write all samples to this store (.zarr).
@@ -101,11 +100,12 @@ def jitter(
     factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
-    names = schedule_names(schedules)
-    options.check(names)
-    if len(set(names)) < len(names):
-        raise ValueError(f"--schedules names a schedule twice: {schedules}")
-    tables, missing = _build(names, workers, microbatches, options, priced)
+    points = listed.sized(None if microbatches is None else [microbatches])
+    sizes = {(point.workers, point.microbatches) for point in points}
+    if len(sizes) > 1:
+        raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
+    ((workers, microbatches),) = sizes
+    tables, missing = _build(points, options, priced)
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
     fits = [need.get("fits", True) for need in needs]
@@ -140,15 +140,15 @@ def jitter(
 
 
 def _build(
-    names: list[str], workers: int, microbatches: int, options: TableOptions, pricing: Pricing
+    points: list[SizedSchedule], options: TableOptions, pricing: Pricing
 ) -> tuple[dict[str, pj.ScheduleTable], dict[str, str]]:
     """Build every schedule; one that does not exist for these numbers says why instead."""
     tables, missing = {}, {}
-    for name in names:
+    for point in points:
         try:
-            tables[name] = options.of(name).build(name, workers, microbatches, pricing.of)
+            tables[point.name] = options.of(point.name).build(*point, pricing.of)
         except MismatchError as error:
-            missing[name] = str(error)
+            missing[point.name] = getattr(error, "reason", str(error))
     if not tables:
         raise ValueError(next(iter(missing.values())))
     return tables, missing

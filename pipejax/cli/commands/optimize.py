@@ -219,7 +219,7 @@ def _pose(
         }
         return dataclasses.replace(costs, **per_stage)
 
-    builder = pj.schedules.REGISTRY.get(choice.schedule or "")
+    builder = None if choice.schedule is None else pj.schedules.find(choice.schedule)
     if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
         like = pj.schedules.build(
             "1f1b", num_workers=choice.workers, num_microbatches=choice.microbatches or 1

@@ -3,7 +3,7 @@
 from pipejax.cli.options.declared import JsonFlag, flag
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import grid, pick, print_all
-from pipejax.schedules import REGISTRY
+from pipejax.schedules import find, names
 
 
 def schedules(json: JsonFlag = False) -> None:
@@ -11,21 +11,22 @@ def schedules(json: JsonFlag = False) -> None:
     from pipejax.costs.model import model_names
     from pipejax.costs.system import system_names
 
+    builders = {name: find(name) for name in names()}
     if json:
         listed = [
             {"name": name, **pick(builder, "summary options source")}
-            for name, builder in REGISTRY.items()
+            for name, builder in builders.items()
         ]
         print_json({"schedules": listed, "models": model_names(), "systems": system_names()})
         return
-    builders = REGISTRY.values()
+    every = builders.values()
     print_all(
         grid(
             [
-                ("schedule", REGISTRY),
-                ("what it is", (builder.summary for builder in builders)),
-                ("options", (", ".join(map(flag, builder.options)) for builder in builders)),
-                ("source", (builder.source for builder in builders)),
+                ("schedule", builders),
+                ("what it is", (builder.summary for builder in every)),
+                ("options", (", ".join(map(flag, builder.options)) for builder in every)),
+                ("source", (builder.source for builder in every)),
             ]
         ),
         "models: " + ", ".join(model_names()),

@@ -8,14 +8,13 @@ import typer
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.base.checks import known_as
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, Workers
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
 from pipejax.cli.output.report import best_so_far, grid, print_all, waiting
-from pipejax.schedules import REGISTRY
+from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:
     from pipejax.search.tuning.tune import TuningResult
@@ -35,7 +34,7 @@ def tune(
     options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
-    workers: Workers = 8,
+    workers: CountIfGiven = None,
     schedule: str = "1f1b",
     what: str = "microbatch",
     method: Text = None,
@@ -51,7 +50,9 @@ def tune(
     """Find what makes the step shortest, by gradient or by evaluating all that is legal.
 
     Options:
-      schedule: Schedule, see `pipejax schedules`.
+      workers: Workers P; 8, or those of a table, if not given.
+      schedule: Schedule, see `pipejax schedules`; a table, or a function of your own as
+        FILE.py:FUNCTION.
       what: What to tune: microbatch (its size), layers (of each stage), recompute (layers of each
         stage), system (how to spend --budget), or several together, as microbatch,layers.
       method: gradient, exhaustive or both; the faster of the two if not given.
@@ -63,7 +64,8 @@ def tune(
         pricing.check_alike("tune")
     if pricing is None or pricing.workload is None or pricing.system is None:
         raise ValueError("tune needs --model NAME --system NAME --minibatch N")
-    schedule = known_as(schedule, REGISTRY, "schedule")
+    schedule = named(schedule)
+    workers = workers or (find(schedule).sizes or (8,))[0]
     options = options._replace(of_runs=OF_RUNS)
     options.check([schedule])
     if "memory_limit" in options.options:

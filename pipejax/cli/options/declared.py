@@ -17,8 +17,6 @@ CountIfGiven = Annotated[int | None, typer.Option(min=1)]
 FileIfGiven = Annotated[str | None, typer.Option(metavar="FILE")]
 Seed = Annotated[int, typer.Option(min=0)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Schedules = Annotated[str, typer.Option(help="Schedules, as gpipe,1f1b,chimera.")]
-Workers = Annotated[int, typer.Option(help="Workers P.", min=1)]
 TimeLimit = Annotated[
     str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
 ]

@@ -115,7 +115,8 @@ class GivenOptions:
         Where a clause begins, `memory_limit must be ...`, or a keyword has a text, `what='layers'`.
         What a file says is left alone.
         """
-        for name, value in self.values:
+        parts = [(name, part) for name, value in self.values for part in value.split(",")]
+        for name, value in [*self.values, *parts]:
             is_file = "." in value and message.startswith(f"{value} ")
             if message.startswith(f"{value}: ") or is_file:
                 return f"{flag(name)} {_in_letters(message)}"

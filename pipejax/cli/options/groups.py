@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import pipejax as pj
-from pipejax.base.checks import known_as, one_of
+from pipejax.base.checks import one_of
 from pipejax.cli.options.activations import choose_activations
 from pipejax.cli.options.declared import (
     FORCE,
@@ -23,7 +23,8 @@ from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import Pricing, PricingSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.cli.output.files import Output, check_apart
-from pipejax.schedules import REGISTRY
+from pipejax.schedules import find
+from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.torch_1f1b import REPAIRS
 
@@ -34,7 +35,8 @@ class TableChoice(NamedTuple):
     Attributes:
       options: of the schedule.
       pricing: what planned schedules are planned for.
-      schedule: Schedule to build, see `pipejax schedules`.
+      schedule: Schedule to build, see `pipejax schedules`; a table, or a function of your own as
+        FILE.py:FUNCTION.
       table: Table to read: PyTorch's schedule CSV, or JSON.
       workers: Workers P.
       microbatches: Microbatches M.
@@ -54,7 +56,7 @@ class TableChoice(NamedTuple):
         """Find the schedule that is meant."""
         if self.schedule is None:
             return self
-        return self._replace(schedule=known_as(self.schedule, REGISTRY, "schedule"))
+        return self._replace(schedule=named(self.schedule))
 
     @property
     def is_given(self) -> bool:
@@ -81,11 +83,13 @@ class TableChoice(NamedTuple):
                 )
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
             return pj.read_table(self.table, repair=repair)
-        missing = [name for name, value in sizes.items() if value is None]
-        if self.workers is None or self.microbatches is None or self.schedule is None:
+        own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
+        workers, microbatches = self.workers or own[0], self.microbatches or own[1]
+        if workers is None or microbatches is None or self.schedule is None:
+            missing = [name for name, value in sizes.items() if value is None]
             raise ValueError(f"--schedule needs {flag(missing[0])}")
         costs_of = None if self.pricing is None else self.pricing.of
-        return self.options.build(self.schedule, self.workers, self.microbatches, costs_of)
+        return self.options.build(self.schedule, workers, microbatches, costs_of)
 
 
 Queues = Annotated[
@@ -183,7 +187,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     records = [group for group in groups if group not in _GROUPS]
     read_by_command = {**own, **force}
     for record in records:
-        read_by_command |= takes[record]
+        read_by_command |= {name: p for name, p in takes[record].items() if name not in makers}
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:

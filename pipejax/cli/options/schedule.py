@@ -1,5 +1,6 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import pipejax as pj
 from pipejax.base.checks import share
 from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare, flag
 from pipejax.cli.options.numbers import parse_list, parse_seconds
-from pipejax.schedules import REGISTRY
+from pipejax.schedules import find
+from pipejax.schedules.naming import told_options
 
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
@@ -42,17 +44,16 @@ class TableOptions(NamedTuple):
         """
         self.check([schedule])
         size = {"num_workers": workers, "num_microbatches": microbatches}
-        builder = REGISTRY.get(schedule)
+        builder = find(schedule)
         given = self.of_table(schedule)
-        if builder is not None and builder.planned and costs_of and "slots" not in given:
+        if builder.planned and costs_of and "slots" not in given:
             times = times_of(costs_of(_with_stages(given.get("stages_per_worker", 1), size)))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
         return pj.schedules.build(schedule, **size, **given)
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
-        builder = REGISTRY.get(schedule)
-        takes = () if builder is None else builder.options
+        takes = find(schedule).takes
         return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
 
     def check(self, schedules: Sequence[str]) -> None:
@@ -61,22 +62,21 @@ class TableOptions(NamedTuple):
         Raises:
           ValueError: if there is one.
         """
-        takes = {name: ("slots", *REGISTRY[name].options) for name in schedules}
+        builders = {name: find(name) for name in schedules}
         for option in self.options:
-            if option in self.of_runs or any(option in known for known in takes.values()):
+            if option in self.of_runs or any(option in own.takes for own in builders.values()):
                 continue
             words = option.replace("_", " ")
-            if len(takes) > 1:
-                raise ValueError(f"{flag(option)}: none of {', '.join(takes)} has this option")
-            ((name, known),) = takes.items()
+            if len(builders) > 1:
+                raise ValueError(f"{flag(option)}: none of {', '.join(builders)} has this option")
+            ((name, builder),) = builders.items()
             raise ValueError(
-                f"{flag(option)}: {name} takes no {words}: its options are "
-                f"{', '.join(map(flag, known))}"
+                f"{flag(option)}: {name} takes no {words}: {told_options(builder, flag)}"
             )
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
-        takes = {*REGISTRY[schedule].options, "slots"}
+        takes = find(schedule).takes
         return TableOptions({k: v for k, v in self.options.items() if k in takes})
 
 
@@ -137,6 +137,7 @@ class ScheduleSettings(NamedTuple):
       load: Slots of L that they are planned for, a number or one per stage; as O.
       offload_share: Share of a worker's activations that may go under pipe-offload.
       group_size: Microbatches of a group of pipe-offload, from 1 to P.
+      schedule_options: Options of a schedule of your own, as depth=2,kind=wide.
     """
 
     stages_per_worker: CountIfGiven = None
@@ -154,10 +155,17 @@ class ScheduleSettings(NamedTuple):
     load: Text = None
     offload_share: float | None = None
     group_size: CountIfGiven = None
+    schedule_options: Text = None
 
     def chosen(self) -> TableOptions:
         """Keep what is given."""
         options = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.schedule_options is not None:
+            own = _parse_options(options.pop("schedule_options"))
+            for name in own:
+                if name in self._fields:
+                    raise ValueError(f"--schedule-options {name}: it has an option, {flag(name)}")
+            options |= own
         if self.weight_share is not None:
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
@@ -169,6 +177,20 @@ class ScheduleSettings(NamedTuple):
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
         return TableOptions(options)
+
+
+def _parse_options(text: str) -> dict[str, Any]:
+    """Read options of a schedule of the user's own: numbers, true, false, or texts."""
+    found: dict[str, Any] = {}
+    for entry in text.split(","):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not (name.isidentifier() and equals and value) or name in found:
+            raise ValueError(f"--schedule-options must be as depth=2,kind=wide, got {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _parse_slots(text: str) -> dict[str, float]:

@@ -49,6 +49,11 @@ class ScheduleFamily:
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
         """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
+        one = schedules.find(self.schedule).sizes
+        if one is not None:  # a table from a file: its own M alone
+            if self.refusal(one[1]):
+                raise ValueError(self.refusal(one[1]))
+            return (one[1],)
         few = [count for count in (1, 2) if not self.refusal(count)][:1]
         many = [times * self.num_workers for times in (1, 2, 4)]
         if self.refusal(many[-1]):
@@ -84,7 +89,7 @@ class ScheduleFamily:
     def check_size(self, num_microbatches: int) -> None:
         """Refuse so many microbatches if their table cannot fit into the memory of this machine."""
         schedules.check_size(
-            schedules.REGISTRY[self.schedule],
+            schedules.find(self.schedule),
             num_workers=self.num_workers,
             num_microbatches=num_microbatches,
             **self.options,

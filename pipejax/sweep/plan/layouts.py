@@ -148,7 +148,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
         for workers in request.allowed("pipeline", divisors(request.gpus)):
             if workers > most:
                 continue
-            several = "stages_per_worker" in schedules.REGISTRY[name].options
+            several = "stages_per_worker" in schedules.find(name).options
             limit = most // workers
             if "stages_per_worker" not in request.choices:
                 limit = min(limit, MOST_STAGES)

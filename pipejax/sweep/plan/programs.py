@@ -48,7 +48,7 @@ class ProgramShape(NamedTuple):
 @functools.lru_cache(KEPT)
 def table_of(shape: ProgramShape, microbatches: int) -> ScheduleTable:
     """Build the table for M microbatches."""
-    several = "stages_per_worker" in schedules.REGISTRY[shape.schedule].options
+    several = "stages_per_worker" in schedules.find(shape.schedule).options
     options = {"stages_per_worker": shape.stages_per_worker} if several else {}
     return schedules.build(
         shape.schedule, num_workers=shape.workers, num_microbatches=microbatches, **options

@@ -8,7 +8,6 @@ from pipejax import schedules
 from pipejax.base.checks import (
     MAX_COUNT,
     check_types,
-    known_as,
     one_of,
     unknown,
     whole_number,
@@ -77,11 +76,13 @@ class PlanRequest:
 
 
 def _known_schedules(names: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(known_as(name, schedules.REGISTRY, "schedule") for name in names)
+    found = tuple(schedules.named(name) for name in names)
     if not found or len(set(found)) < len(found):
         raise ValueError(f"schedules must be different names, got {', '.join(names) or 'none'}")
     for name in found:
-        if schedules.REGISTRY[name].planned:
+        if schedules.find(name).sizes is not None:
+            raise ValueError(f"schedule {name} is one table: a plan takes schedules of any size")
+        if schedules.find(name).planned:
             raise ValueError(
                 f"schedule {name} is planned from the times of one layout: a plan takes schedules "
                 "with a fixed order of ops"

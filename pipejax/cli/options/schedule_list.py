@@ -1,0 +1,88 @@
+"""Options of commands that look at several schedules: names, tables, folders of tables."""
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import typer
+
+from pipejax.cli.options.declared import CountIfGiven, Text
+from pipejax.cli.options.schedule import TableOptions
+from pipejax.schedules import find, listed
+
+Tables = Annotated[list[str] | None, typer.Option(metavar="FILE|FOLDER")]
+
+
+class SizedSchedule(NamedTuple):
+    """A schedule at one size.
+
+    Attributes:
+      name: for `schedules.find`.
+      workers: P.
+      microbatches: M.
+    """
+
+    name: str
+    workers: int
+    microbatches: int
+
+
+class ScheduleList(NamedTuple):
+    """Which schedules are looked at.
+
+    Attributes:
+      options: of those that are built.
+      schedules: Schedules, as gpipe,1f1b: names, tables (.csv, .json), folders of tables, or
+        functions of your own as FILE.py:FUNCTION.
+      tables: A table, or a folder of them, to be looked at too; may be given several times.
+      workers: Workers P; those of the tables if not given.
+    """
+
+    options: TableOptions
+    schedules: Text = None
+    tables: Tables = None
+    workers: CountIfGiven = None
+
+    def chosen(self) -> "ScheduleList":
+        """Check what is named, and the options."""
+        if self.schedules is None and self.tables is None:
+            raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                option = "--schedules" if self.tables is None else "--schedules and --tables"
+                raise ValueError(f"{option} names {name} twice")
+        self.options.check(names)
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all, folders unfolded."""
+        texts = [] if self.schedules is None else [t.strip() for t in self.schedules.split(",")]
+        return [name for text in (*texts, *(self.tables or ())) for name in listed(text)]
+
+    def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
+        """Give each its size: as asked for, else that of its table, else that of all tables.
+
+        Raises:
+          ValueError: if a schedule that is built is left without a size.
+        """
+        own = {name: find(name).sizes for name in self.names}
+        tables = [sizes for sizes in own.values() if sizes is not None]
+        alike = [{sizes[k] for sizes in tables} for k in range(2)]
+        given = [None if self.workers is None else [self.workers], microbatches]
+        every: dict[str, list[Sequence[int]]] = {name: [] for name in own}
+        for place, option in enumerate(("--workers", "--microbatches")):
+            common = sorted(alike[place]) if len(alike[place]) == 1 else None
+            for name, sizes in own.items():
+                of_table = None if sizes is None else [sizes[place]]
+                found = given[place] or of_table or common
+                if found is None:
+                    differ = " and the tables differ" if tables else ""
+                    raise ValueError(f"{option} is missing: {name} is of any size{differ}")
+                every[name].append(found)
+        rounds = range(len(microbatches or [1]))  # of all schedules, one for each M
+        return [
+            SizedSchedule(name, workers[0], counts[k])
+            for k in rounds
+            for name, (workers, counts) in every.items()
+        ]

@@ -1,0 +1,76 @@
+"""The axis of schedules: names with their options, tables, and folders of tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipejax import schedules
+from pipejax.base.checks import MAX_COUNT, unknown, whole_number
+from pipejax.schedules.naming import is_folder
+from pipejax.schedules.table.table import ScheduleTable
+
+
+class Choice(NamedTuple):
+    """A schedule with its options, as one value of an axis.
+
+    Attributes:
+      name: of the builder.
+      options: of the builder, beyond workers and microbatches.
+      own: the builder of a user's own schedule, so that no worker of a cluster needs its file.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    own: schedules.Builder | None = None
+
+    def __str__(self) -> str:
+        """Name and options, as the dataset labels them."""
+        return " ".join([self.name, *(f"{key}={value}" for key, value in self.options)])
+
+    def build(self, workers: int, microbatches: int) -> ScheduleTable:
+        """Build the table."""
+        builder = self.own or schedules.find(self.name)
+        sizes = {"num_workers": workers, "num_microbatches": microbatches}
+        return builder.function(**sizes, **dict(self.options))
+
+
+def unfolded(given: Any) -> Any:
+    """Put the tables of a folder in its place, wherever one stands."""
+    if isinstance(given, str):
+        return schedules.listed(given) if is_folder(given) else given
+    if not isinstance(given, Sequence):
+        return given
+    parts = [unfolded(each) if isinstance(each, str) else each for each in given]
+    return [name for part in parts for name in (part if isinstance(part, list) else [part])]
+
+
+def read_schedule(value: Any, where: str) -> Choice:
+    """Read one value of the axis: a name, or a mapping of it and its options."""
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    if "name" not in given:
+        names = ", ".join(schedules.names())
+        raise ValueError(f"{where}: {value!r} has no name: known are {names}")
+    name = given.pop("name")
+    if not isinstance(name, str):
+        raise ValueError(f"{where}: {unknown('schedule', name, schedules.names())}")
+    try:
+        name, builder = schedules.named(name), schedules.find(name)
+    except ValueError as error:
+        raise ValueError(f"{where}: {getattr(error, 'reason', error)}") from None
+    check = _scalar if builder.content else _count
+    for option in given:
+        if option not in builder.options:
+            listed = ", ".join(builder.options) or "none"
+            raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
+        given[option] = check(given[option], f"{where}: {name}: {option}")
+    return Choice(name, tuple(sorted(given.items())), builder if builder.content else None)
+
+
+def _scalar(value: Any, where: str) -> Any:
+    """Check what an option of a user's own schedule is given: any single value."""
+    if not isinstance(value, str | bool | int | float):
+        raise ValueError(f"{where} must be a number, a text, true or false, got {value!r}")
+    return value
+
+
+def _count(value: Any, where: str) -> int:
+    return whole_number(value, where, most=MAX_COUNT)

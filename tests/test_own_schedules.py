@@ -1,0 +1,275 @@
+"""Schedules of the user's own: functions, entry points, tables and folders, wherever a name is."""
+
+import pickle
+import sys
+
+import pytest
+
+import pipejax as pj
+from pipejax.schedules import own_schedules
+from pipejax.search.tuning.problem import ScheduleFamily
+from pipejax.sweep.declaration import read_sweep
+
+MINE = '''
+"""All forwards, then all backwards."""
+from dataclasses import dataclass
+
+@dataclass
+class Kept:
+    depth: int
+
+def build(num_workers, num_microbatches, depth=1, *, kind="plain"):
+    """Fill and drain."""
+    print("building")
+    if num_microbatches % Kept(depth).depth:
+        raise ValueError(f"depth {depth} does not divide {num_microbatches}")
+    if kind == "wrong":
+        return 1 / 0
+    phases = ("F", "B")
+    return [[f"{w}{p}{m}" for p in phases for m in range(num_microbatches)] for w in range(num_workers)]
+
+def smaller(num_workers, num_microbatches):
+    return [["0F0", "0B0"]]
+
+def backwards(num_workers, num_microbatches):
+    return [["0B0", "0F0"]]
+
+def nothing(num_workers, num_microbatches):
+    return None
+
+def leaves(num_workers, num_microbatches):
+    raise SystemExit(3)
+
+def by_position(workers, microbatches):
+    return []
+
+NUMBER = 3
+'''
+SIZE = {"num_workers": 2, "num_microbatches": 4}
+TIMES = ["--stage-times", "F=1,B=2"]
+ONE = ["--workers", 2, "--microbatches", 4, *TIMES]
+GRID = {"workers": 2, "minibatch": 4, "models": "tabular-128l", "systems": "fast_nw_slow_cp"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with own functions, a table of 2 x 4, and a folder of two tables."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "tables").mkdir()
+    built = pj.schedules.build("1f1b", **SIZE)
+    pj.write_table(built, "gpipe.csv")  # a name that a built-in schedule has
+    pj.write_table(built, "tables/b.json")
+    pj.write_table(pj.schedules.build("gpipe", num_workers=3, num_microbatches=3), "tables/a.csv")
+    (tmp_path / "tables" / "costs.json").write_text('{"unit": "seconds"}')
+    return tmp_path
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """A registry that is emptied behind the test."""
+    monkeypatch.setattr(own_schedules, "registered", {})
+    from pipejax.schedules import naming
+
+    monkeypatch.setattr(naming, "registered", own_schedules.registered)
+
+
+def fill_and_drain(num_workers, num_microbatches, phases="FB"):
+    """Fill and drain."""
+    return [
+        [f"{w}{p}{m}" for p in phases for m in range(num_microbatches)] for w in range(num_workers)
+    ]
+
+
+def test_a_registered_function_is_a_schedule_like_others(registered, call):
+    pj.schedules.register("fill", fill_and_drain)
+    table = pj.schedules.build("Fill", **SIZE)
+    same = pj.schedules.build("gpipe", **SIZE)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
+    assert pj.evaluate(table, costs).makespan == pj.evaluate(same, costs).makespan
+    assert table.name == "fill"
+    assert "fill" in pj.schedules.names()
+    code, out, _ = call("schedules")
+    assert code == 0
+    assert "Fill and drain" in out
+    with pytest.raises(ValueError, match="name 'ZB-H1' is that of a built-in schedule"):
+        pj.schedules.register("ZB-H1", fill_and_drain)
+    with pytest.raises(ValueError, match="must be one word"):
+        pj.schedules.register("a,b", fill_and_drain)
+    with pytest.raises(ValueError, match="must take num_workers and num_microbatches by name"):
+        pj.schedules.register("less", lambda workers: None)
+    with pytest.raises(ValueError, match="fill takes no waves: its options are phases"):
+        pj.schedules.build("fill", **SIZE, waves=2)
+
+
+def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, answer):
+    package = tmp_path / "acme_schedules-1.5.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-schedules\nVersion: 1.5\n")
+    points = "fill = acme:build\nbroken = acme:no_such\n1f1b = acme:build\n"
+    (package / "entry_points.txt").write_text(f"[pipejax.schedules]\n{points}")
+    (tmp_path / "acme.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own_schedules.installed.cache_clear()
+    own_schedules.installed_builder.cache_clear()
+    try:
+        assert pj.schedules.build("1f1b", **SIZE).name == "1f1b"
+        assert "acme" not in sys.modules  # a built-in name asks nobody
+        assert answer("evaluate", "--schedule", "fill", *ONE)["makespan"] == 15.0
+        assert pj.schedules.find("fill").source == "acme-schedules 1.5, acme:build"
+        with pytest.raises(ValueError, match=r"broken: entry point acme:no_such: .*AttributeError"):
+            pj.schedules.build("broken", **SIZE)
+    finally:
+        own_schedules.installed.cache_clear()
+        sys.modules.pop("acme", None)
+
+
+def test_a_function_in_a_file(folder, answer, call):
+    given = ["--schedule", "mine.py:build", *ONE]
+    assert answer("evaluate", *given)["makespan"] == 15.0
+    code, out, err = call("evaluate", *given, "--json", "--schedule-options", "depth=2")
+    assert (code, err) == (0, "building\n")  # what it prints is not in the answer
+    assert '"schedule": "mine.py:build"' in out
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mine.py:build --schedule-options depth=3", "mine.py, line 13: ValueError: depth 3 does"),
+        ("mine.py:build --schedule-options kind=wrong", "mine.py, line 15: ZeroDivisionError"),
+        ("mine.py:build --schedule-options width=1", "mine.py:build takes no width: its options"),
+        ("mine.py:build --waves 2", "takes no waves: its options are --depth, --kind"),
+        ("mine.py:build --schedule-options depth", "--schedule-options must be as depth=2"),
+        ("mine.py:build --schedule-options waves=1", "it has an option, --waves"),
+        ("mine.py:smaller", "made a table of 1 workers and 1 microbatches for 2 and 4"),
+        ("mine.py:backwards", "mine.py:backwards: deadlock"),
+        ("mine.py:nothing", "must return a ScheduleTable or rows, got None"),
+        ("mine.py:leaves", "mine.py, line 29: SystemExit: 3"),
+        ("mine.py:by_position", "must take num_workers and num_microbatches by name"),
+        ("mine.py:NUMBER", "mine.py:NUMBER is no function, got 3"),
+        ("mine.py:biuld", "unknown function 'biuld': known are build, smaller"),
+        ("mine.py", "names no function: add it, as mine.py:build"),
+        ("other.py:build", "other.py"),
+        ("broken.py:build", "broken.py, line 2: SyntaxError"),
+        ("raises.py:build", "raises.py, line 1: ModuleNotFoundError"),
+        ("tables", "is a folder: name one of its tables"),
+        ("none.csv", "none.csv"),
+        ("gpipe.csv --waves 2", "a table file states all itself"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(name, says, folder, call):
+    (folder / "broken.py").write_text("x = 1\nbuild(=\n")
+    (folder / "raises.py").write_text("import no_such_module\n")
+    code, out, err = call("evaluate", "--schedule", *name.split(), *ONE)
+    errors = [line for line in err.splitlines() if line != "building"]
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert says in errors[0]
+    assert errors[0].startswith("error: ")
+
+
+def test_an_edited_file_is_read_again(folder):
+    assert pj.schedules.build("mine.py:build", **SIZE).num_slots == 8
+    (folder / "mine.py").write_text(MINE.replace('phases = ("F", "B")', 'phases = ("F", "I", "W")'))
+    assert pj.schedules.build("mine.py:build", **SIZE).num_slots == 12
+
+
+def test_own_builders_travel(folder):
+    """As to the workers of a cluster, which have neither the files nor the modules."""
+    for name in ("mine.py:build", "gpipe.csv"):
+        packed = pickle.dumps(pj.schedules.find(name))
+        for path in folder.glob("*.*"):
+            path.rename(f"{path}.gone")
+        table = pickle.loads(packed).function(**SIZE)
+        assert (table.name, table.num_microbatches) == (name, 4)
+        for path in folder.glob("*.gone"):
+            path.rename(str(path).removesuffix(".gone"))
+
+
+def test_compare_takes_tables_and_functions(folder, answer, call):
+    given = ["--schedules", "1f1b,mine.py:build,gpipe.csv,tables/", *TIMES]
+    rows = answer("compare", *given, "--workers", 2, "--microbatches", "4,6")["rows"]
+    names = ["1f1b", "mine.py:build", "gpipe.csv", "tables/a.csv", "tables/b.json"]
+    assert [row["schedule"] for row in rows] == names * 2
+    assert [row.get("makespan") for row in rows] == [15, 15, 15, None, 15, 21, 21, None, None, None]
+    small = "tables/a.csv is a table of 3 workers and 3 microbatches, not of 2 and 4"
+    assert rows[3]["error"] == small
+    assert rows[2]["formula_bubble_ratio"] is None  # its name claims nothing
+    assert small in call("compare", *given, "--workers", 2, "--microbatches", "4,6")[1]
+
+
+def test_tables_have_sizes_of_their_own(folder, answer, mistake):
+    found = answer("compare", "--tables", "tables", "--tables", "gpipe.csv", *TIMES)
+    sizes = [(row["workers"], row["microbatches"]) for row in found["rows"]]
+    assert (found["workers"], sizes) == (None, [(3, 3), (2, 4), (2, 4)])
+    found = answer("compare", "--schedules", "gpipe", "--tables", "gpipe.csv", *TIMES)
+    assert [row["makespan"] for row in found["rows"]] == [15, 15]
+    assert answer("evaluate", "--schedule", "gpipe.csv", *TIMES)["workers"] == 2
+    line = mistake("compare", "--schedules", "gpipe,tables", *TIMES)
+    assert "--workers is missing: gpipe is of any size and the tables differ" in line
+    assert "twice" in mistake("compare", "--schedules", "gpipe.csv,gpipe.csv", *TIMES)
+    (folder / "empty").mkdir()
+    assert "holds no table" in mistake("compare", "--tables", "empty", *TIMES)
+    assert "--workers" in mistake("compare", "--schedules", "gpipe", *TIMES)
+
+
+def test_jitter_takes_tables(folder, answer, mistake):
+    given = ["--schedules", "gpipe,mine.py:build,gpipe.csv", *TIMES, "--samples", 8]
+    rows = answer("jitter", *given, "--op", "lognormal:0.1")["rows"]
+    assert [row["schedule"] for row in rows] == ["gpipe", "mine.py:build", "gpipe.csv"]
+    assert rows[0]["mean"] == rows[1]["mean"]
+    rows = answer("jitter", *given, "--workers", 2, "--microbatches", 6)["rows"]
+    assert "not of 2 and 6" in rows[2]["error"]
+    line = mistake("jitter", "--tables", "tables", *TIMES, "--samples", 8)
+    assert "jitter ranks those of one size" in line
+
+
+@pytest.mark.compiles
+def test_a_sweep_keeps_a_label_for_each_table(folder, tmp_path):
+    listed = ["gpipe", "tables/", {"name": "mine.py:build", "depth": 2}]
+    data = pj.run_sweep(
+        {**GRID, "schedules": listed, "microbatch_size": [1, 2]}, tmp_path / "out.zarr"
+    )
+    labels = ["gpipe", "tables/a.csv", "tables/b.json", "mine.py:build depth=2"]
+    assert data.schedule.values.tolist() == labels
+    assert data.status.values.tolist() == [[2, 2], [3, 3], [2, 3], [2, 2]]
+    assert "not of 2 and 2" in str(
+        data.reason.sel(schedule="tables/b.json", microbatch_size=2).item()
+    )
+    same = data.step_time.sel(schedule="mine.py:build depth=2")
+    assert (data.step_time.sel(schedule="gpipe") == same).all()
+
+
+def test_a_changed_table_is_another_grid(folder):
+    grid = {**GRID, "schedules": "gpipe.csv", "microbatch_size": 1}
+    before = read_sweep(grid).to_json()
+    assert read_sweep(grid).to_json() == before
+    pj.write_table(pj.schedules.build("gpipe", **SIZE), "gpipe.csv")
+    assert read_sweep(grid).to_json() != before
+
+
+@pytest.mark.compiles
+def test_tune_takes_a_table(folder, answer, mistake):
+    model = ["--model", "tabular-128l", "--system", "fast_nw_slow_cp", "--no-memory-limit"]
+    found = answer("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8)
+    assert (found["workers"], found["microbatches"], found["microbatch_size"]) == (2, 4, 2)
+    assert [size["microbatches"] for size in found["exhaustive"]["sizes"]] == [4]
+    line = mistake("tune", "--schedule", "gpipe.csv", *model, "--minibatch", 8, "--workers", 3)
+    assert "gpipe.csv is a table of 2 workers and 4 microbatches" in line
+
+
+def test_a_family_of_an_own_schedule_knows_what_does_not_exist(folder):
+    family = ScheduleFamily("mine.py:build", 2, {"depth": 2})
+    assert family.few_microbatches == (2, 4, 8)
+    assert family.refusal(3).endswith("ValueError: depth 2 does not divide 3")
+
+
+def test_a_plan_refuses_a_single_table(folder, mistake):
+    given = ["--model", "gpt-22b", "--system", "h100", "--gpus", 8, "--minibatch", 8]
+    line = mistake("plan", *given, "--schedules", "gpipe.csv")
+    assert "gpipe.csv is one table: a plan takes schedules of any size" in line
+
+
+@pytest.mark.parametrize("command", ["show", "formula", "order", "staleness", "evaluate"])
+def test_every_command_asks_the_same_resolver(command, mistake):
+    line = mistake(command, "--schedule", "no-such", *ONE[:4])
+    assert "or a table (.csv, .json), or FILE.py:FUNCTION" in line
