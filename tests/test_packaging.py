@@ -1,0 +1,138 @@
+"""What is built from the repository runs without it."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pipejax
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ONE = "--schedule 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
+READS_ALL_DATA = """
+import pathlib, sys
+import pipejax as pj
+from pipejax.base.provenance import provenance
+from pipejax.costs.model import model_names
+from pipejax.costs.system import system_names
+
+home = pathlib.Path(pj.__file__).parent
+assert home.is_relative_to(sys.prefix), home
+assert len([pj.load_model(name) for name in model_names()]) > 10
+assert len([pj.load_system(name) for name in system_names()]) > 10
+assert (home / "py.typed").exists() and (home / "__init__.pyi").exists()
+assert provenance()["commit"] == "unknown"
+print(pj.__version__, pj.validate(home / "costs/data/measured/korthikanti_a100.csv").time.rows)
+"""
+
+
+def test_the_version_stands_in_one_place():
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited[1] == PROJECT["version"]
+    assert re.search(rf"^## .*\b{re.escape(cited[1])}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    code = "".join(path.read_text() for path in Path(pipejax.__file__).parent.rglob("*.py"))
+    assert PROJECT["version"] not in code
+
+
+@pytest.mark.process
+def test_the_package_is_a_program():
+    command = [sys.executable, "-m", "pipejax", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"pipejax {pipejax.__version__}\n")
+
+
+def build(folder, *targets):
+    """Build distributions of the sources in a folder, without fetching what builds them."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", "dist", *targets]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    return sorted((folder / "dist").iterdir())
+
+
+def contents(wheel):
+    """Everything that a wheel installs."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The source distribution and the wheel, made from what git does not ignore, and the package's files."""
+    folder = tmp_path_factory.mktemp("sources")
+    found = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    for name in filter(None, found):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    wheel, source = build(folder)
+    package = {name for name in found if name.startswith("pipejax/")}
+    return source, wheel, package
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """A fresh environment with the wheel, where all else comes from this one; its programs."""
+    home = tmp_path_factory.mktemp("fresh")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
+    own, theirs = (
+        Path(sysconfig.get_path("purelib", vars={"base": str(prefix)}))
+        for prefix in (home, sys.prefix)
+    )
+    (own / "beside.pth").write_text(f"{theirs}\n")  # its .pth files are not read: no sources
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
+    options = [
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--force-reinstall",
+    ]
+    subprocess.run([*pip, *options, built[1]], check=True, timeout=120)
+    return home / "bin"
+
+
+def run(command, folder, **environment):
+    """Run a command outside the repository, with nothing of it in the environment."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=folder, env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_wheel_holds_the_package_and_the_source_builds_it(built, tmp_path):
+    source, wheel, package = built
+    files = contents(wheel)
+    assert {name for name in files if name.startswith("pipejax/")} == package
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (again,) = build(next(tmp_path.iterdir()), "-t", "wheel")
+    assert again.name == wheel.name
+    assert contents(again) == files
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_wheel_runs_without_the_repository(installed, tmp_path):
+    for program in (["pipejax"], ["python", "-m", "pipejax"]):
+        command = [installed / program[0], *program[1:], "evaluate", *ONE.split(), "--json"]
+        code, out, err = run(command, tmp_path)
+        assert (code, err) == (0, "")
+        assert '"makespan": 33.0' in out
+    code, out, err = run([installed / "python", "-c", READS_ALL_DATA], tmp_path)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{PROJECT['version']} ")
