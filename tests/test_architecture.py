@@ -102,7 +102,7 @@ def test_the_checker_shares_no_code_with_the_engine():
 def test_the_rooms_are_those_of_the_house():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert rooms == set(RANK)
-    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py"}
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_imports_point_downwards():
