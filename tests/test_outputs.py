@@ -20,6 +20,7 @@ NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"
 OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "show": (["show", *NO_TABLE], "--out", ".html"),
+    "explore": (["explore", *NO_TABLE], "--out", ".html"),
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
     "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
     "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),

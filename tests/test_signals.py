@@ -78,6 +78,7 @@ RUNS = {
     ),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
     "show": (3, [*ONE, "--out", "{}/x.svg"]),
+    "explore": (2, [*ONE, "--out", "{}/x.html"]),
     "export": (1.5, [*ONE, "--format", "json", "--out", "{}/x.json"]),
     "staleness": (
         1.5,
@@ -154,6 +155,8 @@ def check_whole(folder):
             data.load()
     for path in folder.glob("x.svg"):
         assert path.read_text().rstrip().endswith("</svg>")
+    for path in folder.glob("x.html"):
+        assert path.read_text().endswith("</html>\n")
     for path in folder.glob("x.png"):
         assert path.read_bytes().endswith(b"IEND\xaeB`\x82")
 

@@ -33,6 +33,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "times.",
     "train": "Train a small objective as an asynchronous schedule does: gap against time.",
     "show": "Show the timeline of a schedule; without times, in the table's own slots.",
+    "explore": "Write a page that shows schedules and prices them anew as sliders move; no server, "
+    "no net.",
     "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",

@@ -1,7 +1,5 @@
-"""Timelines as pictures: png, pdf, svg, or svg inside a page."""
+"""Timelines as pictures: png, pdf, svg."""
 
-import html
-import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from matplotlib.path import Path as Outline
 
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.timeline import Bar, arrows, bars
-from pipejax.base.files import drafted, write_file
+from pipejax.base.files import drafted
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.plots.memory import Curves, draw_memory
@@ -73,14 +71,9 @@ def draw_timeline(
     figure.legend(
         handles=legend_entries(evaluation, messages=messages), loc="outside lower right", ncols=9
     )
-    if path.suffix == ".html":
-        picture = io.StringIO()
-        figure.savefig(picture, format="svg")
-        write_file(path, _page(evaluation, picture.getvalue()))
-    else:
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
-        with drafted(path) as draft:
-            figure.savefig(draft, metadata=metadata)
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    with drafted(path) as draft:
+        figure.savefig(draft, metadata=metadata)
     plt.close(figure)
 
 
@@ -217,14 +210,3 @@ def mark_entry(label: str) -> Line2D:
     """Say what a black corner means."""
     corner = MarkerStyle(Outline([(-1, 1), (1, 1), (1, -1), (-1, 1)]))
     return Line2D([], [], linestyle="", marker=corner, color=palette.BLACK, label=label)
-
-
-def _page(evaluation: Evaluation, picture: str) -> str:
-    """Wrap an svg in a page of its own."""
-    title = html.escape(f"{evaluation.schedule}, {evaluation.workers} workers")
-    drawing = picture[picture.index("<svg") :]
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
-        "<style>body{font-family:sans-serif;margin:2em}svg{max-width:100%;height:auto}</style>"
-        f"</head>\n<body><h1>{title}</h1>\n{drawing}\n</body>\n</html>\n"
-    )

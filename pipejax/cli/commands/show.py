@@ -12,6 +12,7 @@ import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import console, percent, print_json, seconds
 from pipejax.cli.output.report import pick, print_written
@@ -53,7 +54,7 @@ def show(
     """Show the timeline of a schedule; without times, in the table's own slots.
 
     Options:
-      out: Draw to this file (.png, .pdf, .svg or .html).
+      out: Draw to this file (.png, .pdf, .svg, or a page as `explore` writes: .html).
       messages: Show messages as thin lines.
       memory: Show the activation memory of each worker over time.
       width: Columns of the terminal's timeline.
@@ -64,7 +65,10 @@ def show(
     sized = Pricing(lambda table: costs) if pricing is None else pricing
     sizes = activations.of(table, sized.workload, sized.microbatches)
     shown = sizes.held(evaluation) if memory else None
-    if out.path is not None:
+    if out.path is not None and out.path.suffix == ".html":
+        more = [name for name, wanted in (("messages", messages), ("memory", memory)) if wanted]
+        save_page([table], pricing, links, activations, out, show=more)
+    elif out.path is not None:
         # matplotlib is an extra, slow to import
         from pipejax.plots.memory import Curves
         from pipejax.plots.timeline import draw_timeline

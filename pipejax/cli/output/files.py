@@ -31,6 +31,7 @@ class OutputKind(NamedTuple):
       extra: of the package, which brings the modules.
       is_folder: whether it is a Zarr store.
       resumes: whether one that is there may be gone on with.
+      plain: suffixes of files that none of the modules writes.
     """
 
     suffixes: tuple[str, ...]
@@ -39,11 +40,13 @@ class OutputKind(NamedTuple):
     extra: str = ""
     is_folder: bool = False
     resumes: bool = False
+    plain: tuple[str, ...] = ()
 
 
 ANY = OutputKind(())
 DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs", "figures")
-TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"))
+TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
+PAGE = OutputKind((".html",))
 TABLE = OutputKind((".csv", ".json"))
 CERTIFICATE = OutputKind((".json",))
 ORDER = OutputKind((".json",))
@@ -98,7 +101,8 @@ class Output:
             raise ValueError(f"{out} is a folder")
         elif self.path.is_file() and not self.force:
             raise ValueError(f"{out} exists: give another, or --force to replace it")
-        check_modules(f"{out}: {kind.needs}", kind.modules, kind.extra)
+        if self.path.suffix not in kind.plain:
+            check_modules(f"{out}: {kind.needs}", kind.modules, kind.extra)
         return self
 
     def _check_folder(self, out: str, kind: OutputKind) -> None:

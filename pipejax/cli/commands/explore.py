@@ -1,0 +1,91 @@
+"""`pipejax explore`: schedules on a page of their own, to look at and to price anew."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+import pipejax as pj
+from pipejax.base.checks import MismatchError
+from pipejax.cli.commands.compare import schedule_names
+from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.declared import JsonFlag, Text
+from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.output.explored import save_page
+from pipejax.cli.output.files import PAGE, Output
+from pipejax.cli.output.numbers import percent, print_json, seconds
+from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written
+
+DEFAULT: Any = Path("explorer.html")
+
+
+def explore(
+    options: TableOptions,
+    choice: TableChoice,
+    pricing: Pricing | None,
+    links: pj.Links,
+    activations: ActivationOptions,
+    schedules: Text = None,
+    out: Annotated[Output, PAGE] = DEFAULT,
+    open: bool = False,
+    json: JsonFlag = False,
+) -> None:
+    """Write a page that shows schedules and prices them anew as sliders move; no server, no net.
+
+    Options:
+      schedules: Several schedules, as gpipe,1f1b,chimera, under one time axis.
+      out: The page (.html).
+      open: Open it in the browser.
+    """
+    tables, missing = _tables(options, choice, pricing, schedules)
+    limit = options.options.get("memory_limit")
+    runs = save_page(tables, pricing, links, activations, out, limit=limit)
+    if json:
+        rows = [pick(run, "schedule workers microbatches makespan bubble_ratio") for run in runs]
+        print_json({"schedules": rows, "missing": missing} | out.as_json())
+    else:
+        _print(runs, "s" if pricing is not None else "slots")
+        for name, reason in missing.items():
+            print_plain(f"{name} is not there: {reason}")
+        print_written("the page is", out.written)
+    if open and out.written is not None:
+        webbrowser.open(out.written.resolve().as_uri())
+
+
+def _tables(
+    options: TableOptions, choice: TableChoice, pricing: Pricing | None, schedules: str | None
+) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
+    """Build or read the tables; of several that are named, some may not exist: these say why."""
+    if schedules is None:
+        return [choice.build()], {}
+    if choice.is_given:
+        raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
+    if choice.workers is None or choice.microbatches is None:
+        missing = "--workers" if choice.workers is None else "--microbatches"
+        raise ValueError(f"--schedules needs {missing}")
+    names = schedule_names(schedules)
+    options.check(names)
+    tables, missing_names = [], {}
+    for name in names:
+        own, price = options.of(name), None if pricing is None else pricing.of
+        try:
+            tables.append(own.build(name, choice.workers, choice.microbatches, price))
+        except MismatchError as error:
+            missing_names[name] = str(error)
+    if not tables:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
+    return tables, missing_names
+
+
+def _print(runs: list["pj.Evaluation"], unit: str) -> None:
+    times = (seconds(r.makespan) if unit == "s" else f"{r.makespan:g} slots" for r in runs)
+    print_all(
+        grid(
+            [
+                ("schedule", [run.schedule for run in runs]),
+                ("makespan", times),
+                ("idle", [percent(run.bubble_ratio) for run in runs]),
+            ]
+        )
+    )

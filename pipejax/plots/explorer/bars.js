@@ -1,0 +1,379 @@
+// Draws the rows of a schedule. Only what is in sight is drawn; ops that are narrower than a few
+// pixels are summed up by pixel, so a row of thousands of them costs no more than its width.
+
+export const GUTTER = 64; // left of the time axis: names of workers
+const NARROW = 2.5; // pixels below which ops of a row flow together
+const LABEL_HEIGHT = 9; // least height of a bar with text
+const MOST_LABELS = 2500; // in sight
+const MOST_MESSAGES = 4000; // in sight
+const FADED = 0.18; // of what a search does not find
+
+/** Height of each part of a row, from its own height. */
+export function rowParts(height, hasBeside) {
+  const gap = height > 14 ? 3 : height > 7 ? 1 : 0;
+  const beside = hasBeside ? Math.max(2, Math.round((height - gap) * 0.26)) : 0;
+  return { compute: height - gap - beside, beside };
+}
+
+export class Bars {
+  constructor(canvas, schedule, palette) {
+    Object.assign(this, { canvas, schedule, palette });
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.strip = document.createElement("canvas");
+  }
+
+  /** Give the canvas its size in CSS pixels, sharp on any screen. */
+  resize(width, rowHeight) {
+    const height = Math.max(1, rowHeight * this.schedule.workers);
+    const ratio = window.devicePixelRatio || 1;
+    Object.assign(this, { width, height, rowHeight, ratio });
+    this.canvas.style.height = `${height}px`;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    this.parts = rowParts(rowHeight, this.schedule.hasBeside);
+    this.strip.width = Math.max(1, Math.round((width - GUTTER) * ratio));
+    this.strip.height = 2 * this.schedule.workers; // a line for compute, a line for what is beside
+    this.pixels = this.strip.getContext("2d").createImageData(this.strip.width, this.strip.height);
+    this.sums = new Float32Array(4 * this.strip.width);
+  }
+
+  /** Draw all; returns how many messages are in sight if too many to be drawn, else 0. */
+  draw(view, shown) {
+    const { context, ratio, width, height } = this;
+    const axis = view.over(GUTTER, width - GUTTER);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = this.palette.paper;
+    context.fillRect(0, 0, width, height);
+    this.drawRows(shown);
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER, 0, width - GUTTER, height);
+    context.clip();
+    const narrow = this.sumUpNarrow(axis, shown);
+    if (narrow) this.drawStrip();
+    this.drawWide(axis, shown);
+    if (shown.critical) this.drawCritical(axis);
+    const hidden = shown.messages ? this.drawMessages(axis) : 0;
+    if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
+    if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
+    context.restore();
+    this.drawNames(shown);
+    return hidden;
+  }
+
+  drawRows(shown) {
+    const { context, palette, schedule, rowHeight, parts, width } = this;
+    for (let row = 0; row < schedule.workers; row++) {
+      context.fillStyle = row === shown.worker ? palette.rowChosen : palette.row;
+      context.fillRect(GUTTER, row * rowHeight, width - GUTTER, parts.compute + parts.beside);
+    }
+  }
+
+  drawNames(shown) {
+    const { context, palette, schedule, rowHeight } = this;
+    const each = Math.ceil(11 / rowHeight); // names of every so manieth row fit
+    context.font = `${Math.min(12, Math.max(9, rowHeight - 2))}px ${palette.font}`;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (let row = 0; row < schedule.workers; row++) {
+      if (row % each !== 0 && row !== shown.worker) continue;
+      if (row !== shown.worker && Math.abs(row - shown.worker) < each) continue;
+      context.fillStyle = row === shown.worker ? palette.ink : palette.quiet;
+      const name = rowHeight > 14 ? `worker ${row}` : String(row);
+      context.fillText(name, GUTTER - 8, (row + 0.5) * rowHeight);
+    }
+  }
+
+  /** Visit what is in sight of a lane; lanes of compute are in the order of time. */
+  eachInSight(lane, isOrdered, axis, visit) {
+    const { schedule } = this;
+    const { op: nodeOf, start, finish } = schedule.program;
+    let k = isOrdered ? firstEndingAfter(lane, nodeOf, finish, axis.from) : 0;
+    for (; k < lane.length; k++) {
+      const node = nodeOf[lane[k]];
+      if (node === 0) continue;
+      if (start[node] > axis.to) {
+        if (isOrdered) break;
+        continue;
+      }
+      if (finish[node] < axis.from) continue;
+      visit(lane[k], (start[node] - axis.from) * axis.scale, (finish[node] - axis.from) * axis.scale);
+    }
+  }
+
+  /** Sum up ops that are too narrow for a bar, by pixel; returns whether there are any. */
+  sumUpNarrow(axis, shown) {
+    const { schedule, pixels, ratio, palette } = this;
+    let any = false;
+    pixels.data.fill(0);
+    schedule.lanes.forEach((lanes, row) => {
+      [lanes.compute, lanes.beside].forEach((lane, which) => {
+        let touched = false;
+        this.sums.fill(0);
+        this.eachInSight(lane, which === 0, axis, (op, left, right) => {
+          if (right - left >= NARROW || right <= left) return;
+          const isFaded = shown.found && !shown.found[op];
+          const weight = isFaded ? FADED : 1;
+          const { phase, with_phase: partner } = schedule.ops;
+          const phases = partner[op] ? [phase[op], partner[op]] : [phase[op]];
+          for (const each of phases) {
+            this.cover(left * ratio, right * ratio, palette.rgb[each], weight / phases.length);
+          }
+          touched = true;
+        });
+        if (touched) this.writeLine(2 * row + which);
+        any ||= touched;
+      });
+    });
+    return any;
+  }
+
+  /** Add a colour to all pixels between two places, by how much of each it covers. */
+  cover(left, right, [red, green, blue], weight) {
+    const { sums } = this;
+    const last = Math.min(Math.floor(right), this.strip.width - 1);
+    for (let x = Math.max(0, Math.floor(left)); x <= last; x++) {
+      const part = weight * (Math.min(right, x + 1) - Math.max(left, x));
+      sums[4 * x] += part * red;
+      sums[4 * x + 1] += part * green;
+      sums[4 * x + 2] += part * blue;
+      sums[4 * x + 3] += part;
+    }
+  }
+
+  writeLine(line) {
+    const { sums, pixels, strip } = this;
+    let place = 4 * line * strip.width;
+    for (let x = 0; x < 4 * strip.width; x += 4, place += 4) {
+      const covered = sums[x + 3];
+      if (covered === 0) continue;
+      for (let k = 0; k < 3; k++) pixels.data[place + k] = sums[x + k] / covered;
+      pixels.data[place + 3] = 255 * Math.min(1, covered);
+    }
+  }
+
+  drawStrip() {
+    const { context, strip, schedule, rowHeight, parts, width } = this;
+    strip.getContext("2d").putImageData(this.pixels, 0, 0);
+    context.imageSmoothingEnabled = false;
+    for (let row = 0; row < schedule.workers; row++) {
+      [[0, parts.compute], [parts.compute, parts.beside]].forEach(([top, height], which) => {
+        if (height === 0) return;
+        const y = row * rowHeight + top;
+        context.drawImage(strip, 0, 2 * row + which, strip.width, 1, GUTTER, y, width - GUTTER, height);
+      });
+    }
+  }
+
+  drawWide(axis, shown) {
+    const { schedule, rowHeight, parts } = this;
+    const labels = [];
+    schedule.lanes.forEach((lanes, row) => {
+      const top = row * rowHeight;
+      for (const [lane, y, height] of [
+        [lanes.compute, top, parts.compute],
+        [lanes.beside, top + parts.compute, parts.beside],
+      ]) {
+        this.eachInSight(lane, lane === lanes.compute, axis, (op, left, right) => {
+          if (right - left < NARROW) return;
+          this.drawBar(op, axis.left + left, y, right - left, height, shown);
+          if (right - left >= 15 && height >= LABEL_HEIGHT) {
+            labels.push([op, axis.left + left, y, right - left, height]);
+          }
+        });
+      }
+    });
+    if (labels.length <= MOST_LABELS) this.drawLabels(labels, shown);
+  }
+
+  drawBar(op, x, y, width, height, shown) {
+    const { context, palette, schedule: { ops } } = this;
+    const isFaded = shown.found && !shown.found[op];
+    const gap = width > 8 ? 1 : width > 4 ? 0.5 : 0;
+    if (isFaded) context.globalAlpha = FADED;
+    const half = ops.with_phase[op] ? height / 2 : height;
+    this.fill(ops.phase[op], x, y, width - gap, half);
+    if (half < height) this.fill(ops.with_phase[op], x, y + half, width - gap, height - half);
+    if (ops.pipe[op] > 0 && height >= 6) { // the second pipe has a line along its top
+      context.fillStyle = palette.inks[ops.phase[op]];
+      context.globalAlpha *= 0.55;
+      context.fillRect(x, y, width - gap, height >= 12 ? 2 : 1);
+    }
+    context.globalAlpha = 1;
+  }
+
+  fill(phase, x, y, width, height) {
+    const { context, palette } = this;
+    context.fillStyle = palette.fills[phase];
+    context.fillRect(x, y, width, height);
+    if (palette.isEdged[phase] && height > 2) { // a colour that the paper has too
+      context.strokeStyle = palette.quiet;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, y + 0.5, Math.max(0, width - 1), height - 1);
+    }
+  }
+
+  drawLabels(labels, shown) {
+    const { context, palette, schedule } = this;
+    const { ops } = schedule;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const [op, x, y, width, height] of labels) {
+      if (ops.microbatch[op] < 0) continue;
+      const isFused = ops.with_phase[op] > 0;
+      const lines = isFused
+        ? [[ops.phase[op], ops.microbatch[op]], [ops.with_phase[op], ops.with_microbatch[op]]]
+        : [[ops.phase[op], ops.microbatch[op]]];
+      const each = height / lines.length;
+      if (each < LABEL_HEIGHT) continue;
+      context.font = `${Math.min(12, Math.round(each - 1))}px ${palette.font}`;
+      lines.forEach(([phase, microbatch], k) => {
+        const text = width >= 56 && !isFused ? schedule.label(op) : String(microbatch);
+        if (7 * text.length > width) return;
+        context.globalAlpha = shown.found && !shown.found[op] ? 0.4 : 1;
+        context.fillStyle = palette.inks[phase];
+        context.fillText(text, x + width / 2, y + (k + 0.5) * each + 0.5);
+      });
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** Where an op stands in its row: left, top, width, height. */
+  place(axis, op, row) {
+    const { schedule, rowHeight, parts } = this;
+    const beside = schedule.isBeside(op);
+    const x = axis.x(schedule.start(op));
+    const top = row * rowHeight + (beside ? parts.compute : 0);
+    return [x, top, axis.x(schedule.finish(op)) - x, beside ? parts.beside : parts.compute];
+  }
+
+  row(op) {
+    const { worker, stage } = this.schedule.ops;
+    return worker[op] >= 0 ? worker[op] : this.schedule.participants(stage[op])[0];
+  }
+
+  drawCritical(axis) {
+    const { context, palette, schedule, rowHeight, parts } = this;
+    const { program } = schedule;
+    context.strokeStyle = context.fillStyle = palette.ink;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    for (const node of schedule.path) {
+      if (program.finish[node] < axis.from || program.start[node] > axis.to) continue;
+      const message = program.messageOf[node];
+      if (message >= 0) this.traceMessage(axis, message);
+      const edge = program.lastEdge[node];
+      const op = program.opOf[node];
+      if (op < 0) continue;
+      this.frame(axis, op, parts, rowHeight);
+      if (edge < 0) continue;
+      const from = program.opOf[program.pred[edge]]; // a message that no node carries
+      if (from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
+    }
+    context.stroke();
+  }
+
+  frame(axis, op, parts, rowHeight) {
+    const { context } = this;
+    const row = this.row(op);
+    const [x, y, width, height] = this.place(axis, op, row);
+    if (width >= 4) context.rect(x + 0.25, y + 0.75, width - 1, height - 1.5);
+    else context.fillRect(x, row * rowHeight + parts.compute - 2, Math.max(width, 0.7), 2);
+  }
+
+  /** A line from the end of one op to the start of another, between the edges of their rows. */
+  traceLine(axis, from, to) {
+    const { context, schedule, rowHeight, parts } = this;
+    const [one, other] = [this.row(from), this.row(to)];
+    const down = other > one;
+    context.moveTo(axis.x(schedule.finish(from)), one * rowHeight + (down ? parts.compute : 0));
+    context.lineTo(axis.x(schedule.start(to)), other * rowHeight + (down ? 0 : parts.compute));
+  }
+
+  traceMessage(axis, k) {
+    const { context, schedule, rowHeight, parts } = this;
+    const { producer, consumer } = schedule.messages;
+    const [one, other] = [schedule.ops.worker[producer[k]], schedule.ops.worker[consumer[k]]];
+    const down = other > one;
+    context.moveTo(axis.x(schedule.leaves(k)), one * rowHeight + (down ? parts.compute : 0));
+    context.lineTo(axis.x(schedule.arrives(k)), other * rowHeight + (down ? 0 : parts.compute));
+  }
+
+  drawMessages(axis) {
+    const { context, palette, schedule } = this;
+    const inSight = [];
+    for (let k = 0; k < schedule.messages.producer.length; k++) {
+      if (schedule.leaves(k) > axis.to || schedule.arrives(k) < axis.from) continue;
+      if (inSight.push(k) > MOST_MESSAGES) return this.countInSight(axis);
+    }
+    context.strokeStyle = palette.message;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (const k of inSight) this.traceMessage(axis, k);
+    context.stroke();
+    return 0;
+  }
+
+  countInSight(axis) {
+    const { schedule } = this;
+    let count = 0;
+    for (let k = 0; k < schedule.messages.producer.length; k++) {
+      count += schedule.leaves(k) <= axis.to && schedule.arrives(k) >= axis.from ? 1 : 0;
+    }
+    return count;
+  }
+
+  /** Frame an op, and draw what it waits for: the last arrival as a full line. */
+  drawLinks(axis, op) {
+    const { context, palette, schedule } = this;
+    if (!schedule.runs(op)) return;
+    const [x, y, width, height] = this.place(axis, op, this.row(op));
+    context.strokeStyle = palette.accent;
+    context.lineWidth = 2;
+    context.strokeRect(x - 0.5, y, Math.max(width, 2), height);
+    for (const { op: from, message, isLast } of schedule.waits(op)) {
+      if (from < 0) continue;
+      context.setLineDash(isLast ? [] : [3, 3]);
+      context.beginPath();
+      if (message >= 0) this.traceMessage(axis, message);
+      else if (this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
+      context.stroke();
+    }
+    context.setLineDash([]);
+  }
+
+  rowAt(y) {
+    return Math.min(this.schedule.workers - 1, Math.max(0, Math.floor(y / this.rowHeight)));
+  }
+
+  /** The op at a place of the canvas, or -1. */
+  opAt(view, x, y) {
+    const { schedule, rowHeight, parts } = this;
+    const row = Math.floor(y / rowHeight);
+    if (x < GUTTER || row < 0 || row >= schedule.workers || schedule.error) return -1;
+    const axis = view.over(GUTTER, this.width - GUTTER);
+    const isBeside = y - row * rowHeight > parts.compute && parts.beside > 0;
+    const lane = schedule.lanes[row][isBeside ? "beside" : "compute"];
+    let found = -1;
+    let nearest = 3; // pixels beside an op that still mean it
+    this.eachInSight(lane, !isBeside, axis, (op, left, right) => {
+      const away = Math.max(left - (x - GUTTER), x - GUTTER - right, 0);
+      if (away < nearest || (away === nearest && away === 0)) [found, nearest] = [op, away];
+    });
+    return found;
+  }
+}
+
+function firstEndingAfter(lane, nodeOf, finish, time) {
+  let low = 0;
+  let high = lane.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    // an op that does not run under this link model ends when the one before it does
+    let k = middle;
+    while (k >= low && nodeOf[lane[k]] === 0) k--;
+    if (k < low || finish[nodeOf[lane[k]]] < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,431 @@
+// The page: what is chosen, and what follows from it on the screen.
+
+import { Axis } from "./axis.js";
+import { Bars, GUTTER } from "./bars.js";
+import { Curves } from "./curves.js";
+import { detailsOf, spoken, tipOf } from "./details.js";
+import { byId, make } from "./dom.js";
+import { listenToKeys } from "./keyboard.js";
+import { listen, listenToAxis } from "./mouse.js";
+import { readPalette } from "./palette.js";
+import {
+  headingOf, makeChoices, makeSliders, showChoices, showForm, showLegend, showResults, showSliders,
+  summary,
+} from "./panels.js";
+import { Schedule } from "./schedule.js";
+import { search } from "./search.js";
+import { State } from "./state.js";
+import { View } from "./view.js";
+
+const ROW = { least: 4, most: 30, several: 18 }; // pixels
+const CURVES = 88; // height of memory curves with their margin
+const QUIET = 400; // milliseconds until a change is said aloud
+
+export class Explorer {
+  /** Unpack the page's data, and show it. */
+  static async open(scene) {
+    const explorer = new Explorer();
+    explorer.scene = scene;
+    explorer.state = new State(scene);
+    explorer.view = new View();
+    const keys = scene.factors.map(({ key }) => key);
+    explorer.schedules = await Promise.all(scene.schedules.map(async (given) =>
+      Object.assign(await Schedule.load(given, scene.phases), { keys })));
+    await explorer.evaluateAsGiven();
+    explorer.build();
+    await explorer.readAddress();
+    return explorer;
+  }
+
+  get unit() {
+    return this.scene.unit;
+  }
+
+  get focused() {
+    return this.schedules[this.state.focus];
+  }
+
+  /** Makespans of what is given, against which changes are shown. */
+  async evaluateAsGiven() {
+    const factors = this.scene.factors.map(({ given }) => given);
+    for (const schedule of this.schedules) {
+      await schedule.evaluate(this.scene.link, factors);
+      schedule.givenMakespan = schedule.makespan;
+    }
+  }
+
+  build() {
+    const { scene, state } = this;
+    byId("title").textContent = scene.title;
+    byId("subtitle").textContent = scene.subtitle;
+    byId("scope").textContent = scene.scope;
+    this.palette = readPalette(scene.phases);
+    this.panes = this.schedules.map((schedule, index) => this.buildPane(schedule, index));
+    byId("schedules").replaceChildren(...this.panes.map((pane) => pane.element));
+    this.axis = new Axis(byId("axis"), this.unit);
+    makeSliders(scene, (key, factor) => this.setFactor(key, factor));
+    makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
+      this.setLink(event.target.value));
+    makeChoices("shown", "checkbox",
+      [["critical", "critical path"], ["messages", "messages"], ["memory", "memory"]],
+      (event) => this.show(event.target.value, event.target.checked));
+    const held = scene.schedules[0].memory.unit === "bytes" ? "bytes" : "by size";
+    makeChoices("curve", "radio", [["flight", "in flight"], ["memory", held]], (event) => {
+      state.curve = event.target.value;
+      this.changed();
+    });
+    this.listen();
+  }
+
+  buildPane(schedule, index) {
+    const several = this.schedules.length > 1;
+    const canvas = make("canvas", { class: "bars", role: "img", tabindex: "0" });
+    const held = make("canvas", { class: "held", role: "img" });
+    const heading = make("h2", { onclick: () => this.focusOn(index) });
+    const refused = make("p", { class: "refused", hidden: true });
+    const element = make("div", { class: several ? "schedule" : "schedule alone" },
+      heading, canvas, refused, held);
+    const pane = {
+      element, heading, refused, schedule,
+      bars: new Bars(canvas, schedule, this.palette),
+      curves: new Curves(held, schedule, this.palette),
+    };
+    listen(this, pane, index);
+    return pane;
+  }
+
+  listen() {
+    listenToAxis(this);
+    listenToKeys(this);
+    const { view } = this;
+    const zoom = (factor) => () => { view.zoom(factor, this.middle()); this.viewChanged(); };
+    byId("zoom-in").onclick = zoom(1.5);
+    byId("zoom-out").onclick = zoom(1 / 1.5);
+    byId("fit").onclick = () => this.fit();
+    byId("theme").onclick = () => this.switchTheme();
+    byId("help").onclick = () => this.help();
+    byId("reset").onclick = () => this.resetTimes();
+    byId("find").oninput = (event) => this.find(event.target.value);
+    byId("find").onkeydown = (event) => { if (event.key === "Enter") this.nextFound(event.shiftKey ? -1 : 1); };
+    window.addEventListener("resize", () => this.layOut());
+    window.addEventListener("scroll", () => this.draw(), { passive: true });
+    window.addEventListener("hashchange", () => this.readAddress());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
+  }
+
+  /** Take over what the address says. */
+  async readAddress() {
+    const { state, view } = this;
+    state.read(location.hash.slice(1));
+    byId("find").value = state.find;
+    view.range = state.range;
+    this.selected = -1;
+    await this.evaluate();
+    this.selected = state.selected ? this.focused.find(state.selected) : -1;
+    this.applyFind();
+    this.paint();
+    this.changed();
+    if (state.focus > 0) this.panes[state.focus].element.scrollIntoView();
+  }
+
+  // --- what is chosen
+
+  async setFactor(key, factor) {
+    if (Number.isFinite(factor) && factor >= 0) this.state.factors.set(key, factor);
+    await this.evaluate();
+    this.changed();
+  }
+
+  async setLink(name) {
+    this.state.link = name;
+    await this.evaluate();
+    this.changed();
+  }
+
+  nextLink() {
+    const { links } = this.scene;
+    this.setLink(links[(links.indexOf(this.state.link) + 1) % links.length]);
+  }
+
+  async resetTimes() {
+    for (const { key, given } of this.scene.factors) this.state.factors.set(key, given);
+    await this.setLink(this.scene.link);
+  }
+
+  show(name, isShown) {
+    this.state.shown[name] = isShown;
+    this.layOut();
+    this.changed();
+  }
+
+  focusOn(index) {
+    const { state } = this;
+    if (index !== state.focus) Object.assign(state, { focus: index, worker: -1, selected: "" });
+    this.selected = state.selected ? this.selected : -1;
+    this.panes[index].element.scrollIntoView({ block: "nearest" });
+    this.changed();
+  }
+
+  chooseWorker(index, worker) {
+    const { state } = this;
+    const isSame = index === state.focus && worker === state.worker;
+    this.state.focus = index;
+    this.state.worker = isSame ? -1 : worker;
+    this.changed();
+  }
+
+  choose(index, op) {
+    const { state } = this;
+    if (index !== state.focus) state.worker = -1;
+    state.focus = index;
+    this.selected = op;
+    const { focused } = this;
+    state.selected = op < 0 ? "" : focused.label(op);
+    if (op >= 0 && !focused.error) {
+      if (focused.ops.worker[op] >= 0) state.worker = focused.ops.worker[op];
+      this.view.reveal(focused.start(op), focused.finish(op));
+      state.range = this.view.range;
+      this.say(spoken(focused, op, this.unit));
+    }
+    this.changed();
+  }
+
+  /** Go to what the chosen op waited for, or to what waited for it. */
+  follow(direction) {
+    const { focused, selected } = this;
+    if (selected < 0 || focused.error) return;
+    if (direction < 0) {
+      const last = focused.waits(selected).find((wait) => wait.isLast && wait.op >= 0);
+      if (last) this.choose(this.state.focus, last.op);
+      return;
+    }
+    const after = focused.awaiting(selected);
+    if (after >= 0) this.choose(this.state.focus, after);
+  }
+
+  /** Go to the op before or behind in the row. */
+  neighbour(direction) {
+    const { focused, selected } = this;
+    const worker = selected < 0 ? 0 : focused.ops.worker[selected];
+    if (focused.error || worker < 0) return;
+    const lane = focused.lanes[worker][selected >= 0 && focused.isBeside(selected) ? "beside" : "compute"];
+    const place = selected < 0 ? 0 : lane.indexOf(selected) + direction;
+    if (place >= 0 && place < lane.length) this.choose(this.state.focus, lane[place]);
+  }
+
+  find(text) {
+    this.state.find = text;
+    this.applyFind();
+    this.changed();
+  }
+
+  applyFind() {
+    let count = 0;
+    for (const schedule of this.schedules) {
+      schedule.found = schedule.error ? null : search(schedule, this.state.find);
+      if (schedule.found) for (const each of schedule.found) count += each;
+    }
+    byId("matches").textContent = this.state.find.trim() ? `${count} found` : "";
+  }
+
+  /** Choose the next op that was found, or of the critical path where nothing is looked for. */
+  nextFound(direction) {
+    const { focused, selected } = this;
+    if (focused.error) return;
+    const { op: nodeOf } = focused.program;
+    const isWanted = (op) => (focused.found ? focused.found[op] : focused.isCritical[nodeOf[op]]) && nodeOf[op] > 0;
+    const wanted = [...focused.ops.phase.keys()].filter(isWanted);
+    wanted.sort((one, other) => focused.start(one) - focused.start(other) || one - other);
+    if (wanted.length === 0) return;
+    const place = wanted.indexOf(selected);
+    const next = place < 0 ? (direction > 0 ? 0 : wanted.length - 1) : (place + direction + wanted.length) % wanted.length;
+    this.choose(this.state.focus, wanted[next]);
+  }
+
+  fit() {
+    this.view.range = null;
+    this.viewChanged();
+  }
+
+  middle() {
+    return (this.view.from + this.view.to) / 2;
+  }
+
+  switchTheme() {
+    const isDark = document.documentElement.hasAttribute("data-dark");
+    this.state.theme = isDark ? "light" : "dark";
+    this.paint();
+    this.state.keep();
+  }
+
+  help() {
+    byId("keys").showModal();
+  }
+
+  // --- what follows
+
+  /** Run all schedules; of changes that come meanwhile only the last is shown. */
+  async evaluate() {
+    const { scene, state, view } = this;
+    const factors = scene.factors.map(({ key }) => state.factors.get(key));
+    for (const schedule of this.schedules) await schedule.evaluate(state.link, factors);
+    view.whole = Math.max(...this.schedules.map((each) => (each.error ? 0 : each.makespan))) || 1;
+    if (view.range) view.show(...view.range);
+    if (/\bcrit/i.test(state.find)) this.applyFind();
+  }
+
+  /** Show anew what is chosen. */
+  changed() {
+    const { schedules, state, unit, scene } = this;
+    showResults(schedules, state, unit, (index) => this.focusOn(index));
+    showSliders(scene, schedules, state);
+    showChoices("links", (name) => name === state.link, this.refusals());
+    showChoices("shown", (name) => state.shown[name]);
+    showChoices("curve", (name) => name === state.curve);
+    byId("curve").hidden = !state.shown.memory || !schedules.some((each) => each.hasSizes);
+    showForm(this.focused, state, unit);
+    showLegend(schedules, state.shown);
+    this.showOp();
+    this.showHeadings();
+    this.say(summary(schedules, unit));
+    state.keep();
+    this.draw();
+  }
+
+  /** Link models under which no schedule runs, and why. */
+  refusals() {
+    const found = {};
+    for (const name of this.scene.links) {
+      const errors = this.schedules.map((each) => each.programs[name].error);
+      if (errors.every(Boolean)) found[name] = errors[0];
+    }
+    return found;
+  }
+
+  showOp() {
+    const { focused, selected, unit } = this;
+    const isThere = selected >= 0 && !focused.error && focused.runs(selected);
+    byId("op-section").hidden = !isThere;
+    if (!isThere) return;
+    byId("op").replaceChildren(...detailsOf(focused, selected, unit, (op) =>
+      this.choose(this.state.focus, op)));
+  }
+
+  showHeadings() {
+    const best = Math.min(...this.schedules.filter((each) => !each.error).map((each) => each.makespan));
+    this.panes.forEach(({ element, heading, refused, schedule, bars, curves }, index) => {
+      element.classList.toggle("focused", index === this.state.focus);
+      heading.replaceChildren(...headingOf(schedule, this.unit, best));
+      refused.hidden = !schedule.error;
+      refused.textContent = schedule.error;
+      bars.canvas.hidden = Boolean(schedule.error);
+      curves.canvas.hidden = Boolean(schedule.error) || !this.state.shown.memory;
+      bars.canvas.setAttribute("aria-label", `Timeline of ${summary([schedule], this.unit)}`);
+      curves.canvas.setAttribute("aria-label", `Memory of ${schedule.name} over time`);
+    });
+  }
+
+  /** Say something aloud, once it has settled. */
+  say(text) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      if (byId("spoken").textContent !== text) byId("spoken").textContent = text;
+    }, QUIET);
+  }
+
+  viewChanged() {
+    this.state.range = this.view.range;
+    this.state.keep();
+    this.draw();
+  }
+
+  /** Take the colours that are chosen, and lay all out anew. */
+  paint() {
+    const { state } = this;
+    const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const isDark = state.theme === "dark" || (state.theme === "auto" && prefersDark);
+    document.documentElement.toggleAttribute("data-dark", isDark);
+    this.palette = readPalette(this.scene.phases);
+    for (const { bars, curves } of this.panes) bars.palette = curves.palette = this.palette;
+    this.layOut();
+  }
+
+  /** Give all canvases their sizes: rows as high as they fit into the window. */
+  layOut() {
+    const { panes, state } = this;
+    const width = byId("schedules").clientWidth;
+    const rows = Math.max(...this.schedules.map((each) => each.workers));
+    const beside = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
+    const each = state.shown.memory ? CURVES : 0;
+    const room = window.innerHeight - beside - (panes.length === 1 ? each : 0);
+    const most = panes.length === 1 ? ROW.most : ROW.several;
+    const height = Math.round(Math.min(most, Math.max(ROW.least, room / rows)));
+    for (const { bars, curves } of panes) {
+      bars.resize(width, height);
+      curves.resize(width);
+    }
+    this.axis.resize(width);
+    this.showHeadings();
+    this.draw();
+  }
+
+  /** Draw before the next frame, once, however often it is asked for. */
+  draw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
+    const { panes, view, state, palette } = this;
+    this.axis.draw(view, palette, this.pointer ?? null);
+    let hidden = 0;
+    panes.forEach(({ element, schedule, bars, curves }, index) => {
+      const { top, bottom } = element.getBoundingClientRect();
+      if (schedule.error || bottom < 0 || top > window.innerHeight) return;
+      const isFocused = index === state.focus;
+      const worker = isFocused ? state.worker : -1;
+      hidden += bars.draw(view, {
+        ...state.shown,
+        worker,
+        found: schedule.found,
+        selected: isFocused ? this.selected : -1,
+        hovered: this.hovered?.index === index ? this.hovered.op : -1,
+      });
+      if (state.shown.memory) curves.draw(view, { unit: state.curve, worker });
+    });
+    byId("notice").textContent = hidden > 0
+      ? `${hidden.toLocaleString("en")} messages in sight: zoom in to see them` : "";
+  }
+
+  // --- the pointer
+
+  pointTo(time) {
+    this.pointer = time;
+    this.axis.draw(this.view, this.palette, time);
+  }
+
+  hover(index, op, event) {
+    const tip = byId("tip");
+    const schedule = this.schedules[index];
+    const isNew = this.hovered?.index !== index || this.hovered?.op !== op;
+    this.hovered = { index, op };
+    tip.hidden = op < 0;
+    if (isNew) this.draw();
+    if (op < 0) return;
+    if (isNew) tip.replaceChildren(...tipOf(schedule, op, this.unit));
+    const { width, height } = tip.getBoundingClientRect();
+    const left = event.clientX + 14 + width > window.innerWidth ? event.clientX - 14 - width : event.clientX + 14;
+    const top = event.clientY + 16 + height > window.innerHeight ? event.clientY - 12 - height : event.clientY + 16;
+    tip.style.left = `${Math.max(4, left)}px`;
+    tip.style.top = `${Math.max(4, top)}px`;
+  }
+
+  /** Mark a range of the axis while it is drawn with the mouse, or null. */
+  mark(from, to) {
+    this.axis.marked = from === null ? null : [from, to];
+    this.axis.draw(this.view, this.palette, this.pointer);
+  }
+}

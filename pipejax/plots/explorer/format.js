@@ -1,0 +1,47 @@
+// Numbers for people, as the command line writes them.
+
+/** A time with the prefix that suits it; slots have none. */
+export function writeTime(value, unit) {
+  if (unit !== "s") return `${digits(value, 6)} ${unit}`;
+  for (const [factor, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"]]) {
+    if (Math.abs(value) >= factor) return `${digits(value / factor, 5)} ${name}`;
+  }
+  return value === 0 ? "0 s" : `${digits(value / 1e-9, 4)} ns`;
+}
+
+export function writePercent(ratio) {
+  return `${(100 * ratio).toFixed(2)} %`;
+}
+
+/** A change relative to what was, with its sign. */
+export function writeChange(value, was) {
+  const change = was > 0 ? value / was - 1 : 0;
+  return `${change < 0 ? "\u2212" : "+"}${Math.abs(100 * change).toFixed(2)} %`;
+}
+
+/** What a worker holds. */
+export function writeHeld(value, unit) {
+  return unit === "bytes" ? `${(value / 1e9).toFixed(2)} GB` : digits(value, 4);
+}
+
+export function digits(value, most) {
+  return String(+value.toPrecision(most));
+}
+
+/** Times of about so many marks on an axis, one, two or five of a power of ten apart. */
+export function ticks(from, to, about) {
+  const rough = (to - from) / about;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5, 10].find((k) => k * power >= rough) ?? 10);
+  const found = [];
+  for (let k = Math.ceil(from / step); k * step <= to; k++) found.push(k * step);
+  return { found, step };
+}
+
+/** Labels of an axis, all with one prefix and as many decimals as their distance needs. */
+export function tickLabels({ found, step }, to, unit) {
+  const scales = unit === "s" ? [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]] : [[1, unit]];
+  const [factor, name] = scales.find(([each]) => to >= each) ?? scales[scales.length - 1];
+  const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
+  return { labels: found.map((time) => (time / factor).toFixed(decimals)), name };
+}

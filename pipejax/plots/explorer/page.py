@@ -1,0 +1,92 @@
+"""The page itself: one file that holds its style sheet, its scripts and its data."""
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipejax.plots import palette
+from pipejax.plots.explorer.payload import Explored, payload
+from pipejax.schedules.cells.ops import Phase
+
+HERE = Path(__file__).parent
+SCRIPTS = (  # each after all that it imports
+    "unpack",
+    "recurrence",
+    "schedule",
+    "memory",
+    "form",
+    "format",
+    "view",
+    "bars",
+    "curves",
+    "axis",
+    "palette",
+    "search",
+    "state",
+    "dom",
+    "details",
+    "panels",
+    "mouse",
+    "keyboard",
+    "explorer",
+    "main",
+)
+# of a module of JavaScript, whose files stand in the page one after the other, each in a function
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def page(explored: Sequence[Explored], *, unit: str = "s", show: Sequence[str] = ()) -> str:
+    """Return a page on which runs can be looked at and priced anew.
+
+    Args:
+      explored: the schedules, all run under the same links.
+      unit: of times, "s" or "slots".
+      show: what is shown at first: "messages", "memory".
+
+    Returns:
+      HTML that needs no other file and no network.
+    """
+    scene = _scene(explored, unit) | {"show": dict.fromkeys(show, True)}
+    parts = {
+        "title": html.escape(f"{scene['title']}, {scene['subtitle']}"),
+        "style": _read("page.css"),
+        "script": "\n".join(map(_script, SCRIPTS)),
+        # no end of a script, nor any mark of this page, stands in it
+        "scene": json.dumps(scene, allow_nan=False).replace("<", "\\u003c"),
+    }
+    return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], _read("page.html"))
+
+
+def _scene(explored: Sequence[Explored], unit: str) -> dict[str, Any]:
+    """The payload, and how the page is headed and coloured."""
+    runs = [each.run for each in explored]
+    names = runs[0].schedule if len(runs) == 1 else f"{len(runs)} schedules"
+    sizes = {(run.workers, run.microbatches) for run in runs}
+    workers, microbatches = sizes.pop()
+    of = "" if sizes else f"{workers} workers, {microbatches} microbatches"
+    return payload(explored, unit=unit) | {
+        "title": names,
+        "subtitle": of or "under one time axis",
+        "phases": {int(phase): _phase(phase) for phase in Phase},
+    }
+
+
+def _phase(phase: Phase) -> dict[str, str]:
+    look = palette.look(phase.name)
+    return {"letter": phase.name, "name": look.name, "fill": look.fill, "ink": look.ink}
+
+
+def _script(name: str) -> str:
+    """A module as a function that returns what it exports, for no page without a server has any."""
+    text = _read(f"{name}.js")
+    exported = ", ".join(found[1] for found in _EXPORT.findall(text))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = modules.\2;", text))
+    return f"modules.{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,206 @@
+// The side panel: results, sliders, link models, the closed form, what is shown.
+
+import { byId, make } from "./dom.js";
+import { sums, terms } from "./form.js";
+import { digits, writeChange, writePercent, writeTime } from "./format.js";
+
+const STEPS = 400; // of a slider
+
+/** Results: one schedule at length, several as a table. */
+export function showResults(schedules, state, unit, choose) {
+  const alone = schedules.length === 1;
+  byId("results").replaceChildren(...(alone
+    ? resultOf(schedules[0], state, unit)
+    : [resultTable(schedules, state, unit, choose)]));
+}
+
+function resultOf(schedule, state, unit) {
+  if (schedule.error) return [make("p", { class: "quiet" }, "does not run under this link model")];
+  const peak = Math.max(...schedule.peakInFlight);
+  const change = state.isGiven ? "" : ` ${writeChange(schedule.makespan, schedule.givenMakespan)}`;
+  return [
+    make("p", { class: "big", id: "makespan", "data-value": schedule.makespan },
+      writeTime(schedule.makespan, unit)),
+    make("p", { class: "quiet" }, change ? `makespan,${change} to what is given` : "makespan"),
+    make("dl", { class: "facts" },
+      ...fact("idle (bubble ratio)", writePercent(schedule.bubbleRatio)),
+      ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`)),
+    ...shareBar(schedule),
+  ];
+}
+
+const fact = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
+
+/** What the critical path consists of. */
+function shareBar(schedule) {
+  const shares = [...schedule.shares].sort((one, other) => other[1] - one[1]);
+  const total = shares.reduce((sum, [, value]) => sum + value, 0);
+  if (total === 0) return [];
+  const text = shares.map(([key, value]) => `${key} ${digits((100 * value) / total, 3)} %`).join(", ");
+  const colour = (key) => key === "message"
+    ? "var(--message)"
+    : Object.values(schedule.phases).find(({ letter }) => letter === key)?.fill ?? "var(--quiet)";
+  return [
+    make("div", { class: "shares", "aria-hidden": "true" }, ...shares.map(([key, value]) =>
+      make("span", { style: `flex:${value / total};background:${colour(key)}` }))),
+    make("p", { class: "quiet", id: "shares" }, `critical path: ${text}`),
+  ];
+}
+
+function resultTable(schedules, state, unit, choose) {
+  const best = Math.min(...schedules.filter((each) => !each.error).map((each) => each.makespan));
+  const rows = schedules.map((each, k) => {
+    const name = make("button", { type: "button", class: "plain", onclick: () => choose(k) }, each.name);
+    const cells = each.error
+      ? [make("td", { colspan: 3, class: "quiet" }, "does not run")]
+      : [
+        make("td", { class: "makespan", "data-value": each.makespan }, writeTime(each.makespan, unit)),
+        make("td", {}, `${digits(100 * each.bubbleRatio, 3)} %`),
+        make("td", {}, String(Math.max(...each.peakInFlight))),
+      ];
+    const isBest = !each.error && each.makespan <= best * (1 + 1e-12);
+    return make("tr", { class: isBest ? "best" : null, "aria-current": k === state.focus },
+      make("td", {}, name), ...cells);
+  });
+  const head = ["schedule", "makespan", "idle", "peak"].map((text) =>
+    make("th", { scope: "col" }, text));
+  return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
+}
+
+/** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
+export function makeSliders(scene, change) {
+  const rows = scene.factors.map(({ key, name, most }) => {
+    const id = `factor-${key}`;
+    const symbol = key.length === 1 ? `${key}, ${name}` : name;
+    const range = make("input", {
+      type: "range", id, min: 0, max: most, step: most / STEPS,
+      oninput: (event) => change(key, Number(event.target.value)),
+    });
+    const exact = make("input", {
+      type: "text", inputmode: "decimal", "aria-label": `factor of ${name}`, "data-factor": key,
+      onchange: (event) => change(key, readFactor(event.target.value)),
+    });
+    return make("div", { class: "slider" }, make("label", { for: id }, symbol),
+      make("output", { for: id, id: `time-${key}` }), exact, range);
+  });
+  byId("sliders").replaceChildren(...rows);
+}
+
+const readFactor = (text) => Number(text.trim().replace(/^[×x*]/, "").replace(",", "."));
+
+/** Let sliders say what is chosen: the time where it is one for all, else the factor. */
+export function showSliders(scene, schedules, state) {
+  for (const { key } of scene.factors) {
+    const factor = state.factors.get(key);
+    const times = timesOf(schedules, scene, key);
+    byId(`factor-${key}`).value = factor;
+    byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
+    document.querySelector(`[data-factor="${key}"]`).value = `×${digits(factor, 6)}`;
+    byId(`time-${key}`).textContent = times.map((time) => writeTime(factor * time, scene.unit)).join(" to ");
+  }
+  byId("reset").disabled = state.isGiven;
+}
+
+/** The least and the largest cost of a kind, one number if they are equal. */
+function timesOf(schedules, scene, key) {
+  const kind = 1 + scene.factors.findIndex((factor) => factor.key === key);
+  let least = Infinity;
+  let most = 0;
+  for (const { costs } of schedules) {
+    for (let k = 0; k < costs.base.length; k++) {
+      if (costs.kind[k] !== kind) continue;
+      least = Math.min(least, costs.base[k]);
+      most = Math.max(most, costs.base[k]);
+    }
+  }
+  return least === most ? [most] : [least, most];
+}
+
+/** Choices of which one is made, or switches of which any are on. */
+export function makeChoices(id, type, options, change) {
+  byId(id).replaceChildren(...options.map(([value, text]) =>
+    make("label", {}, make("input", { type, name: id, value, onchange: change }), text)));
+}
+
+export function showChoices(id, isOn, reasons = {}) {
+  for (const input of byId(id).querySelectorAll("input")) {
+    input.checked = isOn(input.value);
+    const reason = reasons[input.value];
+    input.parentElement.classList.toggle("off", Boolean(reason));
+    input.parentElement.title = reason ?? "";
+  }
+}
+
+/** The closed form of a schedule, with the sum that is the largest now. */
+export function showForm(schedule, state, unit) {
+  byId("form").replaceChildren(...formOf(schedule, state, unit));
+}
+
+function formOf(schedule, state, unit) {
+  const form = schedule.forms[state.link];
+  if (schedule.error) return [];
+  if (!form) {
+    return [make("p", { class: "quiet" },
+      "Not looked for: the program is large. pipejax formula finds it.")];
+  }
+  const time = (value) => writeTime(value, unit);
+  const found = sums(form, state.factors);
+  const largest = found.sums[found.active];
+  const lines = form.facets.map((facet, k) => {
+    const sum = make("span", { class: "sum" });
+    terms(form, facet, state.factors, time).forEach(([count, symbol], place) => {
+      if (place > 0) sum.append(" + ");
+      sum.append(count, make("var", {}, symbol));
+    });
+    const value = k === found.active ? time(largest) : writeChange(found.sums[k], largest);
+    return make("li", { "aria-current": k === found.active }, sum, make("span", { class: "value" }, value));
+  });
+  const exact = form.exact ? "exact" : `at most ${writePercent(form.gap)} too small`;
+  const head = form.facets.length > 1 ? `the largest of ${form.facets.length} sums, ${exact}` : exact;
+  return [make("p", { class: "quiet" }, head), make("ul", { class: "form" }, ...lines)];
+}
+
+/** What colours and lines mean. */
+export function showLegend(schedules, shown) {
+  const used = new Map();
+  let hasPipes = false;
+  for (const { ops, phases, pipes, lanes } of schedules) {
+    hasPipes ||= pipes > 1;
+    for (const { compute, beside } of lanes) {
+      for (const lane of [compute, beside]) {
+        for (const op of lane) {
+          used.set(ops.phase[op], phases[ops.phase[op]]);
+          if (ops.with_phase[op]) used.set(ops.with_phase[op], phases[ops.with_phase[op]]);
+        }
+      }
+    }
+  }
+  const entry = (text, name, style = "") => make("span", {}, make("i", { class: name, style }), text);
+  const entries = [...used.keys()].sort((one, other) => one - other).map((code) => {
+    const { letter, name, fill } = used.get(code);
+    return entry(name === letter ? name : `${letter} ${name}`, null, `background:${fill}`);
+  });
+  if (hasPipes) entries.push(entry("second pipe", "second"));
+  if (shown.critical) entries.push(entry("critical path", "frame"));
+  if (shown.messages) entries.push(entry("message", "line"));
+  byId("legend").replaceChildren(...entries);
+}
+
+/** The heading of one of several schedules. */
+export function headingOf(schedule, unit, best) {
+  if (schedule.error) return [make("b", {}, schedule.name)];
+  const behind = schedule.makespan > best * (1 + 1e-12) ? ` ${writeChange(schedule.makespan, best)}` : "";
+  return [
+    make("b", {}, schedule.name),
+    make("span", {}, `${writeTime(schedule.makespan, unit)}${behind}`),
+    make("span", { class: "quiet" }, `idle ${writePercent(schedule.bubbleRatio)}`),
+  ];
+}
+
+/** All results as one sentence each, for those who cannot see the bars. */
+export function summary(schedules, unit) {
+  return schedules.map((each) => each.error
+    ? `${each.name} does not run.`
+    : `${each.name}: ${writeTime(each.makespan, unit)}, idle ${writePercent(each.bubbleRatio)}.`).join(" ");
+}
+

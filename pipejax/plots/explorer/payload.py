@@ -1,0 +1,259 @@
+"""What a page of the explorer holds: schedules with their costs, memory and programs.
+
+Ops and messages of a schedule are listed once. A program, one for each link model, adds which node
+stands for each, what the nodes wait for, and where their costs stand in the cost vector, so that
+the page can run it by the recurrence.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.evaluate import Evaluation, lower_and_price
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.engine.lowering.cost_layout import ZERO
+from pipejax.engine.lowering.program import Program
+from pipejax.plots.explorer.factors import Factor, base_of, factors_of, kinds, mean_forward
+from pipejax.plots.explorer.forms import FormSearch
+from pipejax.plots.explorer.packing import Packed, pack
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
+from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.table.links import LINKS, Links
+
+PerStage = Float[NumpyArray, "stages *microbatches"]
+Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
+
+
+class MemoryShown(NamedTuple):
+    """What memory curves show, beside activations in flight.
+
+    Attributes:
+      unit: "activations" or "bytes".
+      sizes: (stages) what an activation takes, or (stages, microbatches).
+      weight_share: share of it that W needs after I, of the same shape.
+      checkpoints: what F leaves of it where R comes later, of the same shape.
+      limits: (workers) what activations may take, or None.
+    """
+
+    unit: str
+    sizes: PerStage
+    weight_share: PerStage
+    checkpoints: PerStage
+    limits: Float[NumpyArray, " workers"] | None
+
+
+class Explored(NamedTuple):
+    """A schedule of a page.
+
+    Attributes:
+      run: as it is given.
+      memory: what its activations take.
+    """
+
+    run: Evaluation
+    memory: MemoryShown
+
+
+def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
+    """Collect what a page shows of runs under one link model, as JSON holds it.
+
+    `unit` is that of times: "s" or "slots".
+    """
+    runs = [each.run for each in explored]
+    factors, mean, given = factors_of(runs), mean_forward(runs), runs[0].links
+    programs = [_programs(run) for run in runs]
+    bases = [base_of(run, factors, mean) for run in runs]
+    forms: list[dict[str, Any]] = [{} for _ in runs]
+    search = FormSearch()
+    for model in sorted(LINKS, key=lambda name: name != given.model):  # those shown first
+        for found, run, by_model, base in zip(forms, runs, programs, bases, strict=True):
+            program = by_model[model]
+            if isinstance(program, Program):
+                found[model] = search.form(program, run, factors, base)
+    return {
+        "unit": unit,
+        "links": list(LINKS),
+        "link": given.model,
+        "scope": _scope(given),
+        "factors": [factor._asdict() for factor in factors],
+        "schedules": [
+            _schedule(each, by_model, base, factors) | {"forms": found}
+            for each, by_model, base, found in zip(explored, programs, bases, forms, strict=True)
+        ],
+    }
+
+
+def _scope(links: Links) -> str:
+    """Say what was said of the links beside their model."""
+    said = [f"one queue per {links.queues}"] * (links.queues != "worker")
+    said += [f"posted by {links.posting}"] * (links.posting != "early")
+    return ", ".join(said + ["shared links"] * bool(links.shared_links))
+
+
+def _programs(run: Evaluation) -> Programs:
+    """Lower a table under every link model, with all else that was said of the links."""
+    found: dict[str, Program | ScheduleError] = {}
+    for model in LINKS:
+        links = dataclasses.replace(
+            run.links,
+            model=model,
+            posting=run.links.posting if model == "rendezvous" else "early",
+            shared_links=() if model == "delay" else run.links.shared_links,
+        )
+        try:
+            found[model], _ = lower_and_price(run.table, run.costs, links)
+        except ScheduleError as error:
+            found[model] = error
+    return found
+
+
+def _schedule(
+    explored: Explored,
+    programs: Programs,
+    base: Float[NumpyArray, " costs"],
+    factors: Sequence[Factor],
+) -> dict[str, Any]:
+    run, memory = explored
+    cells = _executed_cells(programs)
+    number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
+    number[cells] = np.arange(len(cells))
+    beside = _beside(run.program)
+    keys = ["", *(factor.key for factor in factors)]
+    own = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
+    limits = memory.limits
+    return {
+        "name": run.schedule,
+        "workers": run.workers,
+        "stages": run.stages,
+        "microbatches": run.microbatches,
+        "pipes": run.table.num_pipes,
+        "peakInFlight": run.peak_in_flight.tolist(),
+        "ops": _ops(run, cells, beside),
+        "messages": _messages(run.program, number),
+        "costs": pack({"base": base, "kind": own, "pair": np.asarray(run.program.pair_index)})
+        | {
+            "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
+            "firstLink": run.program.layout.first_link,
+        },
+        "memory": _memory(run, memory, number)
+        | {"unit": memory.unit, "limits": None if limits is None else limits.tolist()},
+        "programs": {
+            model: {"error": found.reason}
+            if isinstance(found, ScheduleError)
+            else _program(found, cells, beside)
+            for model, found in programs.items()
+        },
+    }
+
+
+def _executed_cells(programs: Programs) -> Int[NumpyArray, " ops"]:
+    """Cells (ops) that are a node under some link model, row by row."""
+    nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
+    return np.flatnonzero(np.any(np.stack(nodes), axis=0))
+
+
+def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "some fields"]:
+    """What tells all-reduces and updates without a cell apart, under any link model."""
+    fields = program.phase, program.stage, program.microbatch, program.worker
+    return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
+
+
+def _beside(program: Program) -> Int[NumpyArray, "some fields"]:
+    """All-reduces and updates without a cell, by phase, stage, microbatch and worker."""
+    return np.unique(_key(program, program.beside_cells), axis=0)
+
+
+def _ops(
+    run: Evaluation, cells: Int[NumpyArray, " ops"], beside: Int[NumpyArray, "some fields"]
+) -> Packed:
+    """Ops in the cells of the rows, then those beside them; an all-reduce is of no worker."""
+    table, added = run.table, beside.T
+    fields = {
+        name: np.append(getattr(table.cells, name).ravel()[cells], more)
+        for name, more in zip(("phase", "stage", "microbatch"), added[:3], strict=True)
+    }
+    alone = np.zeros(len(beside), int)
+    partners = {
+        f"with_{name}": np.append(getattr(table.partners, name).ravel()[cells], alone)
+        for name in ("phase", "stage", "microbatch")
+    }
+    worker = np.append(cells // table.num_slots, added[3])
+    pipe = np.append(table.pipe.ravel()[cells], alone)
+    placement = pack({"placement": table.placement})
+    return pack(fields | partners | {"worker": worker, "pipe": pipe}) | {"placement": placement}
+
+
+def _messages(program: Program, number: Int[NumpyArray, " cells"]) -> Packed:
+    """Messages between ops, whatever carries them."""
+    sent = program.messages
+    cell_of = np.zeros(program.num_nodes, int)
+    cell_of[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
+    return pack(
+        {
+            "producer": number[cell_of[sent.producer]],
+            "consumer": number[cell_of[sent.consumer]],
+            "phase": sent.phase,
+            "stage": sent.stage,
+            "microbatch": sent.microbatch,
+        },
+        steps=("producer", "consumer"),
+    )
+
+
+def _program(
+    program: Program, cells: Int[NumpyArray, " ops"], beside: Int[NumpyArray, "some fields"]
+) -> Packed:
+    """What nodes wait for: edges by node, each how many nodes it leads back, and its lag."""
+    preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
+    waits = (preds > 0) | (lags != ZERO)  # all others are of the source, which ends at 0
+    node, place = np.nonzero(waits)
+    mine = program.beside_cells
+    order = [tuple(row) for row in _key(program, mine).tolist()]
+    of_beside = dict(zip(order, mine.tolist(), strict=True))
+    sent = program.messages
+    return pack(
+        {
+            "degree": waits.sum(axis=1),
+            "back": node - preds[node, place],
+            "lag": lags[node, place],
+            "lasts": np.asarray(program.duration_index),
+            "op": np.append(
+                program.node_of_cell.ravel()[cells],
+                [of_beside[tuple(row)] for row in beside.tolist()],
+            ).astype(int),
+            "carrier": sent.carrier,
+            "arrives": sent.lag_index,
+        },
+        steps=("op", "carrier"),
+    )
+
+
+def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cells"]) -> Packed:
+    """Changes of what workers hold, by worker: at which end of which op, how many of which part.
+
+    A part's sizes are by stage, or by stage and microbatch.
+    """
+    held, table = HeldOps.of(run.table), run.table
+    cell = held.worker * table.num_slots + held.start
+    # a time that says which op it is of, and which end; on a worker they come in this order
+    moments = held._replace(start=2 * number[cell], end=2 * number[cell] + 1)
+    sizes = np.stack([memory.sizes, memory.weight_share * memory.sizes, memory.checkpoints])
+    count = run.stages
+    if sizes.ndim == 3:  # each microbatch of a stage has a place of its own
+        every = table.ops
+        microbatch = every.microbatch[np.isin(every.phase, np.unique(held.phase))]
+        moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
+        count *= run.microbatches
+    parts = HeldParts.of(moments)
+    return pack(
+        {
+            "size": sizes.reshape(-1),
+            "moment": parts.time,
+            "place": parts.part * count + parts.stage,
+            "change": parts.change,
+            "worker": parts.worker,
+        },
+        steps=("moment", "worker"),
+    )

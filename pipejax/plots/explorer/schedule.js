@@ -1,0 +1,239 @@
+// A schedule of the page: its ops and messages, and its run at the factors of the sliders.
+
+import { costVector, criticalPath, findTails, layOut, runProgram } from "./recurrence.js";
+import { unpack } from "./unpack.js";
+
+const UNSEEN = new Set(["WAIT_O", "WAIT_SEND_F", "WAIT_SEND_B"]); // they take no time of their own
+const BESIDE = new Set(["O", "L", "A"]); // on the host link or the network, not on compute
+
+export class Schedule {
+  /** Unpack what a schedule is; programs are unpacked when their link model is first asked for. */
+  static async load(given, phases) {
+    const schedule = new Schedule();
+    Object.assign(schedule, given, { phases, loaded: {} });
+    schedule.ops = await unpack(given.ops);
+    schedule.placement = (await unpack(given.ops.placement)).placement;
+    schedule.messages = await unpack(given.messages);
+    schedule.costs = { ...given.costs, ...(await unpack(given.costs)) };
+    schedule.held = await unpack(given.memory);
+    // whether what is held differs from how many are in flight: parts are freed, or sizes differ
+    schedule.hasSizes = schedule.held.place.some((place) => schedule.held.size[place] !== 1);
+    schedule.lanes = schedule.layLanes();
+    schedule.messagesTo = byConsumer(schedule.messages.consumer, schedule.ops.phase.length);
+    return schedule;
+  }
+
+  /** Ops of each worker in row order: those on its compute, and those beside it. */
+  layLanes() {
+    const { phase, worker, stage } = this.ops;
+    const lanes = Array.from({ length: this.workers }, () => ({ compute: [], beside: [] }));
+    for (let op = 0; op < phase.length; op++) {
+      const letter = this.letter(op);
+      if (UNSEEN.has(letter)) continue;
+      const on = worker[op] >= 0 ? [worker[op]] : this.participants(stage[op]);
+      for (const each of on) lanes[each][BESIDE.has(letter) ? "beside" : "compute"].push(op);
+    }
+    this.hasBeside = lanes.some((lane) => lane.beside.length > 0);
+    return lanes.map((lane) => ({
+      compute: Int32Array.from(lane.compute),
+      beside: Int32Array.from(lane.beside),
+    }));
+  }
+
+  /** Workers that hold a stage, and take part in its all-reduce. */
+  participants(stage) {
+    const found = new Set();
+    for (let pipe = 0; pipe < this.pipes; pipe++) {
+      found.add(this.placement[pipe * this.stages + stage]);
+    }
+    return [...found];
+  }
+
+  letter(op) {
+    return this.phases[this.ops.phase[op]].letter;
+  }
+
+  /** Whether an op runs beside the compute of its worker. */
+  isBeside(op) {
+    return BESIDE.has(this.letter(op));
+  }
+
+  /** How an op is written: 3F12, or 3F12+0B4 for a fused pair. */
+  label(op) {
+    const { phase, stage, microbatch, with_phase, with_stage, with_microbatch } = this.ops;
+    const one = cell(stage[op], this.phases[phase[op]].letter, microbatch[op]);
+    if (with_phase[op] === 0) return one;
+    const other = this.phases[with_phase[op]].letter;
+    return `${one}+${cell(with_stage[op], other, with_microbatch[op])}`;
+  }
+
+  /** The op of a label, or -1. */
+  find(label) {
+    for (let op = 0; op < this.ops.phase.length; op++) if (this.label(op) === label) return op;
+    return -1;
+  }
+
+  /** Run under a link model; what cannot run there says why. */
+  async evaluate(model, factors) {
+    const packed = this.programs[model];
+    this.error = packed.error ?? "";
+    if (this.error) return;
+    this.loaded[model] ??= await this.prepare(packed);
+    this.program = this.loaded[model];
+    this.vector = costVector(this.costs, factors);
+    this.makespan = runProgram(this.program, this.vector);
+    this.hasTails = false;
+    this.sumUp();
+    this.curves = null; // those of the run before
+  }
+
+  /** Lay a program out, and say which op or message each of its nodes is. */
+  async prepare(packed) {
+    const program = layOut(await unpack(packed));
+    program.opOf = new Int32Array(program.nodes).fill(-1);
+    program.messageOf = new Int32Array(program.nodes).fill(-1);
+    program.op.forEach((node, op) => { if (node > 0) program.opOf[node] = op; });
+    program.carrier.forEach((node, k) => { if (node > 0) program.messageOf[node] = k; });
+    return program;
+  }
+
+  /** Busy times, idle share, and what the critical path consists of. */
+  sumUp() {
+    const { program, vector, ops, costs } = this;
+    this.busy = new Float64Array(this.workers);
+    for (let op = 0; op < ops.phase.length; op++) {
+      const node = program.op[op];
+      if (node > 0 && ops.worker[op] >= 0 && !this.isBeside(op)) {
+        this.busy[ops.worker[op]] += vector[program.lasts[node]];
+      }
+    }
+    const mean = this.busy.reduce((sum, each) => sum + each, 0) / this.workers;
+    this.bubbleRatio = this.makespan > 0 ? (this.makespan - mean) / this.makespan : 0;
+    this.path = criticalPath(program);
+    this.isCritical = new Uint8Array(program.nodes);
+    this.shares = new Map();
+    for (const node of this.path) {
+      this.isCritical[node] = 1;
+      this.spend(program.lasts[node], costs, vector);
+      if (program.lastEdge[node] >= 0) this.spend(program.lag[program.lastEdge[node]], costs, vector);
+    }
+  }
+
+  spend(position, { kind, firstPair, firstLink }, vector) {
+    if (vector[position] === 0) return;
+    const isPair = firstPair >= 0 && position >= firstPair;
+    const key = position >= firstLink ? "message" : isPair ? "pair" : this.keys[kind[position] - 1];
+    this.shares.set(key, (this.shares.get(key) ?? 0) + vector[position]);
+  }
+
+  start(op) {
+    return this.program.start[this.program.op[op]];
+  }
+
+  finish(op) {
+    return this.program.finish[this.program.op[op]];
+  }
+
+  runs(op) {
+    return this.program.op[op] > 0;
+  }
+
+  /** How much longer an op could take before the makespan grows. */
+  slack(op) {
+    if (!this.hasTails) findTails(this.program, this.vector);
+    this.hasTails = true;
+    const node = this.program.op[op];
+    return this.makespan - this.program.finish[node] - this.program.tail[node];
+  }
+
+  /** When a message leaves. */
+  leaves(k) {
+    const carrier = this.program.carrier[k];
+    return carrier > 0 ? this.program.start[carrier] : this.finish(this.messages.producer[k]);
+  }
+
+  /** When it arrives. */
+  arrives(k) {
+    const { carrier, arrives, finish } = this.program;
+    const sent = carrier[k] > 0 ? finish[carrier[k]] : this.finish(this.messages.producer[k]);
+    return sent + this.vector[arrives[k]];
+  }
+
+  /** Whether a message lies on the critical path. */
+  isCriticalMessage(k) {
+    const { program, messages } = this;
+    if (program.carrier[k] > 0) return this.isCritical[program.carrier[k]] === 1;
+    const to = program.op[messages.consumer[k]];
+    const from = program.op[messages.producer[k]];
+    const edge = program.lastEdge[to];
+    return this.isCritical[to] === 1 && this.isCritical[from] === 1 && edge >= 0 &&
+      program.pred[edge] === from;
+  }
+
+  /** How a message is written: its SEND, as 2F5 to worker 3. */
+  messageLabel(k) {
+    const { stage, phase, microbatch, consumer } = this.messages;
+    const letter = this.phases[phase[k]].letter.replace("SEND_", "");
+    return `${letter} ${stage[k]}.${microbatch[k]} to worker ${this.ops.worker[consumer[k]]}`;
+  }
+
+  /** What an op waits for: op, message, or another transfer, with the time of each arrival. */
+  waits(op) {
+    const { program, vector } = this;
+    const node = program.op[op];
+    const found = [];
+    for (let edge = program.first[node]; edge < program.first[node + 1]; edge++) {
+      const from = program.pred[edge];
+      const carried = program.messageOf[from];
+      const isMessage = carried >= 0;
+      const producer = isMessage ? this.messages.producer[carried] : program.opOf[from];
+      const hasLag = program.lag[edge] > 0;
+      found.push({
+        op: producer,
+        message: isMessage ? carried : hasLag ? this.messageBetween(producer, op) : -1,
+        at: program.finish[from] + vector[program.lag[edge]],
+        isLast: edge === program.lastEdge[node],
+      });
+    }
+    return found.sort((one, other) => other.isLast - one.isLast || other.at - one.at);
+  }
+
+  /** The first op whose last arrival comes from an op, by a message or in the row, or -1. */
+  awaiting(op) {
+    const { program } = this;
+    const own = program.op[op];
+    let found = -1;
+    for (let edge = 0, node = 0; edge < program.pred.length; edge++) {
+      while (edge >= program.first[node + 1]) node++;
+      if (edge !== program.lastEdge[node] || program.opOf[node] < 0) continue;
+      const from = program.pred[edge];
+      const carried = program.messageOf[from];
+      if (from !== own && (carried < 0 || this.messages.producer[carried] !== op)) continue;
+      if (found < 0 || program.start[node] < this.start(found)) found = program.opOf[node];
+    }
+    return found;
+  }
+
+  messageBetween(producer, consumer) {
+    const { first, order } = this.messagesTo;
+    for (let k = first[consumer]; k < first[consumer + 1]; k++) {
+      if (this.messages.producer[order[k]] === producer) return order[k];
+    }
+    return -1;
+  }
+}
+
+function cell(stage, letter, microbatch) {
+  return `${stage}${letter}${microbatch < 0 ? "" : microbatch}`;
+}
+
+/** Messages in the order of the ops that wait for them, and where those of each op begin. */
+function byConsumer(consumer, ops) {
+  const first = new Int32Array(ops + 1);
+  for (const op of consumer) first[op + 1]++;
+  for (let op = 0; op < ops; op++) first[op + 1] += first[op];
+  const next = first.slice();
+  const order = new Int32Array(consumer.length);
+  consumer.forEach((op, k) => { order[next[op]++] = k; });
+  return { first, order };
+}

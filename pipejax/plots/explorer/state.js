@@ -1,0 +1,88 @@
+// What can be chosen on the page, and the part of the address behind # that keeps it.
+
+const WAIT = 250; // milliseconds: browsers allow few changes of an address
+const FLAGS = ["messages", "memory", "critical"];
+
+export class State {
+  constructor(scene) {
+    this.scene = scene;
+    this.reset();
+  }
+
+  /** What is chosen when the page opens without an address. */
+  reset() {
+    const { scene } = this;
+    this.link = scene.link;
+    this.factors = new Map(scene.factors.map(({ key, given }) => [key, given]));
+    this.shown = { messages: false, memory: scene.schedules.length === 1, critical: true, ...scene.show };
+    this.curve = "flight";
+    this.find = "";
+    this.theme = "auto";
+    this.range = null;
+    this.focus = 0; // the schedule that the side panel is about
+    this.selected = ""; // label of an op of it
+    this.worker = -1; // whose memory is drawn, -1 for the fullest
+  }
+
+  get isGiven() {
+    const { scene } = this;
+    return this.link === scene.link && scene.factors.every(({ key, given }) => this.factors.get(key) === given);
+  }
+
+  /** What differs from how the page opens, as text. */
+  write() {
+    const { scene } = this;
+    const plain = new State(scene);
+    const parts = [];
+    const add = (name, value) => parts.push(`${name}=${encodeURIComponent(value)}`);
+    if (this.link !== scene.link) add("link", this.link);
+    for (const { key, given } of scene.factors) {
+      if (this.factors.get(key) !== given) add(`x.${key}`, this.factors.get(key));
+    }
+    for (const name of FLAGS) {
+      if (this.shown[name] !== plain.shown[name]) add(name, this.shown[name] ? 1 : 0);
+    }
+    for (const name of ["curve", "find", "theme", "focus", "selected", "worker"]) {
+      if (this[name] !== plain[name]) add(name, this[name]);
+    }
+    if (this.range) add("view", this.range.map((time) => +time.toPrecision(7)).join("~"));
+    return parts.join("&");
+  }
+
+  /** Read what `write` wrote; what no such page has is left as it is. */
+  read(text) {
+    this.reset();
+    const given = new URLSearchParams(text);
+    const { scene } = this;
+    if (scene.links.includes(given.get("link"))) this.link = given.get("link");
+    for (const { key } of scene.factors) {
+      const factor = Number(given.get(`x.${key}`) ?? NaN);
+      if (Number.isFinite(factor) && factor >= 0) this.factors.set(key, factor);
+    }
+    for (const name of FLAGS) if (given.has(name)) this.shown[name] = given.get(name) === "1";
+    if (["flight", "memory"].includes(given.get("curve"))) this.curve = given.get("curve");
+    if (["auto", "light", "dark"].includes(given.get("theme"))) this.theme = given.get("theme");
+    this.find = given.get("find") ?? "";
+    this.selected = given.get("selected") ?? "";
+    this.focus = within(given.get("focus"), 0, scene.schedules.length - 1, 0);
+    this.worker = within(given.get("worker"), 0, scene.schedules[this.focus].workers - 1, -1);
+    const range = (given.get("view") ?? "").split("~").map(Number);
+    if (range.length === 2 && range[0] >= 0 && range[1] > range[0]) this.range = range;
+  }
+
+  /** Keep the state in the address, a moment after it last changed. */
+  keep() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      const text = this.write();
+      if (text !== location.hash.slice(1)) {
+        history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+      }
+    }, WAIT);
+  }
+}
+
+function within(text, least, most, otherwise) {
+  const number = text === null ? NaN : Number(text);
+  return Number.isInteger(number) && number >= least && number <= most ? number : otherwise;
+}

@@ -1,0 +1,325 @@
+"""The explorer's page: what it holds is what the engine runs, and it needs nothing else."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.plots.explorer.packing import pack, unpack
+from pipejax.plots.explorer.page import SCRIPTS, page
+from pipejax.plots.explorer.payload import Explored, MemoryShown
+from pipejax.schedules.table.links import LINKS
+
+GIVEN = {
+    "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
+    "free messages": ("gpipe", {}, {"forward": 1.0, "backward": 2.0}),
+    "by stage": (
+        "zb-h1",
+        {},
+        {
+            "forward": [1.0, 1.5, 2.0],
+            "input_grad": 1.1,
+            "weight_grad": 0.7,
+            "latency": 0.1,
+            "transmit": 0.3,
+        },
+    ),
+    "by microbatch": (
+        "1f1b",
+        {},
+        {"forward": np.arange(1.0, 13.0).reshape(3, 4), "backward": 2.0, "transmit": 0.5},
+    ),
+    "an update": (
+        "1f1b",
+        {},
+        {"forward": 1.0, "backward": 2.0, "transmit": 0.5, "all_reduce": 3.0, "update": 0.5},
+    ),
+    "within": (
+        "pipedream",
+        {},
+        {"forward": 1.0, "backward": 2.0, "update": 0.5, "all_reduce": 0.25, "transmit": 0.1},
+    ),
+}
+PAIRS = [
+    ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
+    ["", "1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
+]
+OFFLOADS = [["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]]
+
+
+def given(name):
+    schedule, options, costs = GIVEN[name]
+    table = pj.schedules.build(schedule, num_workers=3, num_microbatches=4, **options)
+    return table, pj.Costs(**costs)
+
+
+def with_rows(rows, **costs):
+    return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
+
+
+def explored(table, costs, link="delay", limits=None):
+    ones = np.ones(table.num_stages)
+    return Explored(
+        pj.evaluate(table, costs, link=link),
+        MemoryShown("activations", ones, ones / 3, ones, limits),
+    )
+
+
+def scene_of(text):
+    return json.loads(
+        re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
+    )
+
+
+def run_of_page(schedule, factors, model):
+    """A plain reading of the page: costs times factors, then the recurrence; finish of each node."""
+    costs = schedule["costs"]
+    arrays = unpack(costs)
+    scale = np.array([1.0, *factors])
+    vector = arrays["base"] * scale[arrays["kind"]]
+    if costs["firstPair"] >= 0:
+        pairs = arrays["pair"].reshape(-1, 2)
+        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = vector[pairs].sum(axis=1)
+    links = (len(vector) - costs["firstLink"]) // 3
+    latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
+    vector[len(vector) - links :] = latency + transmit
+    program = unpack(schedule["programs"][model])
+    finish = np.zeros(len(program["degree"]))
+    edge = 0
+    for node, degree in enumerate(program["degree"].tolist()):
+        edges = range(edge, edge + degree)
+        arrivals = [finish[node - program["back"][e]] + vector[program["lag"][e]] for e in edges]
+        finish[node] = max(arrivals, default=0.0) + vector[program["lasts"][node]]
+        edge += degree
+    return finish, vector, program
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", [*GIVEN, "pairs", "offloads"])
+def test_a_page_runs_as_the_engine_does(name, link):
+    """At the factors that are given every finish time is equal to the last bit."""
+    if name == "pairs":
+        table, costs = with_rows(PAIRS, forward=1.0, backward=2.0, transmit=0.3)
+    elif name == "offloads":
+        table, costs = with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
+    else:
+        table, costs = given(name)
+    shown = explored(table, costs)
+    scene = scene_of(page([shown]))
+    (schedule,) = scene["schedules"]
+    run = pj.evaluate(table, costs, link=link)
+    finish, _, program = run_of_page(schedule, [f["given"] for f in scene["factors"]], link)
+    assert finish.max() == run.makespan
+    cells = run.program.node_of_cell[run.program.node_of_cell > 0]
+    assert np.isin(cells, program["op"]).all()
+    assert (finish == run.node_finish).all()
+    sent = unpack(schedule["messages"])
+    ops = program["op"]
+    carried = program["carrier"] > 0
+    assert (ops[sent["producer"]] == run.program.messages.producer).all()
+    assert (ops[sent["consumer"]] == run.program.messages.consumer).all()
+    assert (program["carrier"][carried] == run.program.messages.carrier[carried]).all()
+
+
+def test_factors_scale_what_is_given():
+    table, costs = given("by stage")
+    scene = scene_of(page([explored(table, costs)]))
+    factors = {"F": 1.3, "I": 0.5, "W": 2.0, "latency": 3.0, "transmit": 0.0}
+    assert [f["key"] for f in scene["factors"]] == [*factors]
+    finish, _, _ = run_of_page(scene["schedules"][0], factors.values(), "rendezvous")
+    scaled = pj.Costs(
+        forward=1.3 * np.array([1.0, 1.5, 2.0]), input_grad=0.55, weight_grad=1.4, latency=0.1 * 3.0
+    )
+    assert finish.max() == pytest.approx(
+        pj.evaluate(table, scaled, link="rendezvous").makespan, rel=1e-12
+    )
+
+
+def test_messages_that_take_no_time_have_a_slider_that_stands_at_zero():
+    table, costs = given("free messages")
+    scene = scene_of(page([explored(table, costs)]))
+    assert scene["factors"][-1] == {"key": "transmit", "name": "message", "given": 0.0, "most": 1.0}
+    finish, _, _ = run_of_page(scene["schedules"][0], [1, 1, 0.25], "blocking")
+    some = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
+    assert finish.max() == pj.evaluate(table, some, link="blocking").makespan
+
+
+@pytest.mark.parametrize("name", ["alike", "by stage", "free messages", "by microbatch"])
+def test_closed_forms_of_a_page_are_the_makespan(name):
+    table, costs = given(name)
+    scene = scene_of(page([explored(table, costs)]))
+    (schedule,) = scene["schedules"]
+    chosen = {f["key"]: 0.3 + k for k, f in enumerate(scene["factors"])}
+    for link in LINKS:
+        form = schedule["forms"][link]
+        values = [
+            unit * chosen[key] for key, unit in zip(form["parameters"], form["units"], strict=True)
+        ]
+        finish, _, _ = run_of_page(schedule, chosen.values(), link)
+        largest = max(np.dot(facet, values) for facet in form["facets"])
+        assert largest <= finish.max() * (1 + 1e-12)
+        assert finish.max() <= largest * (1 + form["gap"]) * (1 + 1e-12)
+        assert form["exact"] == (form["gap"] == 0)
+
+
+@pytest.mark.parametrize("name", ["alike", "by stage", "offloads"])
+def test_memory_of_a_page_is_that_of_the_run(name):
+    """Changes in the order of the page: its steps are those of `activation_memory`."""
+    table, costs = (
+        with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
+        if name == "offloads"
+        else given(name)
+    )
+    shown = explored(table, costs)
+    (schedule,) = scene_of(page([shown]))["schedules"]
+    held = unpack(schedule["memory"])
+    ops = unpack(schedule["programs"]["delay"])["op"]
+    node, at_end = ops[held["moment"] >> 1], held["moment"] & 1
+    time = np.where(at_end, shown.run.node_finish[node], shown.run.node_start[node])
+    memory = pj.activation_memory(shown.run)
+    for worker in range(table.num_workers):
+        mine = held["worker"] == worker
+        level = [
+            np.sum((held["change"] * held["size"][held["place"]])[mine & (time <= t)])
+            for t in memory.curve(worker)[0]
+        ]
+        assert np.allclose(level, memory.curve(worker)[1], atol=1e-12)
+
+
+def test_a_link_model_under_which_nothing_runs_says_why():
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows)
+    scene = scene_of(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
+    (schedule,) = scene["schedules"]
+    assert "deadlock" in schedule["programs"]["rendezvous"]["error"]
+    assert "error" not in schedule["programs"]["queued"]
+    assert "rendezvous" not in schedule["forms"]
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a": np.array([0, 1, -128, 127]), "b": np.array([1.5, -2.25])},
+        {"a": np.arange(70_000), "b": np.array([300, -300])},
+        {"a": np.array([], int), "b": np.array([], float)},
+    ],
+)
+def test_packed_arrays_are_read_back(arrays):
+    found = unpack(json.loads(json.dumps(pack(arrays, steps=("a",)))))
+    for name, array in arrays.items():
+        assert found[name].tolist() == array.tolist()
+
+
+def test_numbers_take_as_few_bytes_as_they_need():
+    kinds = {
+        name: kind
+        for name, kind, *_ in pack(
+            {"a": np.array([127]), "b": np.array([128]), "c": np.array([-40_000])}
+        )["arrays"]
+    }
+    assert kinds == {"a": "int8", "b": "int16", "c": "int32"}
+
+
+def test_a_page_refers_to_nothing_outside():
+    table, costs = given("alike")
+    hostile = pj.ScheduleTable.from_rows(
+        [["0F0", "0B0"]], name='</script><b onclick="x">&<!--scene-->'
+    )
+    text = page([explored(table, costs), explored(hostile, costs)])
+    assert not re.search(
+        r"https?:|//\w+\.\w|\bimport\(|\bfetch\(|XMLHttp|WebSocket|@import|url\(", text
+    )
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "#side"]
+    assert "default-src 'none'" in text
+    assert text.count("</script>") == 2
+    assert scene_of(text)["schedules"][1]["name"] == hostile.name
+    alone = page([explored(hostile, costs)])
+    assert html.escape(hostile.name) in alone
+    assert alone.count("</script>") == 2
+
+
+def test_every_script_of_the_page_is_listed():
+    from pipejax.plots.explorer.page import HERE
+
+    assert {path.stem for path in HERE.glob("*.js")} == {*SCRIPTS}
+    for place, name in enumerate(SCRIPTS):
+        imported = re.findall(r'from "\./(\w+)\.js"', (HERE / f"{name}.js").read_text())
+        assert {*imported} <= {*SCRIPTS[:place]}, name
+
+
+def test_explore_writes_a_page_of_several_schedules(call, answer, tmp_path):
+    out = tmp_path / "x.html"
+    arguments = [
+        "explore",
+        "--workers",
+        "4",
+        "--microbatches",
+        "6",
+        "--worker-times",
+        "F=1,B=2",
+        "--comm",
+        "0.1",
+    ]
+    found = answer(*arguments, "--schedules", "gpipe,1f1b,chimera", "--out", out)
+    assert found["out"] == str(out)
+    scene = scene_of(out.read_text())
+    assert [s["name"] for s in scene["schedules"]] == ["gpipe", "1f1b", "chimera"]
+    for row, schedule in zip(found["schedules"], scene["schedules"], strict=True):
+        finish, _, _ = run_of_page(schedule, [f["given"] for f in scene["factors"]], scene["link"])
+        one = answer("evaluate", "--schedule", row["schedule"], *arguments[1:])
+        assert finish.max() == row["makespan"] == one["makespan"]
+
+
+def test_what_does_not_exist_is_said(answer, tmp_path):
+    found = answer(
+        "explore",
+        "--schedules",
+        "1f1b,chimera",
+        "--workers",
+        "4",
+        "--microbatches",
+        "3",
+        "--out",
+        tmp_path / "x.html",
+    )
+    assert [row["schedule"] for row in found["schedules"]] == ["1f1b"]
+    assert "even number" in found["missing"]["chimera"]
+
+
+def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
+    out = tmp_path / "x.html"
+    arguments = [
+        "--model",
+        "gpt-22b",
+        "--system",
+        "a100",
+        "--minibatch",
+        "8",
+        "--tensor-parallel",
+        "8",
+    ]
+    sizes = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+    answer("explore", *sizes, *arguments, "--out", out)
+    (schedule,) = scene_of(out.read_text())["schedules"]
+    needs = answer("evaluate", *sizes, *arguments)
+    system = pj.load_system("a100")
+    static = np.array(needs["memory_bytes"]) - needs["activation_memory"]["peak"]
+    assert schedule["memory"]["unit"] == "bytes"
+    assert np.allclose(schedule["memory"]["limits"], float(system.memory_available) - static)
+
+
+def test_open_shows_the_page_in_the_browser(call, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    out = tmp_path / "a b.html"
+    sizes = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "2"]
+    assert call("explore", *sizes, "--out", out)[0] == 0
+    assert opened == []
+    assert call("explore", *sizes, "--out", out, "--force", "--open")[0] == 0
+    assert opened == [out.as_uri()]
