@@ -20,6 +20,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
     "compare": "Compare schedules as published formula, idealised table and communication-aware "
     "run.",
+    "diff": "Show what two tables do differently, and what it costs: order, workers, phases, "
+    "messages.",
     "formula": "Show the exact closed form of the makespan: a maximum of sums, with regimes "
     "and proof.",
     "sensitivity": "Show elasticities of the step time, what bounds it, and a tornado of exact "

@@ -1,0 +1,242 @@
+"""`pipejax diff`: what two tables do differently, and what it costs."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import pipejax as pj
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag
+from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule_list import ScheduleList
+from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
+from pipejax.cli.output.report import grid, pick, print_all, print_plain, progress
+from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
+from pipejax.schedules.naming import named
+
+if TYPE_CHECKING:
+    from pipejax.analysis.table_difference import RowDifference, TableDifference
+
+UNIT = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0, "recompute": 1.0}
+QUICK = 10**6  # cells of all tables that are made of two: a few seconds
+AROUND = 3  # cells shown on both sides of the first that differs
+
+
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="A table, or a schedule by name.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    options: TableOptions,
+    pricing: Pricing | None,
+    links: pj.Links,
+    workers: CountIfGiven = None,
+    microbatches: CountIfGiven = None,
+    exchange: bool = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show what two tables do differently, and what it costs: order, workers, phases, messages.
+
+    Options:
+      workers: Workers P of schedules that are built; those of the tables if not given.
+      microbatches: Microbatches M of these; those of the tables if not given.
+      exchange: Run A with the row of B on one worker, each in turn, in large tables too, where
+        that takes long.
+    """
+    from pipejax.analysis.table_difference import table_difference
+
+    names = [named(one), named(other)]
+    options.check(names)
+    listed = ScheduleList(options, tables=names, workers=workers)
+    counts = None if microbatches is None else [microbatches]
+    points = {point.name: point for point in listed.sized(counts)}
+    priced = pricing or Pricing(lambda table: pj.Costs(offload=0.0, **UNIT))
+    tables = [options.of(name).build(*points[name], priced.of) for name in names]
+    runs = [pj.evaluate(table, priced.of(table), link=links) for table in tables]
+    found = table_difference(tables[0], tables[1])
+    cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
+    exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
+    result = {
+        "link": links.model,
+        "unit": "slots" if pricing is None else "seconds",
+        "tables": [_run_json(run, priced) for run in runs],
+        **_as_json(found),
+        "exchanges": [
+            {"worker": row.worker, "makespan": makespan}
+            for row, makespan in zip(found.rows, exchanged, strict=bool(exchanged))
+        ],
+    }
+    if json:
+        return print_json(result)
+    _print(found, result, exchanged)
+
+
+def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
+    """Makespans of the first table with one row of the second; none where they do not match."""
+    from pipejax.analysis.table_difference import row_exchanges
+
+    if found.sizes or found.other_placement:
+        return []
+    run, workers = runs[0], [row.worker for row in found.rows]
+    with progress("exchanging rows", len(workers)) as bar:
+        made = []
+        for makespan in row_exchanges(run.table, runs[1].table, workers, run.costs, run.links):
+            made.append(makespan)
+            bar.move(advance=1)
+    return made
+
+
+def _run_json(run: "pj.Evaluation", pricing: Pricing) -> dict[str, Any]:
+    names = "schedule workers stages microbatches makespan bubble_ratio max_span peak_in_flight"
+    return pick(run, names) | pricing.memory(run.table)
+
+
+def _as_json(found: "TableDifference") -> dict[str, Any]:
+    return {
+        "equal": found.is_none,
+        "sizes": found.sizes,
+        "other_placement": found.other_placement,
+        "moved": [{"op": str(op), "workers": workers} for op, workers in list(found.moved.items())],
+        "split": found.split,
+        "fused": found.fused,
+        "only": {phase.name: pair for phase, pair in found.only.items()},
+        "communication": found.communication,
+        "rows": [
+            {
+                **pick(row, "worker first reordered only"),
+                "cells": [format_cell(cells[at]) if at < len(cells) else "" for at, cells in near],
+            }
+            for row in found.rows
+            for near in [[*row.around(0)]]
+        ],
+    }
+
+
+def _print(
+    found: "TableDifference", result: dict[str, Any], exchanged: Sequence[float | None]
+) -> None:
+    one, other = result["tables"]
+    names = [escape(each["schedule"]) for each in (one, other)]
+    in_slots = result["unit"] == "slots"
+    told = {True: "  in units of F = I = W = 1, B = 2: no times are given"}.get(in_slots, "")
+    print_all(f"[bold]A[/] {names[0]}   [bold]B[/] {names[1]}   {result['link']} links{told}")
+    print_all(_costs(one, other, in_slots))
+    if found.is_none:
+        print_plain("the tables have the same cells in the same order")
+        return
+    for line in _sentences(found):
+        print_plain(f"  {line}")
+    if found.rows:
+        print_all(_first_differences(found.rows))
+    if exchanged:
+        print_all(_exchanges(found.rows, exchanged, one["makespan"], in_slots))
+
+
+def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
+    """What both cost, side by side."""
+    time = (lambda value: f"{value:.6g}") if in_slots else seconds
+    lines: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
+        ("makespan", "makespan", time, _ratio),
+        ("bubble ratio", "bubble_ratio", percent, _points),
+        ("largest span", "max_span", time, _ratio),
+        ("most in flight", "peak_in_flight", lambda peak: f"{peak:.0f}", _count),
+    ]
+    if "memory_bytes" in one:
+        lines.append(("most memory", "memory_bytes", gigabytes, _ratio))
+    rows = []
+    for title, key, form, against in lines:
+        values = [float(np.max(run[key])) for run in (one, other)]  # of the worker with the most
+        told = "=" if values[0] == values[1] else against(values[0], values[1])
+        rows.append((title, *map(form, values), told))
+    return grid(zip(("", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
+
+
+def _ratio(before: float, after: float) -> str:
+    if before == after:
+        return "="
+    return f"{100 * (after / before - 1):+.2f} %" if before else f"{after:+.4g}"
+
+
+def _points(before: float, after: float) -> str:
+    return f"{100 * (after - before):+.2f} points"
+
+
+def _count(before: float, after: float) -> str:
+    return f"{after - before:+.0f}"
+
+
+def _sentences(found: "TableDifference") -> list[str]:
+    """Say in words what differs over the whole tables."""
+    said = [f"{name}: A has {a}, B has {b}" for name, (a, b) in found.sizes.items()]
+    if found.other_placement and not found.sizes:
+        said.append("stages lie on other workers, or microbatches go another way")
+    for name, count in zip("AB", found.split, strict=True):
+        if count:
+            said.append(f"backwards that {name} alone splits into I and W: {count}")
+    if found.fused != (0, 0):
+        said.append("fused pairs: A has {}, B has {}".format(*found.fused))
+    if found.communication != (0, 0):
+        told = "cells of communication that only A has: {}, only B: {}"
+        said.append(told.format(*found.communication))
+    for phase, (a, b) in found.only.items():
+        if phase not in COMMUNICATION:
+            said.append(f"ops {phase.name} that only A has: {a}, only B: {b}")
+    if found.moved:
+        (op, (was, now)), *_ = found.moved.items()
+        said.append(f"ops on another worker: {len(found.moved)}, as {op}: {was} in A, {now} in B")
+    if found.rows:
+        order = sum(row.reordered for row in found.rows)
+        said.append(
+            f"rows that differ: {len(found.rows)}; ops in another order there: at least {order}"
+        )
+    return said
+
+
+def _first_differences(rows: Sequence["RowDifference"]) -> Table:
+    """Around the first cell that differs on each worker, both rows with the cell marked."""
+    heads = ("worker", "", "from cell", "cells", "reordered")
+    columns: dict[str, list[object]] = {name: [] for name in heads}
+    for row in rows:
+        for name, (at, cells) in zip("AB", row.around(AROUND), strict=True):
+            is_first = name == "A"
+            values = (
+                row.worker if is_first else "",
+                name,
+                row.first if is_first else "",
+                _marked(at, [format_cell(cell) for cell in cells]),
+                row.reordered if is_first else "",
+            )
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+    title = "first difference of each worker, idle slots left out"
+    return grid(columns.items(), title=title)
+
+
+def _marked(at: int, texts: list[str]) -> str:
+    """Write cells with one marked; a row that ends before it says so."""
+    texts = [escape(text) for text in texts]
+    if at < len(texts):
+        texts[at] = f"[bold]>{texts[at]}<[/]"
+    else:
+        texts.append("[bold]>end<[/]")
+    return " ".join(texts)
+
+
+def _exchanges(
+    rows: Sequence["RowDifference"],
+    exchanged: Sequence[float | None],
+    makespan: float,
+    in_slots: bool,
+) -> Table:
+    """What the first table takes with one row of the second."""
+    time = (lambda value: f"{value:.6g}") if in_slots else seconds
+    return grid(
+        [
+            ("worker", [row.worker for row in rows]),
+            ("makespan", ["cannot run" if each is None else time(each) for each in exchanged]),
+            ("against A", ["-" if each is None else _ratio(makespan, each) for each in exchanged]),
+        ],
+        title="A with the row of B on one worker",
+    )
