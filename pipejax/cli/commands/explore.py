@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError
-from pipejax.cli.commands.compare import schedule_names
 from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.declared import JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import PAGE, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
@@ -34,7 +34,8 @@ def explore(
     """Write a page that shows schedules and prices them anew as sliders move; no server, no net.
 
     Options:
-      schedules: Several schedules, as gpipe,1f1b,chimera, under one time axis.
+      schedules: Several schedules under one time axis, as gpipe,1f1b: names, tables (.csv, .json),
+        folders of tables, or functions of your own as FILE.py:FUNCTION.
       out: The page (.html).
       open: Open it in the browser.
     """
@@ -61,18 +62,15 @@ def _tables(
         return [choice.build()], {}
     if choice.is_given:
         raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
-    if choice.workers is None or choice.microbatches is None:
-        missing = "--workers" if choice.workers is None else "--microbatches"
-        raise ValueError(f"--schedules needs {missing}")
-    names = schedule_names(schedules)
-    options.check(names)
+    listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
+    counts = None if choice.microbatches is None else [choice.microbatches]
     tables, missing_names = [], {}
-    for name in names:
-        own, price = options.of(name), None if pricing is None else pricing.of
+    for point in listed.sized(counts):
+        own, price = options.of(point.name), None if pricing is None else pricing.of
         try:
-            tables.append(own.build(name, choice.workers, choice.microbatches, price))
+            tables.append(own.build(*point, price))
         except MismatchError as error:
-            missing_names[name] = str(error)
+            missing_names[point.name] = getattr(error, "reason", str(error))
     if not tables:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
     return tables, missing_names
