@@ -4,16 +4,20 @@ A block `sh` holds commands; in a block `console` they follow a `$ `, and a whol
 each what it prints.
 """
 
+import contextlib
 import importlib.util
 import inspect
+import io
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import typer
 
 from pages.repository import ROOT
-from pipejax.cli.app import COMMANDS, application
+from pipejax.cli.app import COMMANDS, application, run
 from pipejax.cli.options.given import GivenOptions
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
@@ -29,6 +33,56 @@ def command_lines(markdown: str) -> Iterator[str]:
         yield from (
             line.removeprefix("$ ") for line in lines if line.startswith("$ ") or not prompted
         )
+
+
+def with_output(markdown: str) -> str:
+    """Put below the commands of sessions what they print at 80 columns, in a folder of their own.
+
+    Raises:
+      ValueError: if a command fails.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        shutil.copytree(ROOT / "examples", "examples")
+
+        def session(block: re.Match[str]) -> str:
+            if block[1] != "console":
+                return block[0]
+            lines = (f"{line}\n{output_of(line)}" for line in command_lines(block[0]))
+            return "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
+
+        return _BLOCK.sub(session, markdown)
+
+
+def output_of(line: str) -> str:
+    """Return what a `pipejax` command prints.
+
+    Raises:
+      ValueError: if it fails, with what it says.
+    """
+    program, *arguments = shlex.split(line, comments=True)
+    if program != "pipejax":
+        raise ValueError(f"only pipejax is run, got {program}")
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        code = run(arguments)
+    if code:
+        raise ValueError(f"{line}: exit code {code}: {said.getvalue().strip()}")
+    return "\n".join(text.rstrip() for text in printed.getvalue().rstrip().splitlines())
+
+
+def commands_page(*, whole: bool) -> str:
+    """Return the page of all commands with their help."""
+    parts = [
+        "# Command line",
+        "`pipejax COMMAND --help` prints what stands here. [Getting started]"
+        "(getting_started.md#on-the-command-line) has examples; what the files hold is in [own "
+        "costs](own_costs.md).",
+    ]
+    for name, about in COMMANDS.items():
+        parts += [f"## {name}", about]
+        if whole:
+            parts.append(f"```text\n{output_of(f'pipejax {name} --help')}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def check_line(line: str) -> None:

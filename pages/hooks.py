@@ -10,6 +10,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from pages.commands import commands_page, with_output
+from pages.drawings import drawings
+from pages.gallery import gallery_files
 from pages.notebooks import notebook_files, scripts
 from pages.repository import SHOWN, for_the_site, shown
 
@@ -21,7 +24,10 @@ def is_whole() -> bool:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and pictures that are made."""
+    os.environ["COLUMNS"] = "80"  # of what commands print
     made: dict[str, str | bytes] = {page: shown(page) for page in SHOWN}
+    made |= gallery_files(draw=is_whole()) | drawings(draw=is_whole())
+    made |= {"commands.md": commands_page(whole=is_whole())}
     for script in scripts():
         files.remove(files.src_uris[f"examples/{script.name}"])
         made |= notebook_files(script, execute=is_whole())
@@ -31,5 +37,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links to files of the repository that are pages."""
-    return for_the_site(markdown)
+    """Rewrite links to files of the repository that are pages; run the commands of sessions."""
+    return for_the_site(with_output(markdown) if is_whole() else markdown)

@@ -15,6 +15,7 @@ from pages.repository import ROOT
 
 FOLDER = ROOT / "docs" / "examples"
 PICTURES: Mapping[str, str] = {"image/svg+xml": "svg", "image/png": "png"}
+OUTPUT = "{.text .output .no-copy}"
 SECONDS = 600  # that a cell may take
 
 
@@ -45,7 +46,7 @@ def notebook_files(path: Path, *, execute: bool) -> dict[str, str | bytes]:
 
 
 def run(notebook: Any) -> None:
-    """Execute a notebook in a folder of its own; the first error ends it.
+    """Execute a notebook in a folder of its own, without opening a port; the first error ends it.
 
     Raises:
       CellExecutionError: with the cell and its traceback.
@@ -56,7 +57,7 @@ def run(notebook: Any) -> None:
             notebook,
             timeout=SECONDS,
             resources={"metadata": {"path": folder}},
-            config=Config({"KernelManager": {"transport": "ipc"}}),  # no port is opened
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}}),
         )
         client.execute(env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
 
@@ -69,7 +70,7 @@ def scripts() -> list[Path]:
 def _shown(output: Any, name: str) -> tuple[str, dict[str, bytes]]:
     """Return an output as Markdown, and the picture that it is."""
     if output.output_type == "stream":
-        return _block("text", output.text), {}
+        return _block(OUTPUT, output.text), {}
     data = output.data
     for kind, suffix in PICTURES.items():
         if kind in data:
@@ -80,7 +81,7 @@ def _shown(output: Any, name: str) -> tuple[str, dict[str, bytes]]:
             }
     if "text/html" in data:
         return f'<div class="output" markdown="0">\n{data["text/html"]}\n</div>', {}
-    return _block("text", data["text/plain"]), {}
+    return _block(OUTPUT, data["text/plain"]), {}
 
 
 def _block(language: str, text: str) -> str:

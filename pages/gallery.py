@@ -1,0 +1,232 @@
+"""The gallery: every registered schedule with its timeline, memory, closed form and command."""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import griffe
+import numpy as np
+
+import pipejax as pj
+from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.formula.parameters import default_parameters
+from pipejax.schedules import REGISTRY, Builder
+
+WORKERS, MICROBATCHES = 4, 8
+TIMES: Mapping[str, float] = {"F": 1, "B": 2, "I": 1, "W": 1, "O": 1}  # of a microbatch on a worker
+MESSAGE = 0.1
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"ada-offload": {"memory_limit": 3}}  # not the defaults
+FAMILIES: Mapping[str, str] = {  # by the file of the builder
+    "one_f_one_b": "One pipe",
+    "chimera": "Two pipes, and waves",
+    "zero_bubble": "Split backwards",
+    "offload": "Offloading",
+    "asynchronous": "Asynchronous",
+}
+MOST_SUMS = 4  # of a form that are shown
+NUMBERS = range(WORKERS, 44, WORKERS)  # of microbatches, on which a family is found
+LATER = 64  # on which it is checked
+SIZES = range(1, 7), range(1, 9)  # workers and microbatches that are tried
+LEGAL: Mapping[str, Any] = {  # rules to say in words what can be built
+    "any P and M": lambda p, m: True,
+    "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
+}
+EMPTY_PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
+
+
+class Shown(NamedTuple):
+    """A schedule of the gallery.
+
+    Attributes:
+      name: of the schedule.
+      builder: from the registry.
+      run: on so many workers and microbatches.
+    """
+
+    name: str
+    builder: Builder
+    run: pj.Evaluation
+
+    @property
+    def family(self) -> str:
+        """Heading of its family."""
+        return FAMILIES[self.builder.function.__module__.rpartition(".")[2]]
+
+    @property
+    def phases(self) -> list[str]:
+        """Letters of the phases that take time."""
+        cells = {pj.Phase(int(code)).name for code in set(self.run.table.ops.phase.tolist())}
+        return [letter for letter in TIMES if letter in cells]
+
+
+def gallery_files(*, draw: bool) -> dict[str, str | bytes]:
+    """Return the page of the gallery and its pictures."""
+    shown = [_run(name, builder) for name, builder in REGISTRY.items()]
+    parts = [_head(shown)]
+    files: dict[str, str | bytes] = {}
+    for family, members in groupby(shown, key=lambda each: each.family):
+        parts.append(f"## {family}")
+        for each in members:
+            parts += _section(each, whole=draw)
+            files[f"gallery/{each.name}.svg"] = _picture(each) if draw else EMPTY_PICTURE
+    return {"gallery.md": "\n\n".join(parts) + "\n"} | files
+
+
+def _run(name: str, builder: Builder) -> Shown:
+    """Build a schedule and run it."""
+    table = _table(name, MICROBATCHES)
+    costs = pj.Costs.per_worker(
+        table,
+        forward=TIMES["F"],
+        input_grad=TIMES["I"],
+        weight_grad=TIMES["W"],
+        offload=TIMES["O"],
+        transfer=MESSAGE,
+    )
+    return Shown(name, builder, pj.evaluate(table, costs))
+
+
+def _table(name: str, microbatches: int) -> pj.ScheduleTable:
+    """Build a schedule; one that is planned, for the times here, as the command does."""
+    options = dict(OPTIONS.get(name, {}))
+    if REGISTRY[name].planned:
+        options["transfer"] = MESSAGE
+    return pj.schedules.build(name, num_workers=WORKERS, num_microbatches=microbatches, **options)
+
+
+def _head(shown: list[Shown]) -> str:
+    """What all have in common, and their numbers side by side."""
+    rows = [
+        f"| [{each.name}](#{each.name}) | {each.run.makespan:.1f} | {each.run.bubble_ratio:.1%} "
+        f"| {_held(each).peak.max():.3g} | {each.builder.summary} |"
+        for each in shown
+    ]
+    return "\n".join(
+        [
+            "---\nhide: [navigation]\n---\n",
+            "# Gallery of schedules",
+            "",
+            f"All {len(shown)} schedules that come with pipejax, at P = {WORKERS} workers and "
+            f"M = {MICROBATCHES} microbatches. On each worker a microbatch takes 1 s forward and "
+            "2 s backward (1 s for each half where the backward is split), however many stages "
+            f"it meets there; a message takes {MESSAGE} s, an offload or load 1 s. Made by "
+            "`pages/gallery.py` when this site was built.",
+            "",
+            "| schedule | step time [s] | idle | peak memory | |",
+            "|---|---:|---:|---:|---|",
+            *rows,
+            "",
+            "Peak memory is that of the fullest worker, in activations of a microbatch on a whole "
+            "worker. In the pictures a number is a microbatch, a black frame the critical path; "
+            "below each timeline stands what every worker holds. In the formulas F, B, I and W "
+            "are the times of one op on one stage, c that of a message either way.",
+        ]
+    )
+
+
+def _held(each: Shown) -> ActivationMemory:
+    """Memory of a run, in activations of a microbatch on a whole worker."""
+    table = each.run.table
+    return pj.activation_memory(
+        each.run, sizes=np.divide(table.stage_shares, table.stages_per_worker)
+    )
+
+
+def _section(each: Shown, *, whole: bool) -> Iterator[str]:
+    """One schedule."""
+    yield f"### {each.name} {{ #{each.name} }}"
+    yield f"{each.builder.summary}. *{_linked(each.builder.source)}*"
+    yield f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
+    form, _ = closed_form(each.run.table)
+    facts = {"step time": _exact(each), "legal": _legal(each.name)} if whole else {}
+    if form.bubble_ratio is not None:
+        facts["published"] = (
+            f"idle `{form.bubble_ratio[0]}` with {form.assumes} ({_linked(form.source)})"
+        )
+    facts |= _options(each.builder)
+    yield "\n".join(f"- **{name}**: {text}" for name, text in facts.items() if text)
+    yield f"```sh\n{command(each)}\n```"
+
+
+def command(each: Shown) -> str:
+    """The command that draws it."""
+    times = ",".join(f"{letter}={TIMES[letter]:g}" for letter in each.phases)
+    options = "".join(
+        f" --{name.replace('_', '-')} {value}" for name, value in OPTIONS.get(each.name, {}).items()
+    )
+    return (
+        f"pipejax show --schedule {each.name} --workers {WORKERS} --microbatches {MICROBATCHES}"
+        f"{options} \\\n    --worker-times {times} --comm {MESSAGE} --memory"
+    )
+
+
+def _exact(each: Shown) -> str:
+    """The closed form for any number of microbatches, or for the number here."""
+
+    def program(microbatches: int) -> pj.Program:
+        return pj.lower(_table(each.name, microbatches))
+
+    given = default_parameters(program(MICROBATCHES))
+    names = tuple(dict.fromkeys(name.partition("_")[0] for name in given))
+    text, where = str(pj.formula(program(MICROBATCHES), names)), f"M = {MICROBATCHES}"
+    with contextlib.suppress(ValueError):  # counts may not repeat so soon
+        found = pj.formula_family(program, NUMBERS, names, verify_on=[LATER])
+        if found.first <= MICROBATCHES and len(found.branches) == 1:
+            text = str(found).partition(" for ")[0]
+            where = f"M = {found.first}, {found.first + WORKERS}, {found.first + 2 * WORKERS}, .."
+    sums = text.removeprefix("max(").removesuffix(")").split(", ") if "max(" in text else [text]
+    listed = ", ".join(f"`{each}`" for each in sums[:MOST_SUMS])
+    left = len(sums) - MOST_SUMS
+    more = f" and {left} more {'sum' if left == 1 else 'sums'}" if left > 0 else ""
+    largest = "the largest of " if len(sums) > 1 else ""
+    planned = " (the order that is planned for the times here)" * each.builder.planned
+    return f"{largest}{listed}{more}, at P = {WORKERS} and {where}{planned}"
+
+
+def _legal(name: str) -> str:
+    """Say in words which numbers of workers and microbatches can be built, by trying."""
+    built = {(p, m): _can_build(name, p, m) for p, m in product(*SIZES)}
+    for text, rule in LEGAL.items():
+        if all(rule(p, m) == done for (p, m), done in built.items()):
+            return text
+    raise ValueError(f"{name}: no rule of {', '.join(LEGAL)} says what can be built: add one")
+
+
+def _can_build(name: str, workers: int, microbatches: int) -> bool:
+    try:
+        pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+    except ValueError:
+        return False
+    return True
+
+
+def _options(builder: Builder) -> dict[str, str]:
+    """What a schedule takes besides, from its docstring."""
+    function = builder.function.__wrapped__  # type: ignore[attr-defined]
+    sections = griffe.parse_google(griffe.Docstring(function.__doc__), warnings=False)
+    (listed,) = (s for s in sections if s.kind is griffe.DocstringSectionKind.parameters)
+    about = {each.name: " ".join(each.description.split()) for each in listed.value}
+    return {f"`{name}`": about[name] for name in builder.options}
+
+
+def _linked(source: str) -> str:
+    """Link papers."""
+    return re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
+
+
+def _picture(each: Shown) -> bytes:
+    """Draw the timeline above the memory."""
+    # matplotlib takes a second to import
+    from pipejax.plots.memory import Curves
+    from pipejax.plots.timeline import draw_timeline
+
+    curves = Curves(_held(each), "activations held", "{:.3g}".format)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.svg"
+        draw_timeline(each.run, path, memory=curves)
+        return path.read_bytes()
