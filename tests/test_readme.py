@@ -1,0 +1,71 @@
+"""The README as a newcomer takes it: its commands print what it shows, and it stays short."""
+
+import doctest
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipejax.cli.app import run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+# a block of commands and what they print, as a terminal shows them
+BLOCKS = re.findall(r"^```console\n(.*?)^```$", README, re.M | re.S)
+LONGEST = 900  # words: a stranger reads that in four minutes
+
+
+def shown():
+    """Each command of the README, with the lines that stand below it, in the order of the page."""
+    found = []
+    for block in BLOCKS:
+        for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.M)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((" ".join(command.split()), output))
+    return found
+
+
+def as_read(text):
+    """Lines without the blanks that end them: a page shows none."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
+
+
+def is_shown(printed, page):
+    """Whether the page shows what is printed; `...` on the page stands for whatever is left out."""
+    return doctest.OutputChecker().check_output(as_read(page), as_read(printed), doctest.ELLIPSIS)
+
+
+@pytest.fixture
+def examples(tmp_path, monkeypatch):
+    """A folder with the examples of the repository, and an ordinary terminal's width."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def test_readme_is_short():
+    assert len(README.split()) <= LONGEST
+
+
+@pytest.mark.compiles
+def test_commands_print_what_the_readme_shows(examples, capsys):
+    commands = shown()
+    assert len(commands) >= 3
+    for command, page in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "pipejax", command
+        assert run(arguments) == 0, (command, capsys.readouterr().err)
+        assert is_shown(capsys.readouterr().out, page), command
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_commands_run_as_a_script(examples):
+    """As a user pastes them: one shell, the installed program, stdout in a file."""
+    for command, page in shown():
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+        assert is_shown(done.stdout, page), command
