@@ -6,13 +6,12 @@ that commands, tests and sweeps cross over all of them; a user's own are found b
 
 from pipejax.schedules.naming import build, find, listed, named, names
 from pipejax.schedules.own_schedules import register
-from pipejax.schedules.registry import REGISTRY, Builder, check_size
+from pipejax.schedules.registry import REGISTRY, Builder
 
 __all__ = [
     "REGISTRY",
     "Builder",
     "build",
-    "check_size",
     "find",
     "listed",
     "named",

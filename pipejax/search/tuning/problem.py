@@ -16,6 +16,7 @@ from pipejax.costs.system import Number, System
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
+from pipejax.schedules.registry import check_size
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -88,7 +89,7 @@ class ScheduleFamily:
 
     def check_size(self, num_microbatches: int) -> None:
         """Refuse so many microbatches if their table cannot fit into the memory of this machine."""
-        schedules.check_size(
+        check_size(
             schedules.find(self.schedule),
             num_workers=self.num_workers,
             num_microbatches=num_microbatches,
