@@ -14,7 +14,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli.app import COMMANDS
-from pipejax.cli.options.declared import flag
+from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.groups import with_options
 from pipejax.costs.system import data_file
 from pipejax.schedules import REGISTRY

@@ -246,7 +246,7 @@ def test_one_line_is_all_that_a_command_says():
 
 def test_what_begins_with_a_file_or_an_argument_gets_its_option():
     takes = declared(evaluate_options)
-    given = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--flag"], takes)
+    given = GivenOptions(["--memory-limit", "2", "--table", "x.csv", "--slack"], takes)
     for message, said in (
         ("memory_limit must be 3", "--memory-limit must be 3"),
         ("1f1b: memory_limit 2 is too small", "1f1b: --memory-limit 2 is too small"),
@@ -268,5 +268,5 @@ def test_what_begins_with_a_file_or_an_argument_gets_its_option():
         assert given.named(message) == said
 
 
-def evaluate_options(memory_limit: float, table: str, flag: bool = False) -> None:
+def evaluate_options(memory_limit: float, table: str, slack: bool = False) -> None:
     """Stand for a command."""

@@ -412,7 +412,7 @@ def test_the_command_plans_for_the_times_of_the_run(answer, tmp_path):
     given = ["evaluate", "--schedule", "zb-2p", *ONE, "--weight-share", "0.36641"]
     planned = answer(*given, *PUBLISHED)
     assert planned["span_bubble_ratio"] == pytest.approx(0.0433, abs=6e-5)  # Table 5
-    slots = ["--slots", "F=18.522,I=18.086,W=9.337", "--transfer", "0.601"]
+    slots = ["--slots", "F=18.522,I=18.086,W=9.337", "--planned-comm", "0.601"]
     assert answer(*given, *slots, *PUBLISHED)["makespan"] == planned["makespan"]
     other = answer(*given, "--slots", "F=1,I=1,W=1", *PUBLISHED)
     assert other["max_span"] > 1.01 * planned["max_span"]

@@ -145,10 +145,11 @@ def meant(value: Any, known: Collection[Any]) -> Any:
 def unknown(kind: str, value: Any, known: Collection[Any], more: str = "") -> str:
     """Say that a value is none of those that are known, and which one is nearest to it."""
     listed = ", ".join(map(str, known)) or "none"
-    return f"unknown {kind} {value!r}: known are {listed}{more}{_nearest(value, known)}"
+    return f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, known)}"
 
 
-def _nearest(value: Any, known: Collection[Any]) -> str:
+def nearest(value: Any, known: Collection[Any]) -> str:
+    """Ask whether the nearest known name is meant, if one is near."""
     folded = {str(name).casefold(): name for name in known}
     near = difflib.get_close_matches(str(value).casefold(), folded, n=1)
     return f"; did you mean {folded[near[0]]}?" if near else ""
@@ -167,7 +168,7 @@ def one_of(value: Any, known: Collection[Any], where: str) -> Any:
     found = meant(value, known)
     if found is None:
         listed = ", ".join(map(str, known))
-        raise ValueError(f"{where} must be one of {listed}, got {value!r}{_nearest(value, known)}")
+        raise ValueError(f"{where} must be one of {listed}, got {value!r}{nearest(value, known)}")
     return found
 
 

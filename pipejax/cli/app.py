@@ -69,16 +69,14 @@ def _command(called: str) -> Callable[..., Any]:
 
 @functools.cache
 def application(called: str | None) -> typer.Typer:
-    """The program with the command that is called, or with what a list of commands needs."""
+    """The program with the command that is called, or with the names of all."""
     app = typer.Typer(name="pipejax", add_completion=False, pretty_exceptions_enable=False)
-    app.callback(help=ABOUT)(_program)
+    app.callback()(_program)
     if called is None:
-        for name, about in COMMANDS.items():
-            app.command(name, help=about)(_listed)
+        for name in COMMANDS:
+            app.command(name)(_listed)
         return app
-    command = _command(called)
-    about = (inspect.getdoc(command) or "").partition("\n\nOptions:")[0]
-    app.command(help=about)(command)
+    app.command(called, add_help_option=False)(_command(called))
     return app
 
 
@@ -104,6 +102,18 @@ def _program(
     """Take the options of the program itself; with it, one command is a command by name too."""
 
 
+def _help(called: str, *, everything: bool) -> None:
+    from pipejax.cli.output.help import command_help
+
+    sys.stdout.write(command_help(called, _command(called), everything=everything))
+
+
+def _program_help() -> None:
+    from pipejax.cli.output.help import program_help
+
+    sys.stdout.write(program_help(ABOUT, COMMANDS))
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command.
 
@@ -122,10 +132,19 @@ def run(arguments: Sequence[str]) -> int:
             from pipejax.cli.options.given import GivenOptions
 
             given = GivenOptions(arguments[1:], inspect.signature(_command(called)).parameters)
-            if "--help" not in arguments:
-                given.check()
+            for name in ("help_all", "help"):
+                if given.asks_for(name):
+                    _help(called, everything=name == "help_all")
+                    return 0
+            given.check()
+            given.add_config(called, COMMANDS)
+            given.check_effects()
+            arguments = [called, *given.words]
+        elif not arguments or arguments[0] in ("--help", "-h"):
+            _program_help()
+            return 0
         with notices_as_lines():
-            result = application(called)(list(arguments) or ["--help"], standalone_mode=False)
+            result = application(called)(list(arguments), standalone_mode=False)
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return result if isinstance(result, int) else 0
     except OutputError as error:

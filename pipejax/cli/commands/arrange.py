@@ -4,7 +4,6 @@ import json as json_text
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 
 import pipejax as pj
@@ -30,7 +29,7 @@ def arrange(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     links: pj.Links,
-    iterations: Annotated[int, typer.Option(min=0)] = 200,
+    iterations: int = 200,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
     out: Annotated[Output, ORDER] = NO_OUTPUT,
@@ -39,9 +38,10 @@ def arrange(
     """Search the order of microbatches that differ, against sorted and random ones.
 
     Options:
-      iterations: Most batches of orders to try.
-      seed: Seed of the search.
-      out: Write the order, and the lengths in it, to this file (.json), for `--microbatch-order`.
+      out: the order, and the lengths in it (.json), for `--microbatch-order`.
+
+    Example:
+      pipejax arrange -s 1f1b -P 4 -M 6 -T F=1,B=2 --microbatch-scale 1,3,1,2,1,5
     """
     from pipejax.search.tuning.microbatch_order import MicrobatchSearch
 

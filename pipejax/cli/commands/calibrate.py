@@ -30,7 +30,7 @@ SHOWN_IN = {"FLOP/s": ("TFLOP/s", 1e12), "B/s": ("GB/s", 1e9), "s": ("us", 1e-6)
 def calibrate(
     out: Annotated[Output, SYSTEM],
     system: str,
-    data: Annotated[
+    files: Annotated[
         list[Path] | None, typer.Argument(metavar="DATA.csv...", help="Measured runs.")
     ] = None,
     collectives: FileIfGiven = None,
@@ -44,22 +44,21 @@ def calibrate(
     """Fit a system to measured step times, or collectives: robustly, with priors and hold-outs.
 
     Options:
-      out: System to write, which every command takes.
-      system: System to begin with: a name or a JSON file.
-      collectives: Collectives and messages timed by themselves, a CSV file; what they decide of
-        links is not fitted to runs again.
-      fit: Numbers to fit to the runs, as compute.efficiency,host.layer; all that have priors if not
-        given.
-      hold_out: Rows to predict without: t=8, group:h,t,b, k-fold:5, few:8 (all but eight) or model.
-      starts: Points to start from.
-      layer_times: Columns, as h,t,b, of whose values each combination has a layer time of its own.
-      seed: Seed of starts and random hold-outs.
+      out: the system, which every command takes (.json).
+      system: to begin with.
+      collectives: what they decide of links is not fitted to runs again.
+      fit: as compute.efficiency,host.layer; all that have priors if not given.
+      hold_out: or group:h,t,b, or few:8 (all but eight).
+      layer_times: as h,t,b.
+
+    Example:
+      pipejax calibrate runs.csv --system a100 --out mine.json
     """
     from pipejax.costs.priors import FITTED
     from pipejax.costs.system import data_file
     from pipejax.search.calibration.system_file import calibrated_file
 
-    if not data and collectives is None:
+    if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
     machine, base = pj.load_system(system), load_json(data_file("hardware", system, "system"))
     links = None if collectives is None else _fit_links(collectives, machine)
@@ -69,9 +68,9 @@ def calibrate(
         decided = {each.name for each in links.parameters if each.identified}
     names = [name for name in FITTED if name not in decided] if fit is None else fit.split(",")
     found = None
-    if data:
+    if files:
         found = _fit_runs(
-            data,
+            files,
             machine,
             fit=names,
             hold_out=hold_out,

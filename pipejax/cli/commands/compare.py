@@ -29,7 +29,10 @@ def compare(
     """Compare schedules as published formula, idealised table and communication-aware run.
 
     Options:
-      microbatches: Microbatches, as 8,16,32; those of the tables if not given.
+      microbatches: or several, as 8,16,32; those of the tables if not given.
+
+    Example:
+      pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
     """
     priced = required(pricing)
     options = options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
@@ -72,7 +75,7 @@ def _row(
     name, workers, count = at
     own = options.of(name)
     try:
-        table = own.build(name, workers, count, pricing.of)
+        table = own.build(name, workers, count, pricing)
         costs = pricing.of(table)
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:

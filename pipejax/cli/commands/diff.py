@@ -40,10 +40,12 @@ def diff(
     """Show what two tables do differently, and what it costs: order, workers, phases, messages.
 
     Options:
-      workers: Workers P of schedules that are built; those of the tables if not given.
-      microbatches: Microbatches M of these; those of the tables if not given.
-      exchange: Run A with the row of B on one worker, each in turn, in large tables too, where
-        that takes long.
+      workers: those of the tables if not given.
+      microbatches: those of the tables if not given.
+      exchange: each worker in turn, in large tables too, where that takes long.
+
+    Example:
+      pipejax diff 1f1b zb-h1 -P 4 -M 8 -T F=1,I=1,W=1
     """
     from pipejax.analysis.table_difference import table_difference
 
@@ -53,7 +55,7 @@ def diff(
     counts = None if microbatches is None else [microbatches]
     points = {point.name: point for point in listed.sized(counts)}
     priced = pricing or Pricing(lambda table: pj.Costs(offload=0.0, **UNIT))
-    tables = [options.of(name).build(*points[name], priced.of) for name in names]
+    tables = [options.of(name).build(*points[name], priced) for name in names]
     runs = [pj.evaluate(table, priced.of(table), link=links) for table in tables]
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots

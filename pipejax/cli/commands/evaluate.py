@@ -33,7 +33,10 @@ def evaluate(
     """Evaluate one schedule: step time, bubbles, memory, critical path.
 
     Options:
-      certificate: Write what is claimed to this file (.json), for `pipejax verify`.
+      certificate: for `pipejax verify`.
+
+    Example:
+      pipejax evaluate -s 1f1b -P 4 -M 8 --worker-times F=10ms,B=20ms --comm 1ms
     """
     priced = required(pricing)
     costs = priced.of(table)

@@ -34,10 +34,11 @@ def explore(
     """Write a page that shows schedules and prices them anew as sliders move; no server, no net.
 
     Options:
-      schedules: Several schedules under one time axis, as gpipe,1f1b: names, tables (.csv, .json),
-        folders of tables, or functions of your own as FILE.py:FUNCTION.
-      out: The page (.html).
-      open: Open it in the browser.
+      schedules: under one time axis.
+      out: the page (.html).
+
+    Example:
+      pipejax explore -S gpipe,1f1b,zb-h1 -P 4 -M 8 -T F=1,I=1,W=1 --comm 0.1
     """
     tables, missing = _tables(options, choice, pricing, schedules)
     limit = options.options.get("memory_limit")
@@ -66,9 +67,9 @@ def _tables(
     counts = None if choice.microbatches is None else [choice.microbatches]
     tables, missing_names = [], {}
     for point in listed.sized(counts):
-        own, price = options.of(point.name), None if pricing is None else pricing.of
+        own = options.of(point.name)
         try:
-            tables.append(own.build(*point, price))
+            tables.append(own.build(*point, pricing))
         except MismatchError as error:
             missing_names[point.name] = getattr(error, "reason", str(error))
     if not tables:

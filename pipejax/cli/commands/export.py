@@ -4,8 +4,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-import typer
-
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
@@ -52,14 +50,17 @@ def export(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     links: pj.Links,
-    format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")],
+    format: str,
     out: Annotated[Output, ANY],
     json: JsonFlag = False,
 ) -> None:
     """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.
 
     Options:
-      out: File to write.
+      format: torch-csv, json or chrome-trace.
+
+    Example:
+      pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv
     """
     format = one_of(format, FORMATS, "--format")
     text = FORMATS[format](table, or_slots(pricing, table), links)

@@ -3,14 +3,13 @@
 import json as json_text
 from typing import Annotated, Any, NamedTuple
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import JsonFlag, Text
+from pipejax.cli.options.declared import Count, JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
@@ -38,22 +37,25 @@ def formula(
     versus: Text = None,
     per_worker: bool = False,
     box: Text = None,
-    max_facets: Annotated[int, typer.Option(min=1)] = 200,
+    max_facets: Count = 200,
     out: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Show the exact closed form of the makespan: a maximum of sums, with regimes and proof.
 
     Options:
-      parameters: What it is a function of, as F,B,c_F,c_B: phases, each also with _first, _mid,
-        _last or the number of a stage; c, latency and transmit of messages, also with _F or _B.
-      family: Show how counts depend on M, for multiples of P, or on P, with M as many times P as
-        here; messages are c if no parameters are given, and M is 4 P if it is not.
-      versus: Another schedule, of the same workers and microbatches: show where which is faster.
-      per_worker: Let phases take what one microbatch takes on one worker, as --worker-times.
-      box: Ranges of parameters in seconds, as F=1:2,c_F=0:0.5; the others are at least 0.
-      max_facets: Sums at which the search ends; the gap to the makespan is certified.
-      out: Write the form and its certificate to this file (.json), for `pipejax verify`.
+      parameters: phases, each also with _first, _mid, _last or the number of a stage; c, latency
+        and transmit of messages, also with _F or _B.
+      family: on M for multiples of P, or on P with M as many times P as here; messages are c if no
+        parameters are given, and M is 4 P if it is not.
+      versus: of the same workers and microbatches.
+      per_worker: what one microbatch takes on one worker.
+      box: in seconds, or with units; the others are at least 0.
+      max_facets: the gap to the makespan is certified.
+      out: the form and its certificate (.json), for `pipejax verify`.
+
+    Example:
+      pipejax formula -s 1f1b -P 8 -M 32
     """
     names = None if parameters is None else [name.strip() for name in parameters.split(",")]
     symbol = None if family is None else one_of(family, ("M", "P"), "--family")

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
-from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Seed, flag
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Seed
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
@@ -31,18 +30,14 @@ class SamplingOptions(NamedTuple):
     """What varies, and how many samples are drawn of it.
 
     Attributes:
-      op: as NAME:SPREAD.
-      worker: Jitter of each worker, the same for all of its ops.
-      message: Jitter of each message.
-      straggler: A worker is slow in a sample, as PROBABILITY:SLOWDOWN.
-      op_straggler: An op is slow, as PROBABILITY:SLOWDOWN.
-      samples: Samples.
-      seed: Seed of the random numbers.
+      op: NAME:SPREAD, a name of lognormal, gamma, normal, uniform and exponential.
+      worker: likewise, the same for all of its ops.
+      message: likewise.
+      straggler: PROBABILITY:SLOWDOWN in a sample.
+      op_straggler: PROBABILITY:SLOWDOWN.
     """
 
-    op: Annotated[str, typer.Option(help=f"Jitter of each op, as NAME:SPREAD; names: {KINDS}.")] = (
-        "lognormal:0"
-    )
+    op: str = "lognormal:0"
     worker: str = "lognormal:0"
     message: str = "lognormal:0"
     straggler: str = "0:1"
@@ -89,10 +84,12 @@ def jitter(
     """Run schedules with random durations: quantiles of the step time, and who is robust.
 
     Options:
-      microbatches: Microbatches M; those of the tables if not given.
-      quantile: Quantile that ranks.
-      ops: Show how often ops are on the critical path.
-      out: Write all samples to this store (.zarr).
+      microbatches: those of the tables if not given.
+      ops: of the samples.
+      out: all samples (.zarr).
+
+    Example:
+      pipejax jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05
     """
     from pipejax.analysis.robustness import jitter_dataset
 
@@ -146,7 +143,7 @@ def _build(
     tables, missing = {}, {}
     for point in points:
         try:
-            tables[point.name] = options.of(point.name).build(*point, pricing.of)
+            tables[point.name] = options.of(point.name).build(*point, pricing)
         except MismatchError as error:
             missing[point.name] = getattr(error, "reason", str(error))
     if not tables:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
-import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
@@ -20,7 +19,8 @@ from pipejax.cli.commands.optimize_report import (
     print_report,
 )
 from pipejax.cli.options.activations import ActivationOptions, for_each
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit, flag
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
 from pipejax.cli.options.numbers import parse_list, parse_seconds
@@ -50,9 +50,9 @@ class HostTimes(NamedTuple):
     """What an activation takes to the host and back.
 
     Attributes:
-      offload: Seconds of O, an activation to the host, a number or one per stage: lets them go
-        there; with --model also system, as long as its host link takes.
-      load: Seconds of L, back from it, a number or one per stage; as O.
+      offload: one for all stages or one for each: lets activations go there; with --model also
+        system, as long as its host link takes.
+      load: likewise; as O if not given.
     """
 
     offload: Text = None
@@ -75,11 +75,10 @@ class StoreOptions(NamedTuple):
     """Where solved problems are kept.
 
     Attributes:
-      store: Folder of solved problems ($PIPEJAX_CACHE or the user's if not given).
-      no_store: Neither use nor keep solved problems.
+      store: $PIPEJAX_CACHE or the user's if not given.
     """
 
-    store: Annotated[Path | None, typer.Option(metavar="DIR")] = None
+    store: Path | None = None
     no_store: bool = False
 
     def open(self) -> "SolvedProblems | None":
@@ -108,10 +107,10 @@ def optimize(
     pricing: Pricing | None,
     links: pj.Links,
     activations: ActivationOptions,
-    memory_limit: Annotated[str, typer.Option(metavar="LIMIT")],
+    memory_limit: str,
     host_times: HostTimes,
     stored: StoreOptions,
-    objective: str = "makespan",
+    minimize: str = "makespan",
     time_limit: TimeLimit = "60",
     threads: CountIfGiven = None,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
@@ -121,12 +120,13 @@ def optimize(
     """Find the fastest schedule that keeps a memory limit, and how far from the best it can be.
 
     Options:
-      memory_limit: What a worker can hold: activations, or with --model bytes of the device, as
-        40GB; one number or one per worker.
-      objective: What is to be least: makespan or span.
-      threads: Threads of the solver; one per processor.
-      out: Write the best table to this file (.csv or .json).
-      certificate: Write what is claimed of it to this file (.json), for `pipejax verify`.
+      memory_limit: activations, or with --model bytes of the device, as 40GB; one number or one per
+        worker.
+      certificate: for `pipejax verify`.
+      out: the best table (.csv or .json).
+
+    Example:
+      pipejax optimize -s 1f1b -P 4 -M 8 -T F=1,I=1,W=1 --memory-limit 3 --time-limit 30s
     """
     from pipejax.search.schedule.problem import LINKS_OF_SEARCH, OBJECTIVES
 
@@ -136,7 +136,7 @@ def optimize(
         raise ValueError(f"--time-limit must be above 0 seconds, got {time_limit!r}")
     for option, value, known in (
         ("--link", links.model, LINKS_OF_SEARCH),
-        ("--objective", objective, OBJECTIVES),
+        ("--minimize", minimize, OBJECTIVES),
     ):
         if value not in known:
             raise ValueError(f"{option} must be one of {', '.join(known)} here, got {value!r}")
@@ -147,7 +147,7 @@ def optimize(
         save_table(best.table, out)
         run = pj.evaluate(best.table, task.costs, link=links)
         held, folder = task.room.stages.held(run), None if kept is None else kept.path
-        asked = task.room, objective, stopped, folder, out, certificate
+        asked = task.room, minimize, stopped, folder, out, certificate
         outcome = Outcome(task.table, best, run, held, *asked)
         if stopped != "interrupted" or certificate.path is not None:
             certify(as_certificate(outcome, task.may_offload), certificate)
@@ -168,7 +168,7 @@ def optimize(
                 weight_share=task.room.stages.weight_share.tolist(),
                 offload=task.may_offload,
                 link=links,
-                objective=objective,
+                objective=minimize,
                 time_limit=within,
                 num_threads=threads,
                 store=kept,
@@ -226,7 +226,7 @@ def _pose(
         )
         room = limit.room(like, activations, pricing.workload)
         options = choice.options.options | {
-            "memory_limit": room.activations,
+            "memory_limit": MemoryLimit([room.activations], in_bytes=False),
             "weight_share": float(room.stages.weight_share.max()),
         }
         choice = choice._replace(options=choice.options._replace(options=options))

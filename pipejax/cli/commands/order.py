@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -36,10 +35,10 @@ def order(
     table: pj.ScheduleTable,
     pricing: Pricing | None,
     rendezvous: pj.Links,
-    iterations: Annotated[int, typer.Option(min=0)] = 1000,
+    iterations: int = 1000,
     time_limit: TimeLimit = "60",
     seed: Seed = 0,
-    worst: Annotated[int, typer.Option(min=0)] = 10,
+    worst: int = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
     json: JsonFlag = False,
@@ -47,11 +46,11 @@ def order(
     """Find which transfers block others under rendezvous, and search a better order of them.
 
     Options:
-      iterations: Most batches of orders to try.
-      seed: Seed of the search.
-      worst: Waiting transfers to list.
-      out: Write the better table to this file (.csv or .json).
-      certificate: Write what is claimed of it to this file (.json), for `pipejax verify`.
+      certificate: for `pipejax verify`.
+      out: the better table (.csv or .json).
+
+    Example:
+      pipejax order -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
     """
     from pipejax.analysis.head_of_line_blocking import queue_makespans
     from pipejax.search.transfers.search import OrderSearch

@@ -3,11 +3,10 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 import pipejax as pj
 from pipejax.base.interruption import if_interrupted
-from pipejax.cli.options.declared import Count, JsonFlag, Text, flag
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Schedules, Text
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -44,16 +43,12 @@ class LayoutChoices(NamedTuple):
     """Values of the axes that are searched, each a number or several.
 
     Attributes:
-      tensor: Degrees t, as 4,8; all inside a node if not given.
-      context: Degrees c.
-      expert: Degrees e.
-      data: Replicas d.
-      pipeline: Workers p of a pipeline.
-      stages_per_worker: Stages v of a worker; up to 16 that divide the layers if not given.
-      microbatch_size: Microbatch sizes b in sequences.
-      recompute: Recomputation: none, selective, full.
-      zero: What replicas split: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too).
-      edge_units: Layers that embedding and head each count as, as 0,1.
+      tensor: all inside a node if not given.
+      stages_per_worker: several may be given, as 1,2; up to 16 that divide the layers if not given.
+      microbatch_size: several may be given, as 1,2.
+      recompute: none, selective or full, or several.
+      zero: 0, 1 (optimizer state), 2 (gradients too), 3 (weights too), or several, as 0,1.
+      edge_units: or several, as 0,1.
     """
 
     tensor: Text = None
@@ -91,15 +86,13 @@ def plan(
     system: str,
     gpus: Count,
     minibatch: Count,
-    schedules: Annotated[
-        str, typer.Option(help="Schedules to choose from.")
-    ] = "1f1b,interleaved-1f1b,zb-h1",
-    sequence: Annotated[int | None, typer.Option(min=1)] = None,
+    schedules: Schedules = "1f1b,interleaved-1f1b,zb-h1",
+    sequence: CountIfGiven = None,
     precision: str = "bf16",
     rank_order: str = "tp-cp-ep-dp-pp",
     overlap: bool = False,
     scatter_gather: bool = False,
-    runners_up: Annotated[int, typer.Option(min=0)] = 9,
+    runners_up: int = 9,
     exhaustive: bool = False,
     out: Annotated[Output, PLAN] = NO_OUTPUT,
     resume: bool = False,
@@ -109,20 +102,14 @@ def plan(
     """Find the layout of a training job that takes the shortest step, among all that fit.
 
     Options:
-      model: Model: a name or a JSON file.
-      system: System: a name or a JSON file.
-      gpus: Accelerators, all of which are used.
-      minibatch: Sequences per step of the whole job.
-      sequence: Tokens of a sequence; the model's own if not given.
-      precision: Precision of the products.
-      rank_order: How ranks are numbered: tp-cp-ep-dp-pp or tp-pp-dp.
-      overlap: Let gradients travel beside compute.
-      scatter_gather: Split messages between stages over the t accelerators of a worker.
-      runners_up: How many layouts after the best to show.
-      exhaustive: Evaluate every layout exactly; else only those that can be among the best.
-      out: Table of all layouts: .zarr, or .csv.
-      resume: Go on with a store that is there.
-      figure: Picture of step time against memory, its front exact: .png, .pdf or .svg.
+      minibatch: of the whole job.
+      scatter_gather: over the t accelerators of a worker.
+      exhaustive: else only those that can be among the best.
+      out: all layouts (.zarr or .csv).
+      figure: step time against memory, its front exact (.png, .pdf, .svg).
+
+    Example:
+      pipejax plan -m llama3-405b -y h100 --gpus 2048 --minibatch 2048
     """
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
         raise ValueError("--resume goes on with --out STORE.zarr, without --force")

@@ -1,13 +1,18 @@
 """`pipejax schedules`: what can be built."""
 
-from pipejax.cli.options.declared import JsonFlag, flag
+from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.schedule import written
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import grid, pick, print_all
 from pipejax.schedules import find, names
 
 
 def schedules(json: JsonFlag = False) -> None:
-    """List the schedules that can be built, with their sources; also models and systems."""
+    """List the schedules that can be built, with their sources; also models and systems.
+
+    Example:
+      pipejax schedules
+    """
     from pipejax.costs.model import model_names
     from pipejax.costs.system import system_names
 
@@ -25,7 +30,7 @@ def schedules(json: JsonFlag = False) -> None:
             [
                 ("schedule", builders),
                 ("what it is", (builder.summary for builder in every)),
-                ("options", (", ".join(map(flag, builder.options)) for builder in every)),
+                ("options", (", ".join(map(written, builder.options)) for builder in every)),
                 ("source", (builder.source for builder in every)),
             ]
         ),

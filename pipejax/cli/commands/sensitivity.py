@@ -30,8 +30,11 @@ def sensitivity(
     """Show elasticities of the step time, what bounds it, and a tornado of exact re-evaluations.
 
     Options:
-      factor: Divide and multiply each parameter by this for the tornado.
-      out: Draw the tornado chart to this file (.png, .pdf, .svg).
+      factor: for the tornado chart.
+      out: the tornado chart (.png, .pdf, .svg).
+
+    Example:
+      pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
     """
     from pipejax.analysis.sensitivity import swings
 

@@ -4,13 +4,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import typer
 from rich.markup import escape
 from rich.text import Text
 
 import pipejax as pj
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
@@ -34,7 +33,6 @@ TERMINAL = {
     pj.Phase.L: "white on magenta",
 }
 OTHER = "black on white"
-WIDEST = 100_000
 BLOCKS = " ▁▂▃▄▅▆▇█"
 NAMES = {"activations": "activations held", "bytes": "activation memory"}
 PAIR = "black on bright_magenta"
@@ -48,16 +46,16 @@ def show(
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
     memory: bool = False,
-    width: Annotated[int | None, typer.Option(min=20, max=WIDEST)] = None,
+    width: CountIfGiven = None,
     json: JsonFlag = False,
 ) -> None:
     """Show the timeline of a schedule; without times, in the table's own slots.
 
     Options:
-      out: Draw to this file (.png, .pdf, .svg, or a page as `explore` writes: .html).
-      messages: Show messages as thin lines.
-      memory: Show the activation memory of each worker over time.
-      width: Columns of the terminal's timeline.
+      out: .png, .pdf, .svg, or a page as `explore` writes (.html).
+
+    Example:
+      pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
     costs = or_slots(pricing, table)
     evaluation = pj.evaluate(table, costs, link=links)

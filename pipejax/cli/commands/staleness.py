@@ -31,7 +31,10 @@ def staleness(
     """Show weight versions and delays of an asynchronous table; in unit slots without times.
 
     Options:
-      out: Draw the delays to this file (.png, .pdf, .svg).
+      out: the delays as a picture (.png, .pdf, .svg).
+
+    Example:
+      pipejax staleness -s pipedream -P 8 -M 320 -T F=1,B=2 --comm 0.5
     """
     from pipejax.costs.stage_bytes import stage_bytes
 

@@ -30,9 +30,11 @@ def sweep(
     Killed at any moment and resumed, it ends with the same bytes as without a break.
 
     Options:
-      out: Zarr store to write; with --force a sweep's that is there is begun anew.
-      resume: Go on with a store that is there.
-      scheduler: Dask scheduler whose workers evaluate, as tcp://host:8786.
+      out: a Zarr store; with --force a sweep's that is there is begun anew.
+      scheduler: as tcp://host:8786.
+
+    Example:
+      pipejax sweep grid.toml --out results.zarr --resume
     """
     if resume and out.force:
         raise ValueError("--resume goes on with a store, --force begins it anew: choose one")

@@ -5,17 +5,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
-from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text, flag
+from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.schedule import written
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written, waiting
@@ -34,32 +34,29 @@ class TrainingOptions(NamedTuple):
     """What is run: along a timeline, or Randomized PipeDream.
 
     Attributes:
-      rpd: Randomized PipeDream instead of the timeline: --updates block updates with the delays of
-        the table, or up to --delta.
-      updates: Block updates, for --rpd; a multiple of --times.
-      delta: Largest delay in block updates, for --rpd without a table: then --workers is the number
-        of stages.
-      step_sizes: Step sizes, as 0.25,0.125; powers of two from 2 / L down if not given.
-      seeds: Runs of each step size, with seeds from 0.
-      times: Equal parts of the time at whose ends to look.
-      noise: Standard deviation of the noise on every coordinate of every block gradient.
-      batch_order: Order of the batches: epochs (if not given), cyclic or drawn; with --rpd drawn
-        (if not given) or cyclic.
-      rule: What makes a step size the best: the least final gap, the least mean of its curve, or
-        being the largest stable one (final, mean, stable).
-      report: What is shown and drawn: the gap f - f*, the value f, or the training loss.
+      rpd: --updates block updates with the delays of the table, or up to --delta.
+      updates: a multiple of --times.
+      delta: without a table; then --workers is the number of stages.
+      step_sizes: powers of two from 2 / L down if not given.
+      seeds: with seeds from 0.
+      noise: on every coordinate of every block gradient.
+      batch_order: epochs (if not given), cyclic or drawn; with --rpd drawn (if not given) or
+        cyclic.
+      rule: of the least final gap, of the least mean of its curve, or the largest stable one
+        (final, mean, stable).
+      report: the gap f - f*, the value f, or the training loss.
     """
 
     rpd: bool = False
     updates: CountIfGiven = None
-    delta: Annotated[int | None, typer.Option(min=0)] = None
+    delta: CountIfGiven = None
     step_sizes: Text = None
     seeds: Count = 3
     times: Count = 100
-    noise: Annotated[float, typer.Option(min=0)] = 0.0
+    noise: float = 0.0
     batch_order: Text = None
-    rule: Annotated[str, typer.Option()] = "final"
-    report: Annotated[str, typer.Option()] = "gap"
+    rule: str = "final"
+    report: str = "gap"
 
     def chosen(self) -> "TrainingOptions":
         """Check what is chosen by name; orders depend on the method."""
@@ -156,8 +153,11 @@ def train(
     without times. Every step size is run with every seed.
 
     Options:
-      out: Draw what is reported to this file (.png, .pdf, .svg).
-      save: Write all runs to this store (.zarr).
+      out: a picture (.png, .pdf, .svg).
+      save: all runs (.zarr).
+
+    Example:
+      pipejax train -s pipedream -P 8 -M 800 --objective nesterov
     """
     task = TrainingTask(choice, objectives, pricing, links, training.chosen())
     trained = _randomized(task) if training.rpd else _timeline(task)
@@ -225,7 +225,9 @@ def _stages_of_delta(choice: TableChoice, pricing: Pricing | None, links: pj.Lin
     stray = pick(choice, "schedule table microbatches") | choice.options.options
     for name, value in stray.items():
         if value is not None:
-            raise ValueError(f"{flag(name)} does not go with --delta: delays come from one of them")
+            raise ValueError(
+                f"{written(name)} does not go with --delta: delays come from one of them"
+            )
     if pricing is not None:
         raise ValueError("times do not go with --delta: they decide the delays of a table")
     if links != pj.Links():

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
 import pipejax as pj
@@ -39,10 +38,7 @@ def tune(
     what: str = "microbatch",
     method: Text = None,
     microbatch_size: CountIfGiven = None,
-    prices: Annotated[
-        Text,
-        typer.Option(help=f"For system, as {EXAMPLE}: per TFLOP/s, three times per GB/s, per GB."),
-    ] = None,
+    prices: Text = None,
     budget: Text = None,
     no_memory_limit: bool = False,
     json: JsonFlag = False,
@@ -50,15 +46,17 @@ def tune(
     """Find what makes the step shortest, by gradient or by evaluating all that is legal.
 
     Options:
-      workers: Workers P; 8, or those of a table, if not given.
-      schedule: Schedule, see `pipejax schedules`; a table, or a function of your own as
-        FILE.py:FUNCTION.
-      what: What to tune: microbatch (its size), layers (of each stage), recompute (layers of each
-        stage), system (how to spend --budget), or several together, as microbatch,layers.
-      method: gradient, exhaustive or both; the faster of the two if not given.
-      microbatch_size: Where it is not tuned; the one that is best alone if not given.
-      budget: For system: for one accelerator; the price of --system if not given.
-      no_memory_limit: Let workers need more than they have.
+      workers: 8, or those of a table, if not given.
+      what: microbatch is its size, layers and recompute are those of each stage, system is how to
+        spend --budget; several as microbatch,layers.
+      method: the faster of the two if not given.
+      microbatch_size: where it is not tuned; the one that is best alone if not given.
+      prices: for system, as peak=20,memory=2,node=10,network=50,capacity=20: per TFLOP/s, three
+        times per GB/s, per GB.
+      budget: for one accelerator; the price of --system if not given.
+
+    Example:
+      pipejax tune -s 1f1b -P 8 -m llama3-70b -y b200 --minibatch 256 --tensor-parallel 8
     """
     if pricing is not None:
         pricing.check_alike("tune")

@@ -46,11 +46,13 @@ def validate(
     within the tolerance, 1 if it is beyond.
 
     Options:
-      system: Machine: a name or a JSON file; the one that each row names if not given.
-      tolerance: Mean error that passes, in percent.
-      predictions: Judge these predictions of any simulator, and pipejax by the same rows: a CSV
-        file with columns row (of DATA.csv, from 1), seconds and memory_bytes.
-      out: Draw predicted against measured times to this file (.png, .pdf, .svg).
+      system: the one that each row names if not given.
+      predictions: pipejax is judged by the same rows; columns row (of DATA.csv, from 1), seconds
+        and memory_bytes.
+      out: a picture (.png, .pdf, .svg).
+
+    Example:
+      pipejax validate runs.csv --system h100
     """
     allowed = positive(parse_float(tolerance), "--tolerance")
     with waiting("predicting"):

@@ -29,6 +29,9 @@ def verify(
     """Derive a certificate again by other means than the engine; of a table, what evaluate says.
 
     Exit code 0 if all claims hold, 1 if one does not.
+
+    Example:
+      pipejax verify best.json
     """
     is_alone = links == pj.Links() and activations == ActivationOptions(None, None)
     if pricing is None and is_alone and file.suffix != ".csv":

@@ -120,7 +120,7 @@ def choose_activations(
     """Read how activations are sized.
 
     Options:
-      activation_sizes: Size of an activation, a number or one per stage: 1,1,2.
+      activation_sizes: a number or one per stage, as 1,1,2.
     """
     sizes = None if activation_sizes is None else parse_list(activation_sizes, "--activation-sizes")
     return ActivationOptions(weight_share, sizes)

@@ -1,47 +1,37 @@
-"""How options are declared: a record or a command says their types, its docstring their help."""
+"""How options are declared: a record or a command says their types, the catalogue what they are.
 
-import copy
+What a docstring says of an option under `Options:` or `Attributes:` follows its line of the
+catalogue in `--help-all`: the details, or what the command does with it.
+"""
+
 import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.models import ArgumentInfo
 
+from pipejax.cli.options.catalogue import CATALOGUE, begun, flag, record
 from pipejax.cli.output.files import NO_OUTPUT, OutputKind
 
+# types of values; what an option is, and between which numbers it lies, is in the catalogue
 Text = str | None
-Count = Annotated[int, typer.Option(min=1)]
-CountIfGiven = Annotated[int | None, typer.Option(min=1)]
-FileIfGiven = Annotated[str | None, typer.Option(metavar="FILE")]
-Seed = Annotated[int, typer.Option(min=0)]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-TimeLimit = Annotated[
-    str, typer.Option(help="Seconds after which the search ends; Ctrl-C ends it sooner.")
-]
-WeightShare = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of an activation that W needs after I, from 0 to 1; with --model it follows "
-        "from the layers if not given, else it is 1/3."
-    ),
-]
+Count = int
+CountIfGiven = int | None
+FileIfGiven = str | None
+Seed = int
+JsonFlag = bool
+Schedules = str
+TimeLimit = str
+WeightShare = float | None
+VALUES = {str, int, float, bool, Path}
 
-FORCE = inspect.Parameter(  # of every command that writes a file
-    "force",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[bool, typer.Option("--force", help="Replace files that are there.")],
-)
 
 # an entry of a docstring under `Attributes:` or `Options:`, with the lines that it goes on in
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
-
-
-def flag(name: str) -> str:
-    """Return how an option is written on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -57,20 +47,39 @@ def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
+def value_kinds(annotation: Any) -> set[Any]:
+    """Return the types of a value, without None."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return {*kinds} - {NoneType}
+
+
 def output_kind(parameter: inspect.Parameter) -> OutputKind | None:
     """Return the kind of file that a parameter names, if it is an output."""
     found = getattr(parameter.annotation, "__metadata__", (None,))[0]
     return found if isinstance(found, OutputKind) else None
 
 
-def _with_help(parameter: inspect.Parameter, said: str) -> Any:
-    kind, option = parameter.annotation, typer.Option()
+def _with_help(parameter: inspect.Parameter, detail: str) -> Any:
+    annotation = parameter.annotation
     if output_kind(parameter) is not None:
         is_needed = parameter.default is inspect.Parameter.empty
-        kind, option = Path if is_needed else Path | None, typer.Option(metavar="FILE")
-    elif get_origin(kind) is Annotated:
-        kind, option = kind.__origin__, copy.copy(kind.__metadata__[0])
-    elif kind is bool:  # or typer would add a second flag, --no-...
-        option = typer.Option(flag(parameter.name))
-    option.help = option.help or said or None
-    return Annotated[kind, option]
+        annotation = Path if is_needed else Path | None
+    elif get_origin(annotation) is Annotated:
+        if isinstance(annotation.__metadata__[0], ArgumentInfo):
+            return annotation
+        annotation = annotation.__origin__
+    if parameter.name not in CATALOGUE and not value_kinds(annotation) <= VALUES:
+        return annotation  # a group, which options make
+    known = record(parameter.name)
+    option = typer.Option(flag(parameter.name), metavar=known.kind.metavar or None)  # no --no-...
+    if value_kinds(annotation) <= {int, float}:
+        option.min, option.max = known.kind.least, known.kind.most
+    option.help = sentences(known.head, " ".join(filter(None, (known.more, detail))))
+    return Annotated[annotation, option]
+
+
+def sentences(head: str, detail: str) -> str:
+    """Join the line of the catalogue and what a docstring says beyond it."""
+    if not detail:
+        return begun(head)
+    return f"{begun(head)}{'. ' if detail[0].isupper() else ': '}{detail}"

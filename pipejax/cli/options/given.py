@@ -5,14 +5,17 @@ empty, or without effect beside the others), and when an error of the library is
 that was given, not the argument that it became.
 """
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import Parameter
-from types import UnionType
+from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pipejax.cli.options.declared import flag
+from pipejax.cli.options.catalogue import CATALOGUE, SHORT, flag
+from pipejax.cli.options.declared import value_kinds
 from pipejax.cli.options.numbers import is_plain
+from pipejax.cli.options.schedule import PLANNED
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES
 
 
@@ -47,7 +50,9 @@ _RENAMED = {
     "num_batches": "batches",
     "sizes": "activation_sizes",
     "distribution": "op",
+    **PLANNED,
 }
+_NAMES = {flag(name): name for name in CATALOGUE}
 _CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does | are |(?: '[^']*') needs )?)")
 # what a cost is called in Python, beside the letter that options and files call it by
 _LETTER = re.compile(r"\b[a-z]+(?:_[a-z]+)? \(([A-Z])\)|(?<=[A-Z]) \([a-z]+_[a-z]+\)")
@@ -65,26 +70,74 @@ class GivenOptions:
     """
 
     def __init__(self, arguments: Sequence[str], takes: Mapping[str, Parameter]) -> None:
-        """Find the value of every option."""
+        """Write short options out, and find the value of every option."""
         self.takes = {name: _kinds(parameter) for name, parameter in takes.items()}
         self.repeated = {
             name for name, kinds in self.takes.items() if any(get_origin(k) is list for k in kinds)
         }
-        self.values = list(self._read(arguments))
+        self.words = list(self._spelled_out(arguments))
+        self.values = list(self._read(self.words))
+
+    def asks_for(self, name: str) -> bool:
+        """Whether an option is given."""
+        return any(name == given for given, _ in self.values)
+
+    def _spelled_out(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Write letters as names: -P4, -P 4 and -P=4 are --workers 4."""
+        words = iter(arguments)
+        for word in words:
+            if word == "--":
+                yield from (word, *words)
+            elif re.match("-[A-Za-z]", word):
+                yield from self._letters(word[1:], words)
+            else:
+                yield word
+                if bool not in self.takes.get(_NAMES.get(word, ""), {bool}):  # a value follows
+                    yield from itertools.islice(words, 1)
+
+    def _letters(self, letters: str, words: Iterator[str]) -> Iterator[str]:
+        """Write out letters of options behind one dash: all but the last are flags."""
+        while letters:
+            name = SHORT.get(letters[0], "")
+            if name not in self.takes:  # the parser refuses it
+                yield f"-{letters}"
+                return
+            yield flag(name)
+            if bool not in self.takes[name]:
+                behind = letters[1:]
+                yield from [behind.removeprefix("=")] if behind else itertools.islice(words, 1)
+                return
+            letters = letters[1:]
 
     def _read(self, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield name and value of every option; a flag has its own name for a value."""
-        names, words = {flag(name): name for name in self.takes}, iter(arguments)
+        words = itertools.takewhile(lambda word: word != "--", arguments)
         for word in words:
             written, equals, value = word.partition("=")
-            name = names.get(written)
-            if name is not None and bool in self.takes[name]:
+            name = _NAMES.get(written, "")
+            if name in self.takes and bool in self.takes[name]:
                 yield name, name
-            elif name is not None:
+            elif name in self.takes:
                 yield name, value if equals else next(words, "")
 
+    def add_config(self, command: str, commands: Collection[str]) -> None:
+        """Add what the file of `--config` gives, if there is one: the line wins.
+
+        Raises:
+          ValueError: if the file cannot be read as options of this command.
+        """
+        on_line = dict(self.values)
+        if "config" not in on_line:
+            return
+        from pipejax.cli.options.config_file import read_config
+
+        found = read_config(Path(on_line["config"]), command, self.takes, commands)
+        added = [(name, value) for name, value in found if name not in on_line]
+        words = [flag(n) if bool in self.takes[n] else f"{flag(n)}={value}" for n, value in added]
+        self.words, self.values = words + self.words, added + self.values
+
     def check(self) -> None:
-        """Refuse what says nothing, says it twice, or has no effect.
+        """Refuse what says nothing or says it twice.
 
         Raises:
           ValueError: with the option and its value.
@@ -99,6 +152,14 @@ class GivenOptions:
             if {int, float} & self.takes[name] and not is_plain(value):
                 raise ValueError(f"{flag(name)} must be a number in digits 0 to 9, got {value!r}")
             seen[name] = value
+
+    def check_effects(self) -> None:
+        """Refuse what has no effect beside the others.
+
+        Raises:
+          ValueError: with the option and what it needs.
+        """
+        seen = dict(self.values)
         for name, needs in NEEDS.items():
             if name not in seen or needs.other not in self.takes:
                 continue
@@ -136,10 +197,10 @@ class GivenOptions:
 
     def _option(self, argument: str) -> str | None:
         """Return how the option of an argument is written, if the command has it."""
-        for name in (argument, _RENAMED.get(argument, ""), f"{argument}s"):
-            if name in self.takes:
-                return flag(name)
-        return None
+        names = (argument, _RENAMED.get(argument, ""), f"{argument}s")
+        known = [name for name in names if name in self.takes]
+        given = [name for name in known if self.asks_for(name)]
+        return flag((given or known)[0]) if known else None
 
 
 def _in_letters(message: str) -> str:
@@ -149,5 +210,4 @@ def _in_letters(message: str) -> str:
 
 def _kinds(parameter: Parameter) -> set[Any]:
     """Return the types of an option's value, without None."""
-    kind = get_args(parameter.annotation)[0]
-    return {*(get_args(kind) if isinstance(kind, UnionType) else (kind,))} - {type(None)}
+    return value_kinds(get_args(parameter.annotation)[0])

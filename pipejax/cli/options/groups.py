@@ -3,26 +3,25 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.activations import choose_activations
+from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import (
-    FORCE,
     CountIfGiven,
     FileIfGiven,
     Text,
     declared,
-    flag,
     output_kind,
 )
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import Pricing, PricingSettings
-from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
+from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions, written
 from pipejax.cli.output.files import Output, check_apart
+from pipejax.cli.output.report import printing
 from pipejax.schedules import find
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
@@ -35,13 +34,7 @@ class TableChoice(NamedTuple):
     Attributes:
       options: of the schedule.
       pricing: what planned schedules are planned for.
-      schedule: Schedule to build, see `pipejax schedules`; a table, or a function of your own as
-        FILE.py:FUNCTION.
-      table: Table to read: PyTorch's schedule CSV, or JSON.
-      workers: Workers P.
-      microbatches: Microbatches M.
-      repair: Read a table that is known to be wrong: torch-1f1b is PyTorch's own 1F1B, whose last
-        rank is off by one.
+      repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
     """
 
     options: TableOptions
@@ -79,7 +72,7 @@ class TableChoice(NamedTuple):
             extra += [name for name in self.options.options if name not in self.options.of_runs]
             if extra:
                 raise ValueError(
-                    f"{flag(extra[0])} belongs to --schedule: a table file states it itself"
+                    f"{written(extra[0])} belongs to --schedule: a table file states it itself"
                 )
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
             return pj.read_table(self.table, repair=repair)
@@ -88,41 +81,42 @@ class TableChoice(NamedTuple):
         if workers is None or microbatches is None or self.schedule is None:
             missing = [name for name, value in sizes.items() if value is None]
             raise ValueError(f"--schedule needs {flag(missing[0])}")
-        costs_of = None if self.pricing is None else self.pricing.of
-        return self.options.build(self.schedule, workers, microbatches, costs_of)
+        return self.options.build(self.schedule, workers, microbatches, self.pricing)
 
 
-Queues = Annotated[
-    str, typer.Option(help=f"Queues under rendezvous, else unused: {', '.join(QUEUES)}.")
-]
-HostLinks = Annotated[
-    Text, typer.Option(help="Workers that share a host link for O and L, as 0+1,2+3.")
-]
+def _always(
+    format: str = "text",
+    force: bool = False,
+    config: FileIfGiven = None,
+    help: bool = False,
+    help_all: bool = False,
+) -> None:
+    """Take what commands have without declaring it.
 
-Posting = Annotated[
-    str,
-    typer.Option(
-        help=f"When transfers are posted under rendezvous: {', '.join(POSTINGS)}; without SEND and "
-        "RECV cells program puts them producer by producer."
-    ),
-]
-SharedLinks = Annotated[
-    Text,
-    typer.Option(
-        help="Links that carry one message at a time: pairs (both ways of every pair of workers), "
-        "or groups, as 0-1+1-0,2-3+1-3."
-    ),
-]
+    Options:
+      config: keys are names of options; an option on the line wins.
+    """
+
+
+ALWAYS = declared(_always)
 
 
 def choose_links(
-    link: Annotated[str, typer.Option(help=f"Link model: {', '.join(LINKS)}.")] = "delay",
-    queues: Queues = "worker",
-    host_links: HostLinks = None,
-    posting: Posting = "early",
-    shared_links: SharedLinks = None,
+    link: str = "delay",
+    queues: str = "worker",
+    host_links: Text = None,
+    posting: str = "early",
+    shared_links: Text = None,
 ) -> pj.Links:
-    """Read the link model and what is shared."""
+    """Read the link model and what is shared.
+
+    Options:
+      queues: worker, pair or direction.
+      host_links: O and L of such workers take turns.
+      posting: early or program; without SEND and RECV cells program puts them producer by
+        producer.
+      shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
+    """
     link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
     posting = one_of(posting, POSTINGS, "--posting")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
@@ -130,8 +124,13 @@ def choose_links(
     return pj.Links(link, queues, groups, posting, pairs)
 
 
-def choose_rendezvous(queues: Queues = "worker", host_links: HostLinks = None) -> pj.Links:
-    """Read what is shared, for commands that know no other link model."""
+def choose_rendezvous(queues: str = "worker", host_links: Text = None) -> pj.Links:
+    """Read what is shared, for commands that know no other link model.
+
+    Options:
+      queues: worker, pair or direction.
+      host_links: O and L of such workers take turns.
+    """
     return choose_links("rendezvous", queues, host_links)
 
 
@@ -155,8 +154,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     A command declares groups, such as `table`, `options`, `pricing` or `links`, as arguments and
     receives what the group's options choose. An argument that is a named tuple of options is a
     group too; every other argument is an option of its own. Where it has the name of a group's
-    option, it is the command that reads it. What docstrings say of options is their help. An
-    output is checked before all else; a command that has one has `--force`.
+    option, it is the command that reads it. What docstrings say of options beyond the catalogue is
+    their help. An output is checked before all else; a command that has one has `--force`.
 
     Args:
       command: function of the command.
@@ -183,9 +182,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         }
     own = {name: parameter for name, parameter in wanted.items() if name not in makers}
     kinds = {name: kind for name, p in given if (kind := output_kind(p)) is not None}
-    force = {"force": FORCE} if kinds else {}
     records = [group for group in groups if group not in _GROUPS]
-    read_by_command = {**own, **force}
+    always = {name: p for name, p in ALWAYS.items() if kinds or name != "force"}
+    read_by_command = {**always, **own}
     for record in records:
         read_by_command |= {name: p for name, p in takes[record].items() if name not in makers}
 
@@ -209,7 +208,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 made = made._replace(of_runs=OF_RUNS)
             chosen[group] = made.build() if group == "table" else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
-        command(**arguments, **{name: given[name] for name in own} | outputs)
+        with nullcontext() if "format" in own else printing(given["format"], json=given["json"]):
+            command(**arguments, **{name: given[name] for name in own} | outputs)
         for output in outputs.values():
             output.end(json=given["json"])
 

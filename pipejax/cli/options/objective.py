@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import read_file
-from pipejax.cli.options.declared import Count, CountIfGiven, Text, flag
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import Count, CountIfGiven, Text
 from pipejax.cli.options.numbers import parse_float
 
 MAKERS = {  # names of functions in `pipejax.training`
@@ -58,25 +57,20 @@ class ObjectiveSettings(NamedTuple):
     """Options of what is trained.
 
     Attributes:
-      objective: one of `MAKERS`.
-      dimension: Coordinates, a multiple of the stages (8 each if not given); for language, the
-        width of an activation (16).
-      condition_number: L / mu, for nesterov (100 if not given).
-      strong_convexity: mu, for nesterov (1 if not given).
-      minimiser: w* of nesterov, solved (as published, if not given) or normal (drawn).
-      text: Text to learn, for language (a random one if not given).
-      batches: Batches.
-      batch_size: Examples of a batch.
+      objective: quadratic, nesterov, logistic or language.
+      dimension: 8 each if not given; for language, the width of an activation (16).
+      condition_number: 100 if not given.
+      strong_convexity: 1 if not given.
+      minimiser: solved (as published, if not given) or normal (drawn).
+      text: a random one if not given.
     """
 
-    objective: Annotated[str, typer.Option(help=f"What is trained: {', '.join(MAKERS)}.")] = (
-        "quadratic"
-    )
+    objective: str = "quadratic"
     dimension: CountIfGiven = None
     condition_number: float | None = None
     strong_convexity: float | None = None
     minimiser: Text = None
-    text: Annotated[Path | None, typer.Option(metavar="FILE")] = None
+    text: Path | None = None
     batches: Count = 60
     batch_size: Count = 10
 

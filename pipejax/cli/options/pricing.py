@@ -1,19 +1,12 @@
 """Options that say what ops and messages take: times, a file of costs, or a model on a system."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.cli.options.declared import (
-    CountIfGiven,
-    FileIfGiven,
-    Text,
-    WeightShare,
-    flag,
-)
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, WeightShare
 from pipejax.cli.options.microbatches import Microbatches
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 
@@ -54,7 +47,6 @@ class Pricing(NamedTuple):
         return {"memory_bytes": need, "fits": fits}
 
 
-NumberIfGiven = Annotated[int | None, typer.Option(min=0)]
 _TIMES = ("stage_times", "worker_times", "costs", "model")  # one of them says what ops take
 _WITH_MODEL = (
     "system",
@@ -87,35 +79,18 @@ class PricingSettings(NamedTuple):
     """How ops and messages are priced.
 
     Attributes:
-      stage_times: Seconds per op of one stage: F=1,B=2 or F=1,I=1,W=1.
-      worker_times: Seconds of one microbatch on one worker, divided over its stages.
-      model: Model: a name or a JSON file.
-      system: System: a name or a JSON file.
-      minibatch: Sequences per step and pipeline, with --model.
-      tensor_parallel: Accelerators that split every product of a layer, with --model.
-      sequence_parallel: Split norms and messages over them too.
-      scatter_gather: Let each of them send its part of a message.
-      context_parallel: Accelerators that split every sequence, with --model.
-      expert_parallel: Accelerators that the experts are spread over, with --model.
-      data_parallel: Replicas of the pipeline, with --model.
-      zero: What replicas split, with --model: 0 nothing, 1 optimizer state, 2 gradients too, 3
-        weights too.
-      overlap: Let gradients and gathered weights travel beside compute, with --model.
-      precision: Of the products, with --model: bf16, fp16, fp8, mxfp8 or nvfp4.
-      rank_order: Which ranks are neighbours, with --model: tp-cp-ep-dp-pp or tp-pp-dp.
-      embedding_units: Layers that the embedding counts as when stages get theirs, with --model.
-      loss_units: Layers that the head and its loss count as, with --model.
-      recompute: Recomputation, with --model: none, selective or full.
-      weight_share: as `WeightShare`.
-      comm: Seconds of a message: latency 0, this transmit time.
-      latency: Latency of a message in seconds.
-      transmit: Transmit time of a message in seconds.
-      costs: Measured costs: a JSON file.
-      lengths: Tokens of each microbatch: a file with a line for each, several numbers where
-        sequences are packed, or JSON; times are those of the mean length, or follow from the model.
-      microbatch_scale: Factors on the times of each microbatch, as 1,0.5,2.
-      microbatch_order: Order of the microbatches: numbers, as 2,0,1, or a file that
-        arrange wrote.
+      stage_times: or F=1ms,I=1ms,W=1ms where the backward is split.
+      worker_times: divided over its stages.
+      minibatch: of one pipeline, with --model.
+      zero: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
+      precision: bf16, fp16, fp8, mxfp8 or nvfp4.
+      rank_order: tp-cp-ep-dp-pp or tp-pp-dp.
+      embedding_units: when stages get theirs.
+      loss_units: likewise.
+      recompute: none, selective or full.
+      lengths: a line for each, several numbers where sequences are packed, or JSON; times are
+        those of the mean length, or follow from the model.
+      microbatch_order: that arrange wrote.
     """
 
     stage_times: Text = None
@@ -129,12 +104,12 @@ class PricingSettings(NamedTuple):
     context_parallel: CountIfGiven = None
     expert_parallel: CountIfGiven = None
     data_parallel: CountIfGiven = None
-    zero: Annotated[int | None, typer.Option(min=0, max=3)] = None
+    zero: CountIfGiven = None
     overlap: bool = False
     precision: Text = None
     rank_order: Text = None
-    embedding_units: NumberIfGiven = None
-    loss_units: NumberIfGiven = None
+    embedding_units: CountIfGiven = None
+    loss_units: CountIfGiven = None
     recompute: Text = None
     weight_share: WeightShare = None
     comm: Text = None

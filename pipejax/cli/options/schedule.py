@@ -1,18 +1,27 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import share
-from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare, flag
+from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
+from pipejax.cli.options.memory_limit import MemoryLimit
 from pipejax.cli.options.numbers import parse_list, parse_seconds
+from pipejax.cli.options.pricing import Pricing
 from pipejax.schedules import find
 from pipejax.schedules.naming import told_options
 
+PLANNED = {  # options of builders that the command line calls otherwise: runs have these names too
+    "transfer": "planned_comm",
+    "offload": "planned_offload",
+    "load": "planned_load",
+}
 OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
 
 
@@ -32,7 +41,7 @@ class TableOptions(NamedTuple):
         schedule: str,
         workers: int,
         microbatches: int,
-        costs_of: "Callable[[pj.ScheduleTable], pj.Costs] | None" = None,
+        pricing: Pricing | None = None,
     ) -> pj.ScheduleTable:
         """Build a table; options that the schedule does not have are an error.
 
@@ -46,8 +55,13 @@ class TableOptions(NamedTuple):
         size = {"num_workers": workers, "num_microbatches": microbatches}
         builder = find(schedule)
         given = self.of_table(schedule)
-        if builder.planned and costs_of and "slots" not in given:
-            times = times_of(costs_of(_with_stages(given.get("stages_per_worker", 1), size)))
+        like = _with_stages(given.get("stages_per_worker", 1), size)
+        if "memory_limit" in given:
+            sized = ActivationOptions(given.get("weight_share"), None)
+            workload = None if pricing is None else pricing.workload
+            given["memory_limit"] = given["memory_limit"].room(like, sized, workload).activations
+        if builder.planned and pricing and "slots" not in given:
+            times = times_of(pricing.of(like))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
         return pj.schedules.build(schedule, **size, **given)
 
@@ -68,10 +82,12 @@ class TableOptions(NamedTuple):
                 continue
             words = option.replace("_", " ")
             if len(builders) > 1:
-                raise ValueError(f"{flag(option)}: none of {', '.join(builders)} has this option")
+                raise ValueError(
+                    f"{written(option)}: none of {', '.join(builders)} has this option"
+                )
             ((name, builder),) = builders.items()
             raise ValueError(
-                f"{flag(option)}: {name} takes no {words}: {told_options(builder, flag)}"
+                f"{written(option)}: {name} takes no {words}: {told_options(builder, written)}"
             )
 
     def of(self, schedule: str) -> "TableOptions":
@@ -119,25 +135,15 @@ class ScheduleSettings(NamedTuple):
     """What a schedule takes besides workers and microbatches.
 
     Attributes:
-      stages_per_worker: Stages per worker V, for interleaved schedules.
-      waves: Waves of hanayo.
-      accumulation: Microbatches of an update, for pipedream-2bw.
-      admission: What limits the microbatches in flight of pipedream, each-stage (if not given) or
-        first-stage.
-      runs: Runs R that share the pipeline of local-sgd.
-      local_steps: Local steps H between averages of local-sgd.
-      stage_shares: Layer share of each stage, as 1,1,2,2, for chimera-asymmetric.
-      slots: Slot durations that the table is drawn with, as F=1,B=2 or F=1,I=1,W=1; schedules
-        planned for times take those of the run if not given.
-      memory_limit: Activations a worker may hold, for zero-bubble and ada-offload.
-      weight_share: as `WeightShare`.
-      transfer: Slots of a message that a schedule is planned for.
-      offload: Slots of O that ada-offload and pipe-offload are planned for, a number or one per
-        stage.
-      load: Slots of L that they are planned for, a number or one per stage; as O.
-      offload_share: Share of a worker's activations that may go under pipe-offload.
-      group_size: Microbatches of a group of pipe-offload, from 1 to P.
-      schedule_options: Options of a schedule of your own, as depth=2,kind=wide.
+      admission: each-stage (if not given) or first-stage.
+      slots: with I and W as F=1,I=1,W=1; schedules planned for times take those of the run if not
+        given.
+      memory_limit: that zero-bubble and ada-offload are planned for.
+      planned_comm: that of the run if not given.
+      planned_offload: a number or one per stage, for ada-offload and pipe-offload; that of the run
+        if not given.
+      planned_load: as O.
+      group_size: from 1 to P.
     """
 
     stages_per_worker: CountIfGiven = None
@@ -148,11 +154,11 @@ class ScheduleSettings(NamedTuple):
     local_steps: CountIfGiven = None
     stage_shares: Text = None
     slots: Text = None
-    memory_limit: float | None = None
+    memory_limit: Text = None
     weight_share: WeightShare = None
-    transfer: float | None = None
-    offload: Text = None
-    load: Text = None
+    planned_comm: float | None = None
+    planned_offload: Text = None
+    planned_load: Text = None
     offload_share: float | None = None
     group_size: CountIfGiven = None
     schedule_options: Text = None
@@ -170,10 +176,15 @@ class ScheduleSettings(NamedTuple):
             share(self.weight_share, "--weight-share")
         if self.stage_shares is not None:
             options["stage_shares"] = parse_list(self.stage_shares, "--stage-shares")
-        for name, text in (("offload", self.offload), ("load", self.load)):
-            if text is not None:
-                times = parse_list(text, flag(name))
+        for name in ("planned_offload", "planned_load"):
+            if name in options:
+                times = parse_list(options[name], flag(name))
                 options[name] = times if len(times) > 1 else times[0]
+        for name, written_as in PLANNED.items():
+            if written_as in options:
+                options[name] = options.pop(written_as)
+        if self.memory_limit is not None:
+            options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
         return TableOptions(options)
@@ -191,6 +202,11 @@ def _parse_options(text: str) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def written(option: str) -> str:
+    """Return how an option of builders is written on the command line."""
+    return flag(PLANNED.get(option, option))
 
 
 def _parse_slots(text: str) -> dict[str, float]:

@@ -1,15 +1,11 @@
 """Options of commands that look at several schedules: names, tables, folders of tables."""
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
-
-import typer
+from typing import NamedTuple
 
 from pipejax.cli.options.declared import CountIfGiven, Text
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.schedules import find, listed
-
-Tables = Annotated[list[str] | None, typer.Option(metavar="FILE|FOLDER")]
 
 
 class SizedSchedule(NamedTuple):
@@ -31,15 +27,13 @@ class ScheduleList(NamedTuple):
 
     Attributes:
       options: of those that are built.
-      schedules: Schedules, as gpipe,1f1b: names, tables (.csv, .json), folders of tables, or
-        functions of your own as FILE.py:FUNCTION.
-      tables: A table, or a folder of them, to be looked at too; may be given several times.
-      workers: Workers P; those of the tables if not given.
+      tables: may be given several times.
+      workers: those of the tables if not given.
     """
 
     options: TableOptions
     schedules: Text = None
-    tables: Tables = None
+    tables: list[str] | None = None
     workers: CountIfGiven = None
 
     def chosen(self) -> "ScheduleList":

@@ -1,9 +1,8 @@
 """Options of `evaluate` that look behind the makespan: slack, corners, the paths that come next."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
 from rich.markup import escape
 
 import pipejax as pj
@@ -18,25 +17,21 @@ if TYPE_CHECKING:
     from pipejax.analysis.corners import Corners
 
 NOMINAL = "nominal"  # the corner of the costs that are given
-CornerTexts = Annotated[list[str] | None, typer.Option(metavar="NAME:RULES")]
 
 
 class TimingSettings(NamedTuple):
     """What is to be shown beside the makespan.
 
     Attributes:
-      slack: Show how much longer ops could take at no cost.
-      target: Seconds in which the step must end: slack is against it, and what workers are late
-        is summed up.
-      corner: Costs to be looked at too, as slow:transmit*2 or hot:compute@worker3*1.3,F@stage0*2;
-        may be given several times. Slack is the worst of all.
-      paths: Show so many of the longest paths, with what they count: what becomes critical next.
-      distinct_counts: Of paths with equal counts show one, the longest.
+      target: slack is against it, and what workers are late is summed up.
+      corner: also hot:compute@worker3*1.3,F@stage0*2; may be given several times. Slack is the
+        worst of all.
+      paths: with what they count, and what becomes critical next.
     """
 
     slack: bool = False
     target: Text = None
-    corner: CornerTexts = None
+    corner: list[str] | None = None
     paths: CountIfGiven = None
     distinct_counts: bool = False
 

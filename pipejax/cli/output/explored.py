@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.files import write_file
-from pipejax.cli.options.activations import ActivationOptions, StageSizes
+from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
+from pipejax.cli.options.memory_limit import OPTION, MemoryLimit
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.report import waiting
@@ -18,7 +19,7 @@ def save_page(
     activations: ActivationOptions,
     out: Output,
     *,
-    limit: float | None = None,
+    limit: MemoryLimit | None = None,
     show: Sequence[str] = (),
 ) -> list["pj.Evaluation"]:
     """Write a page of some tables, in their own slots without times, and return their runs.
@@ -29,7 +30,7 @@ def save_page(
       links: what they run under.
       activations: how activations are sized.
       out: where the page goes.
-      limit: activations that a worker may hold; where a model counts bytes the system says it.
+      limit: what a worker may hold; where a model counts bytes the system says it.
       show: what is shown at first: "messages", "memory".
 
     Returns:
@@ -52,13 +53,13 @@ def save_page(
 
 
 def _limits(
-    sized: StageSizes, pricing: Pricing, limit: float | None, workers: int
+    sized: StageSizes, pricing: Pricing, limit: MemoryLimit | None, workers: int
 ) -> Float[NumpyArray, " workers"] | None:
     """What the activations of each worker may take: what is asked, or what the system has left."""
     import numpy as np
 
     if sized.unit == "activations":
-        return None if limit is None else np.full(workers, limit)
+        return None if limit is None else for_each(limit.values, workers, OPTION, "workers")
     if sized.static is None or pricing.system is None:
         return None
     return np.maximum(float(pricing.system.memory_available) - sized.static, 0.0)

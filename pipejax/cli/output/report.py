@@ -15,6 +15,12 @@ from pipejax.base.interruption import if_interrupted
 from pipejax.cli.output.numbers import console, seconds
 
 
+@contextmanager
+def printing(format: str, *, json: bool) -> Iterator[None]:
+    """Print tables in a format, whoever prints them in this block."""
+    yield
+
+
 def grid(columns: Iterable[tuple[str, Iterable[object]]], **style: Any) -> Table:
     """Make a table from its columns, each a header and the cells under it."""
     headers, cells = zip(*columns, strict=True)

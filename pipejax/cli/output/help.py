@@ -1,0 +1,165 @@
+"""What `--help` prints: options in panels, two screens at most, and `--help-all`: every option.
+
+Where not all options of a command fit with a line each, those that are used often have one, and
+the others of their panel are named below them. No library draws it: that would take longer than
+all else that help needs.
+"""
+
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from shutil import get_terminal_size
+from typing import Any, get_args
+
+from pipejax.cli.options.catalogue import CATALOGUE, TIME, begun, flag, panels_of
+
+SCREENS = 48  # lines of two screens
+NARROWEST, WIDEST = 60, 100  # columns that help is written in
+LEFT = 36  # most columns of the names of options
+_EXAMPLE = re.compile(r"\n\nExample:\n((?:  .*\n?)+)")
+
+
+def program_help(about: str, commands: Mapping[str, str]) -> str:
+    """Say what commands there are."""
+    width = _width()
+    rows = [(name, what) for name, what in commands.items()]
+    return "\n".join(
+        [
+            "Usage: pipejax COMMAND [OPTIONS]",
+            *textwrap.wrap(about, width),
+            "",
+            _bold("Commands"),
+            *_columns(rows, max(map(len, commands)) + 4, width),
+            "",
+            _bold("Options"),
+            *_columns([("--version", "show the version"), ("-h, --help", "show this")], 15, width),
+            "",
+            *textwrap.wrap("`pipejax COMMAND --help` shows the options of a command.", width),
+            "",
+        ]
+    )
+
+
+def command_help(name: str, command: Callable[..., Any], *, everything: bool) -> str:
+    """Say what a command does and takes: in two screens, or everything."""
+    width, takes = _width(), inspect.signature(command).parameters
+    options = {key: p for key, p in takes.items() if key in CATALOGUE}
+    head = _head(name, command, takes, width)
+    notes = list(_notes(options, width))
+    if everything:
+        panels = _panels(options, options, width, full=True)
+        return "\n".join([*head, *(line for panel in panels for line in ("", *panel)), *notes, ""])
+    foot = [*notes, "--help-all explains every option."]
+    often = {key for key, parameter in options.items() if is_frequent(key, parameter)}
+    for shown, gap in itertools.product((options, often), ([""], [])):
+        panels = _panels(options, shown, width, full=False)
+        lines = [*head, *(line for panel in panels for line in (*gap, *panel)), *gap, *foot]
+        if len(lines) <= SCREENS:
+            break
+    return "\n".join([*lines, ""])
+
+
+def is_frequent(name: str, parameter: inspect.Parameter) -> bool:
+    """Whether an option has a line of its own where not all have one."""
+    return CATALOGUE[name].frequent or parameter.default is inspect.Parameter.empty
+
+
+def _width() -> int:
+    return min(max(get_terminal_size().columns, NARROWEST), WIDEST)
+
+
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def _head(
+    name: str, command: Callable[..., Any], takes: Mapping[str, inspect.Parameter], width: int
+) -> list[str]:
+    """Usage, what the command does, and an example."""
+    said = inspect.getdoc(command) or ""
+    found = _EXAMPLE.search(said)
+    about = said.partition("\n\nOptions:")[0].partition("\n\nExample:")[0]
+    needed = [
+        f"{flag(key)} {CATALOGUE[key].kind.metavar}"
+        for key, p in takes.items()
+        if key in CATALOGUE and p.default is inspect.Parameter.empty
+    ]
+    words = [*(a.metavar for a in _arguments(takes).values()), *needed, "[OPTIONS]"]
+    usage = f"Usage: pipejax {name} {' '.join(words)}"
+    lines = _wrapped(usage, width, "  ")
+    for paragraph in about.split("\n\n"):
+        lines += textwrap.wrap(" ".join(paragraph.split()), width)
+    for argument in _arguments(takes).values():
+        lines += textwrap.wrap(f"{argument.metavar}: {argument.help}", width)
+    example = "" if found is None else f"  $ {' '.join(found[1].split())}"
+    return [*lines, *_wrapped(example, width - 2, "      ")]
+
+
+def _arguments(takes: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """What is given without the name of an option, as typer knows it."""
+    return {
+        key: get_args(p.annotation)[1]
+        for key, p in takes.items()
+        if type(get_args(p.annotation)[1]).__name__ == "ArgumentInfo"
+    }
+
+
+def _panels(
+    options: Mapping[str, inspect.Parameter], shown: Container[str], width: int, *, full: bool
+) -> Iterator[list[str]]:
+    """Yield the lines of each panel: options that are shown, and the names of the others."""
+    names = {key: _left(key) for key in options if key in shown}
+    left = min(max(map(len, names.values())) + 2, LEFT)
+    for title, panel in panels_of(options):
+        own = [key for key in panel if key in shown]
+        rest = " ".join(flag(key) for key in panel if key not in shown)
+        lines = [_bold(title)] if own else []
+        texts = [_text(key, options[key], width - left, full=full) for key in own]
+        lines += _columns(zip(map(_left, own), texts, strict=True), left, width)
+        begin, indent = ("      also ", " " * 6) if own else (f"{title}: ", "  ")
+        yield lines + (_wrapped(begin + rest, width, indent) if rest else [])
+
+
+def _left(name: str) -> str:
+    """Return how an option is written: letter, name and value."""
+    option = CATALOGUE[name]
+    letter = f"-{option.short}, " if option.short else "    "
+    return f"  {letter}{flag(name)} {option.kind.metavar}".rstrip()
+
+
+def _text(name: str, parameter: inspect.Parameter, room: int, *, full: bool) -> str:
+    """Return the help of an option: all of it, or as much as one line has room for."""
+    default = parameter.default
+    end = ""
+    if default is inspect.Parameter.empty:
+        end = " [required]"
+    elif default is not None and not isinstance(default, bool):
+        end = f" [default: {default}]"
+    said = get_args(parameter.annotation)[1].help + end
+    return said if full or len(said) <= room else begun(CATALOGUE[name].head) + end
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _columns(rows: Iterable[tuple[str, str]], left: int, width: int) -> Iterator[str]:
+    """Write names, and beside them what they are."""
+    for name, text in rows:
+        lines = textwrap.wrap(text, width - left, break_on_hyphens=False) or [""]
+        if len(name) > left - 2:
+            yield name
+            name = ""
+        yield f"{name:<{left}}{lines[0]}".rstrip()
+        yield from (" " * left + line for line in lines[1:])
+
+
+def _notes(options: Mapping[str, inspect.Parameter], width: int) -> Iterator[str]:
+    """Say how values are written whose metavar alone does not."""
+    kinds = [CATALOGUE[key].kind for key in options]
+    notes = {kind.note: "TIME" if kind.note == TIME.note else kind.metavar for kind in kinds}
+    for note, metavar in notes.items():
+        yield from textwrap.wrap(f"{metavar}: {note}", width) if note else ()
