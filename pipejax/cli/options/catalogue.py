@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """Kind of a value.
 
     Attributes:
@@ -25,26 +25,26 @@ class Kind(NamedTuple):
     note: str = ""
 
 
-FLAG = Kind("")
-COUNT = Kind("N", 1)
-WHOLE = Kind("N", 0)
-DEGREE = Kind("N", 0, 3)
-NUMBER = Kind("X")
-NUMBERS = Kind("X,..")
-NAME = Kind("NAME")
-NAMES = Kind("NAME,..")
-FILE = Kind("FILE")
-FOLDER = Kind("FOLDER")
-FILE_OR_FOLDER = Kind("FILE|FOLDER")
-NAME_OR_FILE = Kind("NAME|FILE")
-RULES = Kind("TEXT")
-TIME = Kind("TIME", note="40us, 1ms, 2.5s, or a plain number of seconds")
-TIMES = Kind("TIMES", note=TIME.note)
-TIME_OF_STAGES = Kind("TIME,..", note=TIME.note)
-LIMIT = Kind("LIMIT", note="activations (3), or bytes of a device with a model (40GB, 80GiB)")
+FLAG = ValueKind("")
+COUNT = ValueKind("N", 1)
+WHOLE = ValueKind("N", 0)
+DEGREE = ValueKind("N", 0, 3)
+NUMBER = ValueKind("X")
+NUMBERS = ValueKind("X,..")
+NAME = ValueKind("NAME")
+NAMES = ValueKind("NAME,..")
+FILE = ValueKind("FILE")
+FOLDER = ValueKind("FOLDER")
+FILE_OR_FOLDER = ValueKind("FILE|FOLDER")
+NAME_OR_FILE = ValueKind("NAME|FILE")
+RULES = ValueKind("TEXT")
+TIME = ValueKind("TIME", note="40us, 1ms, 2.5s, or a plain number of seconds")
+TIMES = ValueKind("TIMES", note=TIME.note)
+TIME_OF_STAGES = ValueKind("TIME,..", note=TIME.note)
+LIMIT = ValueKind("LIMIT", note="activations (3), or bytes of a device with a model (40GB, 80GiB)")
 
 
-class Option(NamedTuple):
+class OptionRecord(NamedTuple):
     """What is known of an option wherever it stands.
 
     Attributes:
@@ -56,7 +56,7 @@ class Option(NamedTuple):
       more: its help beyond the line, wherever it stands.
     """
 
-    kind: Kind
+    kind: ValueKind
     head: str
     short: str = ""
     frequent: bool = False
@@ -64,8 +64,10 @@ class Option(NamedTuple):
     more: str = ""
 
 
-def _often(kind: Kind, head: str, short: str = "", names: tuple[str, ...] | str = ()) -> Option:
-    return Option(kind, head, short, True, names)
+def _often(
+    kind: ValueKind, head: str, short: str = "", names: tuple[str, ...] | str = ()
+) -> OptionRecord:
+    return OptionRecord(kind, head, short, True, names)
 
 
 _PARALLEL = "accelerators that split"
@@ -74,9 +76,9 @@ _LINKS = ("delay", "queued", "blocking", "rendezvous")
 _QUEUES = ("worker", "pair", "direction")
 _FORMATS = ("text", "markdown", "latex", "csv")
 
-PANELS: Mapping[str, Mapping[str, Option]] = {
+PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Schedule": {
-        "schedule": Option(
+        "schedule": OptionRecord(
             NAME,
             "schedule to build, see `pipejax schedules`",
             "s",
@@ -84,7 +86,7 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
             names="schedules",
             more="a name, a table, or a function of your own as FILE.py:FUNCTION.",
         ),
-        "schedules": Option(
+        "schedules": OptionRecord(
             NAMES,
             "schedules, as gpipe,1f1b,chimera",
             "S",
@@ -97,186 +99,188 @@ PANELS: Mapping[str, Mapping[str, Option]] = {
         "workers": _often(COUNT, "workers P", "P"),
         "microbatches": _often(COUNT, "microbatches M", "M"),
         "stages_per_worker": _often(COUNT, "stages per worker V, where interleaved", "V"),
-        "waves": Option(COUNT, "waves of hanayo"),
-        "schedule_options": Option(RULES, "options of a schedule of your own, as depth=2"),
-        "slots": Option(RULES, "slot durations the table is drawn with, as F=1,B=2"),
-        "planned_comm": Option(NUMBER, "slots of a message that a schedule is planned for"),
-        "planned_offload": Option(NUMBERS, "slots of O that a schedule is planned for"),
-        "planned_load": Option(NUMBERS, "slots of L that a schedule is planned for"),
-        "offload_share": Option(NUMBER, "share of activations that pipe-offload may offload"),
-        "group_size": Option(COUNT, "microbatches of a group of pipe-offload"),
-        "stage_shares": Option(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
-        "accumulation": Option(COUNT, "microbatches of an update, of pipedream-2bw"),
-        "admission": Option(
+        "waves": OptionRecord(COUNT, "waves of hanayo"),
+        "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
+        "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
+        "planned_comm": OptionRecord(NUMBER, "slots of a message that a schedule is planned for"),
+        "planned_offload": OptionRecord(NUMBERS, "slots of O that a schedule is planned for"),
+        "planned_load": OptionRecord(NUMBERS, "slots of L that a schedule is planned for"),
+        "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
+        "group_size": OptionRecord(COUNT, "microbatches of a group of pipe-offload"),
+        "stage_shares": OptionRecord(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
+        "accumulation": OptionRecord(COUNT, "microbatches of an update, of pipedream-2bw"),
+        "admission": OptionRecord(
             NAME, "what limits pipedream in flight", names=("each-stage", "first-stage")
         ),
-        "runs": Option(COUNT, "runs R that share the pipeline of local-sgd"),
-        "local_steps": Option(COUNT, "local steps H between averages of local-sgd"),
-        "repair": Option(NAME, "read a table known to be wrong", names=("torch-1f1b",)),
+        "runs": OptionRecord(COUNT, "runs R that share the pipeline of local-sgd"),
+        "local_steps": OptionRecord(COUNT, "local steps H between averages of local-sgd"),
+        "repair": OptionRecord(NAME, "read a table known to be wrong", names=("torch-1f1b",)),
     },
     "Times and costs": {
         "stage_times": _often(TIMES, "time of each op of a stage, as F=1ms,B=2ms", "T"),
         "worker_times": _often(TIMES, "time of one microbatch on one worker", "W"),
         "costs": _often(FILE, "measured costs: a JSON file", "C"),
         "comm": _often(TIME, "time of a message: latency 0, this transmit", "c"),
-        "latency": Option(TIME, "latency of a message"),
-        "transmit": Option(TIME, "transmit time of a message"),
-        "offload": Option(TIME_OF_STAGES, "time of O, an activation to the host"),
-        "load": Option(TIME_OF_STAGES, "time of L, an activation back from the host"),
+        "latency": OptionRecord(TIME, "latency of a message"),
+        "transmit": OptionRecord(TIME, "transmit time of a message"),
+        "offload": OptionRecord(TIME_OF_STAGES, "time of O, an activation to the host"),
+        "load": OptionRecord(TIME_OF_STAGES, "time of L, an activation back from the host"),
     },
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
         "system": _often(NAME_OR_FILE, "system: a name, or a JSON file", "y", "systems"),
         "gpus": _often(COUNT, "accelerators of the job, all of which are used"),
         "minibatch": _often(COUNT, "sequences per step"),
-        "microbatch_size": Option(COUNT, "sequences of a microbatch b"),
-        "sequence": Option(COUNT, "tokens of a sequence; the model's own if not given"),
-        "tensor_parallel": Option(COUNT, f"{_PARALLEL} every product of a layer"),
-        "sequence_parallel": Option(FLAG, "split norms and messages over them too"),
-        "scatter_gather": Option(FLAG, "let each of them send its part of a message"),
-        "context_parallel": Option(COUNT, f"{_PARALLEL} every sequence"),
-        "expert_parallel": Option(COUNT, "accelerators that share the experts"),
-        "data_parallel": Option(COUNT, "replicas of the pipeline"),
-        "zero": Option(DEGREE, "what replicas split, as stages of ZeRO"),
-        "overlap": Option(FLAG, "let gradients and weights travel beside compute"),
-        "recompute": Option(NAME, "recomputation", names=("none", "selective", "full")),
-        "precision": Option(
+        "microbatch_size": OptionRecord(COUNT, "sequences of a microbatch b"),
+        "sequence": OptionRecord(COUNT, "tokens of a sequence; the model's own if not given"),
+        "tensor_parallel": OptionRecord(COUNT, f"{_PARALLEL} every product of a layer"),
+        "sequence_parallel": OptionRecord(FLAG, "split norms and messages over them too"),
+        "scatter_gather": OptionRecord(FLAG, "let each of them send its part of a message"),
+        "context_parallel": OptionRecord(COUNT, f"{_PARALLEL} every sequence"),
+        "expert_parallel": OptionRecord(COUNT, "accelerators that share the experts"),
+        "data_parallel": OptionRecord(COUNT, "replicas of the pipeline"),
+        "zero": OptionRecord(DEGREE, "what replicas split, as stages of ZeRO"),
+        "overlap": OptionRecord(FLAG, "let gradients and weights travel beside compute"),
+        "recompute": OptionRecord(NAME, "recomputation", names=("none", "selective", "full")),
+        "precision": OptionRecord(
             NAME, "number format of the products", names=("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
         ),
-        "rank_order": Option(
+        "rank_order": OptionRecord(
             NAME, "which ranks are neighbours", names=("tp-cp-ep-dp-pp", "tp-pp-dp")
         ),
-        "embedding_units": Option(WHOLE, "layers that the embedding counts as"),
-        "loss_units": Option(WHOLE, "layers that the head and its loss count as"),
+        "embedding_units": OptionRecord(WHOLE, "layers that the embedding counts as"),
+        "loss_units": OptionRecord(WHOLE, "layers that the head and its loss count as"),
     },
     "Layouts to search": {
-        "tensor": Option(COUNT, "degrees t of tensor parallelism, as 4,8"),
-        "context": Option(COUNT, "degrees c of context parallelism"),
-        "expert": Option(COUNT, "degrees e of expert parallelism"),
-        "data": Option(COUNT, "replicas d of the pipeline"),
-        "pipeline": Option(COUNT, "workers p of a pipeline"),
-        "edge_units": Option(WHOLE, "layers that embedding and head each count as"),
-        "exhaustive": Option(FLAG, "evaluate every layout exactly"),
-        "runners_up": Option(WHOLE, "layouts to show after the best"),
+        "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),
+        "context": OptionRecord(COUNT, "degrees c of context parallelism"),
+        "expert": OptionRecord(COUNT, "degrees e of expert parallelism"),
+        "data": OptionRecord(COUNT, "replicas d of the pipeline"),
+        "pipeline": OptionRecord(COUNT, "workers p of a pipeline"),
+        "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),
+        "exhaustive": OptionRecord(FLAG, "evaluate every layout exactly"),
+        "runners_up": OptionRecord(WHOLE, "layouts to show after the best"),
     },
     "Microbatches that differ": {
-        "lengths": Option(FILE, "file of the tokens of each microbatch"),
-        "microbatch_scale": Option(NUMBERS, "factors on the times of each, as 1,0.5,2"),
-        "microbatch_order": Option(RULES, "their order, as 2,0,1, or a file"),
+        "lengths": OptionRecord(FILE, "file of the tokens of each microbatch"),
+        "microbatch_scale": OptionRecord(NUMBERS, "factors on the times of each, as 1,0.5,2"),
+        "microbatch_order": OptionRecord(RULES, "their order, as 2,0,1, or a file"),
     },
     "Links": {
         "link": _often(NAME, "|".join(_LINKS), "l", _LINKS),
-        "queues": Option(NAME, "what has a queue of its own under rendezvous", names=_QUEUES),
-        "posting": Option(
+        "queues": OptionRecord(NAME, "what has a queue of its own under rendezvous", names=_QUEUES),
+        "posting": OptionRecord(
             NAME, "when transfers are posted under rendezvous", names=("early", "program")
         ),
-        "shared_links": Option(RULES, "links that carry one message at a time"),
-        "host_links": Option(RULES, "workers that share a host link, as 0+1,2+3"),
+        "shared_links": OptionRecord(RULES, "links that carry one message at a time"),
+        "host_links": OptionRecord(RULES, "workers that share a host link, as 0+1,2+3"),
     },
     "Memory": {
-        "memory_limit": Option(LIMIT, "what a worker may hold"),
-        "no_memory_limit": Option(FLAG, "let workers need more than they have"),
-        "weight_share": Option(
+        "memory_limit": OptionRecord(LIMIT, "what a worker may hold"),
+        "no_memory_limit": OptionRecord(FLAG, "let workers need more than they have"),
+        "weight_share": OptionRecord(
             NUMBER,
             "share of an activation that W needs after I",
             more="from 0 to 1; if not given it follows from the layers of --model, else it is 1/3.",
         ),
-        "activation_sizes": Option(NUMBERS, "size of an activation, of all stages or each"),
-        "memory": Option(FLAG, "show the activation memory of each worker over time"),
+        "activation_sizes": OptionRecord(NUMBERS, "size of an activation, of all stages or each"),
+        "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
     },
     "Slack and paths": {
-        "slack": Option(FLAG, "show how much longer ops could take"),
-        "target": Option(TIME, "when the step must end"),
-        "corner": Option(RULES, "other costs, as slow:transmit*2"),
-        "paths": Option(COUNT, "longest paths to show"),
-        "distinct_counts": Option(FLAG, "of paths with equal counts only one"),
+        "slack": OptionRecord(FLAG, "show how much longer ops could take"),
+        "target": OptionRecord(TIME, "when the step must end"),
+        "corner": OptionRecord(RULES, "other costs, as slow:transmit*2"),
+        "paths": OptionRecord(COUNT, "longest paths to show"),
+        "distinct_counts": OptionRecord(FLAG, "of paths with equal counts only one"),
     },
     "Closed form": {
-        "parameters": Option(RULES, "what it is a function of, as F,B,c_F,c_B"),
-        "family": Option(NAME, "show how it depends on M, or on P", names=("M", "P")),
-        "versus": Option(NAME, "another schedule: where is which faster?", names="schedules"),
-        "per_worker": Option(FLAG, "phases take what --worker-times says"),
-        "box": Option(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
-        "max_facets": Option(COUNT, "sums at which the search ends"),
+        "parameters": OptionRecord(RULES, "what it is a function of, as F,B,c_F,c_B"),
+        "family": OptionRecord(NAME, "show how it depends on M, or on P", names=("M", "P")),
+        "versus": OptionRecord(NAME, "another schedule: where is which faster?", names="schedules"),
+        "per_worker": OptionRecord(FLAG, "phases take what --worker-times says"),
+        "box": OptionRecord(RULES, "ranges of parameters, as F=1ms:2ms,c_F=0:1ms"),
+        "max_facets": OptionRecord(COUNT, "sums at which the search ends"),
     },
     "What varies": {
-        "op": Option(RULES, "jitter of each op, as lognormal:0.1"),
-        "worker": Option(RULES, "jitter of each worker"),
-        "message": Option(RULES, "jitter of each message"),
-        "straggler": Option(RULES, "a worker is slow, as 0.01:2"),
-        "op_straggler": Option(RULES, "an op is slow, as 0.01:2"),
-        "quantile": Option(NUMBER, "quantile that ranks"),
-        "ops": Option(FLAG, "show how often ops are on the critical path"),
-        "factor": Option(NUMBER, "divide and multiply each parameter by this"),
+        "op": OptionRecord(RULES, "jitter of each op, as lognormal:0.1"),
+        "worker": OptionRecord(RULES, "jitter of each worker"),
+        "message": OptionRecord(RULES, "jitter of each message"),
+        "straggler": OptionRecord(RULES, "a worker is slow, as 0.01:2"),
+        "op_straggler": OptionRecord(RULES, "an op is slow, as 0.01:2"),
+        "quantile": OptionRecord(NUMBER, "quantile that ranks"),
+        "ops": OptionRecord(FLAG, "show how often ops are on the critical path"),
+        "factor": OptionRecord(NUMBER, "divide and multiply each parameter by this"),
     },
     "What is trained": {
         "objective": _often(
             NAME, "what is trained", names=("quadratic", "nesterov", "logistic", "language")
         ),
-        "dimension": Option(COUNT, "coordinates, a multiple of the stages"),
-        "condition_number": Option(NUMBER, "L / mu, of nesterov"),
-        "strong_convexity": Option(NUMBER, "mu, of nesterov"),
-        "minimiser": Option(NAME, "w* of nesterov", names=("solved", "normal")),
-        "text": Option(FILE, "text to learn, of language"),
-        "batches": Option(COUNT, "batches of the objective"),
-        "batch_size": Option(COUNT, "examples of a batch"),
+        "dimension": OptionRecord(COUNT, "coordinates, a multiple of the stages"),
+        "condition_number": OptionRecord(NUMBER, "L / mu, of nesterov"),
+        "strong_convexity": OptionRecord(NUMBER, "mu, of nesterov"),
+        "minimiser": OptionRecord(NAME, "w* of nesterov", names=("solved", "normal")),
+        "text": OptionRecord(FILE, "text to learn, of language"),
+        "batches": OptionRecord(COUNT, "batches of the objective"),
+        "batch_size": OptionRecord(COUNT, "examples of a batch"),
     },
     "Training": {
-        "rpd": Option(FLAG, "Randomized PipeDream instead of the timeline"),
-        "updates": Option(COUNT, "block updates, of --rpd"),
-        "delta": Option(WHOLE, "largest delay in block updates, of --rpd"),
+        "rpd": OptionRecord(FLAG, "Randomized PipeDream instead of the timeline"),
+        "updates": OptionRecord(COUNT, "block updates, of --rpd"),
+        "delta": OptionRecord(WHOLE, "largest delay in block updates, of --rpd"),
         "step_sizes": _often(NUMBERS, "step sizes, as 0.25,0.125"),
         "seeds": _often(COUNT, "runs of each step size"),
-        "times": Option(COUNT, "equal parts of the time at whose ends to look"),
-        "noise": Option(NUMBER._replace(least=0), "standard deviation of every gradient"),
-        "batch_order": Option(NAME, "order of the batches", names=("epochs", "cyclic", "drawn")),
-        "rule": Option(NAME, "what the best step size is", names=("final", "mean", "stable")),
-        "report": Option(NAME, "what is shown and drawn", names=("gap", "value", "loss")),
+        "times": OptionRecord(COUNT, "equal parts of the time at whose ends to look"),
+        "noise": OptionRecord(NUMBER._replace(least=0), "standard deviation of every gradient"),
+        "batch_order": OptionRecord(
+            NAME, "order of the batches", names=("epochs", "cyclic", "drawn")
+        ),
+        "rule": OptionRecord(NAME, "what the best step size is", names=("final", "mean", "stable")),
+        "report": OptionRecord(NAME, "what is shown and drawn", names=("gap", "value", "loss")),
     },
     "Fit and check": {
-        "collectives": Option(FILE, "collectives and messages timed alone: a CSV file"),
-        "fit": Option(RULES, "numbers to fit to the runs"),
-        "hold_out": Option(RULES, "rows to predict without, as t=8, k-fold:5, model"),
-        "layer_times": Option(RULES, "columns whose values have a layer time each"),
-        "starts": Option(COUNT, "points to start from"),
-        "tolerance": Option(NUMBER, "mean error that passes, in percent"),
-        "predictions": Option(FILE, "predictions of any simulator to judge: a CSV file"),
+        "collectives": OptionRecord(FILE, "collectives and messages timed alone: a CSV file"),
+        "fit": OptionRecord(RULES, "numbers to fit to the runs"),
+        "hold_out": OptionRecord(RULES, "rows to predict without, as t=8, k-fold:5, model"),
+        "layer_times": OptionRecord(RULES, "columns whose values have a layer time each"),
+        "starts": OptionRecord(COUNT, "points to start from"),
+        "tolerance": OptionRecord(NUMBER, "mean error that passes, in percent"),
+        "predictions": OptionRecord(FILE, "predictions of any simulator to judge: a CSV file"),
     },
     "Search and samples": {
         "what": _often(RULES, "microbatch, layers, recompute, system, or several"),
-        "method": Option(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
-        "budget": Option(NUMBER, "what a system may cost"),
-        "prices": Option(RULES, "what the parts of a system cost"),
-        "minimize": Option(NAME, "what is to be least", names=("makespan", "span")),
+        "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
+        "budget": OptionRecord(NUMBER, "what a system may cost"),
+        "prices": OptionRecord(RULES, "what the parts of a system cost"),
+        "minimize": OptionRecord(NAME, "what is to be least", names=("makespan", "span")),
         "time_limit": _often(TIME, "when the search ends; Ctrl-C ends it sooner"),
-        "iterations": Option(WHOLE, "most batches of orders to try"),
+        "iterations": OptionRecord(WHOLE, "most batches of orders to try"),
         "samples": _often(COUNT, "runs of each schedule to sample"),
-        "seed": Option(WHOLE, "seed of what is drawn at random"),
-        "threads": Option(COUNT, "threads of the solver; one per processor"),
-        "store": Option(FOLDER, "folder of solved problems"),
-        "no_store": Option(FLAG, "neither use nor keep solved problems"),
-        "scheduler": Option(RULES, "Dask scheduler whose workers evaluate"),
+        "seed": OptionRecord(WHOLE, "seed of what is drawn at random"),
+        "threads": OptionRecord(COUNT, "threads of the solver; one per processor"),
+        "store": OptionRecord(FOLDER, "folder of solved problems"),
+        "no_store": OptionRecord(FLAG, "neither use nor keep solved problems"),
+        "scheduler": OptionRecord(RULES, "Dask scheduler whose workers evaluate"),
     },
     "Output": {
         "out": _often(FILE, "write to this file", "o"),
-        "save": Option(FILE, "write all runs to this store (.zarr)"),
-        "figure": Option(FILE, "draw a picture to this file"),
-        "certificate": Option(FILE, "write what is claimed to this file (.json)"),
-        "open": Option(FLAG, "open what is written in the browser"),
-        "exchange": Option(FLAG, "run A with the row of B on one worker"),
-        "force": Option(FLAG, "replace files that are there"),
-        "resume": Option(FLAG, "go on with a store that is there"),
-        "messages": Option(FLAG, "show messages as thin lines"),
-        "width": Option(Kind("N", 20, 100_000), "columns of the terminal's timeline"),
-        "worst": Option(WHOLE, "waiting transfers to list"),
+        "save": OptionRecord(FILE, "write all runs to this store (.zarr)"),
+        "figure": OptionRecord(FILE, "draw a picture to this file"),
+        "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),
+        "open": OptionRecord(FLAG, "open what is written in the browser"),
+        "exchange": OptionRecord(FLAG, "run A with the row of B on one worker"),
+        "force": OptionRecord(FLAG, "replace files that are there"),
+        "resume": OptionRecord(FLAG, "go on with a store that is there"),
+        "messages": OptionRecord(FLAG, "show messages as thin lines"),
+        "width": OptionRecord(ValueKind("N", 20, 100_000), "columns of the terminal's timeline"),
+        "worst": OptionRecord(WHOLE, "waiting transfers to list"),
         "format": _often(NAME, "|".join(_FORMATS), "f", _FORMATS),
         "json": _often(FLAG, "print one JSON object and nothing else", "j"),
-        "config": Option(FILE, "options from a file (.toml or .json)"),
-        "help": Option(FLAG, "show this", "h"),
-        "help_all": Option(FLAG, "explain every option"),
+        "config": OptionRecord(FILE, "options from a file (.toml or .json)"),
+        "help": OptionRecord(FLAG, "show this", "h"),
+        "help_all": OptionRecord(FLAG, "explain every option"),
     },
 }
-CATALOGUE: Mapping[str, Option] = {
+CATALOGUE: Mapping[str, OptionRecord] = {
     name: option for panel in PANELS.values() for name, option in panel.items()
 }
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
@@ -296,7 +300,7 @@ def begun(head: str) -> str:
     return head if "|" in head.partition(" ")[0] else head[0].upper() + head[1:]
 
 
-def record(name: str) -> Option:
+def record(name: str) -> OptionRecord:
     """Return what an option is.
 
     Raises:
