@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -16,6 +17,12 @@ import pipejax as pj
 from pages.commands import check_line, command_lines
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
+from pipejax.base.units import UNITS
+from pipejax.costs import collective_rows, measured_rows
+from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
+from pipejax.costs.model import _KEYS as MODEL_KEYS, Model
+from pipejax.costs.system import SECTIONS
+from pipejax.sweep.declaration import _KEYS as SWEEP_KEYS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -44,6 +51,74 @@ def test_every_public_name_is_in_the_reference_once():
     inner = {"REGISTRY", "check_size"}  # what other rooms use
     rooms |= {f"schedules.{name}" for name in {*pj.schedules.__all__} - inner}
     assert sorted(shown) == sorted(names | rooms)
+
+
+def keys_on(page, first):
+    """Tables whose first column has a name: key -> the cell that says what it is if left out."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\|\n)+", (DOCS / page).read_text(), re.M):
+        head, _, *rows = [[cell.strip() for cell in row.split(" |")] for row in table.splitlines()]
+        if head[0].removeprefix("| ") == first:
+            for row in rows:
+                found |= dict.fromkeys(re.findall(r"`([^`]+)`", row[0]), row[-2].removeprefix("| "))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "record"),
+    [
+        ("models.md", "key", Model),
+        ("models.md", "key of `mla`", pj.LatentAttention),
+        ("models.md", "key of `moe`", pj.MixtureOfExperts),
+    ],
+)
+def test_the_page_on_models_has_every_key_and_default(page, first, record):
+    fields = {
+        MODEL_KEYS.get(field.name, field.name): field.default
+        for field in dataclasses.fields(record)
+    }
+    shown = keys_on(page, first)
+    assert set(shown) == set(fields)
+    for key, default in fields.items():
+        assert (shown[key] == "needed") == (default is dataclasses.MISSING), key
+        if default is not dataclasses.MISSING and default is not None:
+            assert shown[key] == f"`{json.dumps(default)}`", key
+
+
+def test_the_page_on_systems_has_every_key():
+    for section, keys in SECTIONS.items():
+        assert set(keys_on("systems.md", f"key of `{section}`")) == set(keys)
+    units = re.findall(r"`(\w+)`", "".join(keys_on_row("systems.md", "dimension")))
+    assert sorted(units) == sorted(UNITS)
+
+
+def keys_on_row(page, first):
+    """The rows of the table whose first column has a name."""
+    text = (DOCS / page).read_text()
+    return text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
+
+
+def test_the_page_on_sweeps_has_every_key_and_default():
+    shown = keys_on("sweeps.md", "key")
+    assert set(shown) == set(SWEEP_KEYS) | {"system", "title", "outputs", "dtype"}
+    for key, (_, _, default) in SWEEP_KEYS.items():
+        wanted = "needed" if default is None else f"`{json.dumps(default)}`"
+        assert shown[key] == wanted or key.startswith("microbatch"), key
+
+
+def test_the_pages_on_measurements_have_every_column():
+    assert set(keys_on("measured_rows.md", "column")) == set(measured_rows.COLUMNS)
+    assert set(keys_on("systems.md", "column")) == set(collective_rows.COLUMNS)
+
+
+def test_the_page_on_costs_has_every_key():
+    known = {"unit", *PHASE_FIELDS, "pair", "message", "message_back"}
+    assert set(keys_on("own_costs.md", "key")) == known
+    assert set(keys_on("own_costs.md", "key of a message")) == {
+        *MESSAGE_FIELDS,
+        "bytes",
+        "bandwidth",
+    }
 
 
 @pytest.mark.parametrize("path", [*PAGES, *OTHERS], ids=lambda path: path.stem)
