@@ -33,7 +33,8 @@ export class Bars {
     this.parts = rowParts(rowHeight, this.schedule.hasBeside);
     this.strip.width = Math.max(1, Math.round((width - GUTTER) * ratio));
     this.strip.height = 2 * this.schedule.workers; // a line for compute, a line for what is beside
-    this.pixels = this.strip.getContext("2d").createImageData(this.strip.width, this.strip.height);
+    this.image = new ImageData(this.strip.width, this.strip.height);
+    this.pixels = this.image.data;
     this.sums = new Float32Array(4 * this.strip.width);
   }
 
@@ -49,9 +50,9 @@ export class Bars {
     context.beginPath();
     context.rect(GUTTER, 0, width - GUTTER, height);
     context.clip();
-    const narrow = this.sumUpNarrow(axis, shown);
-    if (narrow) this.drawStrip();
-    this.drawWide(axis, shown);
+    const { shortest, longest } = this.schedule;
+    if (shortest * axis.scale < NARROW && this.sumUpNarrow(axis, shown)) this.drawStrip();
+    if (longest * axis.scale >= NARROW) this.drawWide(axis, shown);
     if (shown.critical) this.drawCritical(axis);
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
@@ -86,57 +87,60 @@ export class Bars {
 
   /** Visit what is in sight of a lane; lanes of compute are in the order of time. */
   eachInSight(lane, isOrdered, axis, visit) {
-    const { schedule } = this;
-    const { op: nodeOf, start, finish } = schedule.program;
-    let k = isOrdered ? firstEndingAfter(lane, nodeOf, finish, axis.from) : 0;
+    const { opStart, opFinish } = this.schedule;
+    const { from, to, scale } = axis;
+    let k = isOrdered ? firstEndingAfter(lane, opFinish, from) : 0;
     for (; k < lane.length; k++) {
-      const node = nodeOf[lane[k]];
-      if (node === 0) continue;
-      if (start[node] > axis.to) {
+      const op = lane[k];
+      if (opStart[op] > to) {
         if (isOrdered) break;
-        continue;
+      } else if (opFinish[op] >= from) { // false for NaN
+        visit(op, (opStart[op] - from) * scale, (opFinish[op] - from) * scale);
       }
-      if (finish[node] < axis.from) continue;
-      visit(lane[k], (start[node] - axis.from) * axis.scale, (finish[node] - axis.from) * axis.scale);
     }
   }
 
   /** Sum up ops that are too narrow for a bar, by pixel; returns whether there are any. */
   sumUpNarrow(axis, shown) {
-    const { schedule, pixels, ratio, palette } = this;
+    const { pixels, ratio, sums } = this;
+    const { phase, with_phase: partner } = this.schedule.ops;
+    const { found } = shown;
     let any = false;
-    pixels.data.fill(0);
-    schedule.lanes.forEach((lanes, row) => {
-      [lanes.compute, lanes.beside].forEach((lane, which) => {
-        let touched = false;
-        this.sums.fill(0);
-        this.eachInSight(lane, which === 0, axis, (op, left, right) => {
-          if (right - left >= NARROW || right <= left) return;
-          const isFaded = shown.found && !shown.found[op];
-          const weight = isFaded ? FADED : 1;
-          const { phase, with_phase: partner } = schedule.ops;
-          const phases = partner[op] ? [phase[op], partner[op]] : [phase[op]];
-          for (const each of phases) {
-            this.cover(left * ratio, right * ratio, palette.rgb[each], weight / phases.length);
-          }
-          touched = true;
-        });
+    let touched = false;
+    // called for each of up to a hundred thousand ops of a frame: nothing is made anew in it
+    const add = (op, left, right) => {
+      if (right - left >= NARROW || right <= left) return;
+      touched = true;
+      const weight = found && !found[op] ? FADED : 1;
+      if (partner[op] === 0) {
+        this.cover(left * ratio, right * ratio, phase[op], weight);
+      } else {
+        this.cover(left * ratio, right * ratio, phase[op], weight / 2);
+        this.cover(left * ratio, right * ratio, partner[op], weight / 2);
+      }
+    };
+    pixels.fill(0);
+    this.schedule.lanes.forEach(({ compute, beside }, row) => {
+      for (let which = 0; which < 2; which++) {
+        touched = false;
+        sums.fill(0);
+        this.eachInSight(which === 0 ? compute : beside, which === 0, axis, add);
         if (touched) this.writeLine(2 * row + which);
         any ||= touched;
-      });
+      }
     });
     return any;
   }
 
-  /** Add a colour to all pixels between two places, by how much of each it covers. */
-  cover(left, right, [red, green, blue], weight) {
-    const { sums } = this;
-    const last = Math.min(Math.floor(right), this.strip.width - 1);
+  /** Add the colour of a phase to all pixels between two places, by how much of each it covers. */
+  cover(left, right, phase, weight) {
+    const { sums, palette: { channels } } = this;
+    const last = Math.min(Math.floor(right), sums.length / 4 - 1);
     for (let x = Math.max(0, Math.floor(left)); x <= last; x++) {
       const part = weight * (Math.min(right, x + 1) - Math.max(left, x));
-      sums[4 * x] += part * red;
-      sums[4 * x + 1] += part * green;
-      sums[4 * x + 2] += part * blue;
+      sums[4 * x] += part * channels[3 * phase];
+      sums[4 * x + 1] += part * channels[3 * phase + 1];
+      sums[4 * x + 2] += part * channels[3 * phase + 2];
       sums[4 * x + 3] += part;
     }
   }
@@ -144,17 +148,19 @@ export class Bars {
   writeLine(line) {
     const { sums, pixels, strip } = this;
     let place = 4 * line * strip.width;
-    for (let x = 0; x < 4 * strip.width; x += 4, place += 4) {
+    for (let x = 0; x < sums.length; x += 4, place += 4) {
       const covered = sums[x + 3];
       if (covered === 0) continue;
-      for (let k = 0; k < 3; k++) pixels.data[place + k] = sums[x + k] / covered;
-      pixels.data[place + 3] = 255 * Math.min(1, covered);
+      pixels[place] = sums[x] / covered;
+      pixels[place + 1] = sums[x + 1] / covered;
+      pixels[place + 2] = sums[x + 2] / covered;
+      pixels[place + 3] = 255 * Math.min(1, covered);
     }
   }
 
   drawStrip() {
     const { context, strip, schedule, rowHeight, parts, width } = this;
-    strip.getContext("2d").putImageData(this.pixels, 0, 0);
+    strip.getContext("2d").putImageData(this.image, 0, 0);
     context.imageSmoothingEnabled = false;
     for (let row = 0; row < schedule.workers; row++) {
       [[0, parts.compute], [parts.compute, parts.beside]].forEach(([top, height], which) => {
@@ -253,32 +259,33 @@ export class Bars {
   }
 
   drawCritical(axis) {
-    const { context, palette, schedule, rowHeight, parts } = this;
+    const { context, palette, schedule } = this;
     const { program } = schedule;
     context.strokeStyle = context.fillStyle = palette.ink;
     context.lineWidth = 1.5;
     context.beginPath();
+    const isDense = schedule.longest * axis.scale < NARROW; // marks of rows touch: lines would blur them
     for (const node of schedule.path) {
       if (program.finish[node] < axis.from || program.start[node] > axis.to) continue;
       const message = program.messageOf[node];
-      if (message >= 0) this.traceMessage(axis, message);
-      const edge = program.lastEdge[node];
+      if (message >= 0 && !isDense) this.traceMessage(axis, message);
       const op = program.opOf[node];
-      if (op < 0) continue;
-      this.frame(axis, op, parts, rowHeight);
-      if (edge < 0) continue;
-      const from = program.opOf[program.pred[edge]]; // a message that no node carries
+      if (op < 0 || !this.frame(axis, op)) continue;
+      const edge = program.lastEdge[node];
+      const from = edge < 0 ? -1 : program.opOf[program.pred[edge]]; // a message that no node carries
       if (from >= 0 && this.row(from) !== this.row(op)) this.traceLine(axis, from, op);
     }
     context.stroke();
   }
 
-  frame(axis, op, parts, rowHeight) {
-    const { context } = this;
+  /** Frame an op of the critical path, or mark it below where it is too narrow: then false. */
+  frame(axis, op) {
+    const { context, rowHeight, parts } = this;
     const row = this.row(op);
     const [x, y, width, height] = this.place(axis, op, row);
     if (width >= 4) context.rect(x + 0.25, y + 0.75, width - 1, height - 1.5);
     else context.fillRect(x, row * rowHeight + parts.compute - 2, Math.max(width, 0.7), 2);
+    return width >= NARROW;
   }
 
   /** A line from the end of one op to the start of another, between the edges of their rows. */
@@ -364,15 +371,15 @@ export class Bars {
   }
 }
 
-function firstEndingAfter(lane, nodeOf, finish, time) {
+function firstEndingAfter(lane, opFinish, time) {
   let low = 0;
   let high = lane.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     // an op that does not run under this link model ends when the one before it does
     let k = middle;
-    while (k >= low && nodeOf[lane[k]] === 0) k--;
-    if (k < low || finish[nodeOf[lane[k]]] < time) low = middle + 1;
+    while (k >= low && Number.isNaN(opFinish[lane[k]])) k--;
+    if (k < low || opFinish[lane[k]] < time) low = middle + 1;
     else high = middle;
   }
   return low;

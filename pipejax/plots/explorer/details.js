@@ -12,7 +12,7 @@ export function tipOf(schedule, op, unit) {
     `takes ${time(schedule.finish(op) - schedule.start(op))}`);
   const last = schedule.waits(op).find((wait) => wait.isLast);
   say(last ? `waited for ${waitName(schedule, last, op)}` : "waited for nothing");
-  say(slackText(schedule, op, time));
+  say(`slack ${slackText(schedule, op, time)}`);
   return lines;
 }
 
@@ -50,7 +50,7 @@ export function detailsOf(schedule, op, unit, choose) {
 export function spoken(schedule, op, unit) {
   const time = (value) => writeTime(value, unit);
   return `${schedule.label(op)}, ${phaseName(schedule, op)}, ${time(schedule.start(op))} to ` +
-    `${time(schedule.finish(op))}, ${slackText(schedule, op, time)}`;
+    `${time(schedule.finish(op))}, slack ${slackText(schedule, op, time)}`;
 }
 
 function phaseName(schedule, op) {
@@ -73,7 +73,7 @@ function waitName(schedule, { op, message }, waiting) {
 
 function slackText(schedule, op, time) {
   const isCritical = schedule.isCritical[schedule.program.op[op]];
-  if (isCritical) return "none, on the critical path";
+  if (isCritical) return `${time(0)}, on the critical path`;
   const slack = schedule.slack(op);
-  return slack > 1e-12 * schedule.makespan ? time(slack) : "none";
+  return time(slack > 1e-12 * schedule.makespan ? slack : 0); // less is rounding
 }

@@ -8,7 +8,7 @@ export function make(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") element.style.cssText = value; // an attribute is refused by the page
-    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== false) element.setAttribute(name, String(value));
   }
   element.append(...children);
   return element;

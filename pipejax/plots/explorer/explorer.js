@@ -63,7 +63,7 @@ export class Explorer {
     this.panes = this.schedules.map((schedule, index) => this.buildPane(schedule, index));
     byId("schedules").replaceChildren(...this.panes.map((pane) => pane.element));
     this.axis = new Axis(byId("axis"), this.unit);
-    makeSliders(scene, (key, factor) => this.setFactor(key, factor));
+    makeSliders(scene, this.schedules, (key, factor) => this.setFactor(key, factor));
     makeChoices("links", "radio", scene.links.map((name) => [name, name]), (event) =>
       this.setLink(event.target.value));
     makeChoices("shown", "checkbox",
@@ -283,7 +283,7 @@ export class Explorer {
     showChoices("shown", (name) => state.shown[name]);
     showChoices("curve", (name) => name === state.curve);
     byId("curve").hidden = !state.shown.memory || !schedules.some((each) => each.hasSizes);
-    showForm(this.focused, state, unit);
+    showForm(this.focused, state, unit, schedules.length === 1);
     showLegend(schedules, state.shown);
     this.showOp();
     this.showHeadings();
@@ -396,8 +396,8 @@ export class Explorer {
       });
       if (state.shown.memory) curves.draw(view, { unit: state.curve, worker });
     });
-    byId("notice").textContent = hidden > 0
-      ? `${hidden.toLocaleString("en")} messages in sight: zoom in to see them` : "";
+    const notice = hidden > 0 ? `${hidden.toLocaleString("en")} messages in sight: zoom in to see them` : "";
+    if (byId("notice").textContent !== notice) byId("notice").textContent = notice;
   }
 
   // --- the pointer

@@ -8,7 +8,11 @@ const NAMES = [
 /** Read the colours that are in force now; phases by their code. */
 export function readPalette(phases) {
   const style = getComputedStyle(document.documentElement);
-  const palette = { font: style.getPropertyValue("--font"), fills: {}, inks: {}, rgb: {}, isEdged: {} };
+  const palette = {
+    font: style.getPropertyValue("--font"),
+    fills: {}, inks: {}, isEdged: {},
+    channels: new Float32Array(3 * Object.keys(phases).length), // red, green, blue of each phase
+  };
   for (const name of NAMES) {
     const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
     palette[name] = style.getPropertyValue(`--${variable}`).trim();
@@ -17,7 +21,7 @@ export function readPalette(phases) {
   for (const [code, { fill, ink }] of Object.entries(phases)) {
     palette.fills[code] = fill;
     palette.inks[code] = ink;
-    palette.rgb[code] = rgb(fill);
+    palette.channels.set(rgb(fill), 3 * code);
     palette.isEdged[code] = Math.abs(brightness(rgb(fill)) - paper) < 40;
   }
   return palette;

@@ -9,9 +9,10 @@ const STEPS = 400; // of a slider
 /** Results: one schedule at length, several as a table. */
 export function showResults(schedules, state, unit, choose) {
   const alone = schedules.length === 1;
+  const chosen = schedules[state.focus];
   byId("results").replaceChildren(...(alone
-    ? resultOf(schedules[0], state, unit)
-    : [resultTable(schedules, state, unit, choose)]));
+    ? resultOf(chosen, state, unit)
+    : [resultTable(schedules, state, unit, choose), ...partsOf(chosen, state, unit)]));
 }
 
 function resultOf(schedule, state, unit) {
@@ -24,12 +25,27 @@ function resultOf(schedule, state, unit) {
     make("p", { class: "quiet" }, change ? `makespan,${change} to what is given` : "makespan"),
     make("dl", { class: "facts" },
       ...fact("idle (bubble ratio)", writePercent(schedule.bubbleRatio)),
-      ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`)),
+      ...fact("most in flight", `${peak} on worker ${schedule.peakInFlight.indexOf(peak)}`),
+      ...workerFacts(schedule, state.worker, unit)),
     ...shareBar(schedule),
   ];
 }
 
+/** Of several schedules the one that is chosen: its worker and its critical path. */
+function partsOf(schedule, state, unit) {
+  if (schedule.error) return [];
+  return [make("dl", { class: "facts" }, ...workerFacts(schedule, state.worker, unit)), ...shareBar(schedule)];
+}
+
 const fact = (name, value) => [make("dt", {}, name), make("dd", {}, value)];
+
+/** The worker that is chosen. */
+function workerFacts(schedule, worker, unit) {
+  if (worker < 0) return [];
+  const idle = writePercent(1 - schedule.busy[worker] / (schedule.makespan || 1));
+  const held = schedule.peakInFlight[worker];
+  return fact(`worker ${worker}`, `busy ${writeTime(schedule.busy[worker], unit)}, idle ${idle}, peak ${held}`);
+}
 
 /** What the critical path consists of. */
 function shareBar(schedule) {
@@ -68,7 +84,7 @@ function resultTable(schedules, state, unit, choose) {
 }
 
 /** Sliders: one factor for each kind of cost; `change` is called with a kind and its factor. */
-export function makeSliders(scene, change) {
+export function makeSliders(scene, schedules, change) {
   const rows = scene.factors.map(({ key, name, most }) => {
     const id = `factor-${key}`;
     const symbol = key.length === 1 ? `${key}, ${name}` : name;
@@ -78,7 +94,7 @@ export function makeSliders(scene, change) {
     });
     const exact = make("input", {
       type: "text", inputmode: "decimal", "aria-label": `factor of ${name}`, "data-factor": key,
-      onchange: (event) => change(key, readFactor(event.target.value)),
+      onchange: (event) => change(key, readFactor(event.target.value, timesOf(schedules, scene, key))),
     });
     return make("div", { class: "slider" }, make("label", { for: id }, symbol),
       make("output", { for: id, id: `time-${key}` }), exact, range);
@@ -86,7 +102,15 @@ export function makeSliders(scene, change) {
   byId("sliders").replaceChildren(...rows);
 }
 
-const readFactor = (text) => Number(text.trim().replace(/^[×x*]/, "").replace(",", "."));
+const UNITS = { s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9 };
+
+/** Read a factor, as 1.5 or ×1.5, or the time that it is to make of one that is given, as 3 ms. */
+function readFactor(text, times) {
+  const [, number, unit] = /^\s*[×x*]?\s*([\d.,e+-]+)\s*(\w*)\s*$/.exec(text) ?? [];
+  const value = Number((number ?? "none").replace(",", "."));
+  if (!unit) return value;
+  return times.length === 1 && times[0] > 0 ? (value * (UNITS[unit] ?? NaN)) / times[0] : NaN;
+}
 
 /** Let sliders say what is chosen: the time where it is one for all, else the factor. */
 export function showSliders(scene, schedules, state) {
@@ -132,7 +156,8 @@ export function showChoices(id, isOn, reasons = {}) {
 }
 
 /** The closed form of a schedule, with the sum that is the largest now. */
-export function showForm(schedule, state, unit) {
+export function showForm(schedule, state, unit, isAlone) {
+  byId("form-title").textContent = isAlone ? "Closed form" : `Closed form of ${schedule.name}`;
   byId("form").replaceChildren(...formOf(schedule, state, unit));
 }
 

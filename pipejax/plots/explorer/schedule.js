@@ -19,6 +19,12 @@ export class Schedule {
     // whether what is held differs from how many are in flight: parts are freed, or sizes differ
     schedule.hasSizes = schedule.held.place.some((place) => schedule.held.size[place] !== 1);
     schedule.lanes = schedule.layLanes();
+    const ops = schedule.ops.phase.length;
+    // of each op in the order of the rows, NaN where it does not run: read far more often than set
+    schedule.opStart = new Float64Array(ops);
+    schedule.opFinish = new Float64Array(ops);
+    schedule.onCompute = Uint8Array.from({ length: ops }, (_, op) =>
+      (schedule.ops.worker[op] >= 0 && !schedule.isBeside(op) ? 1 : 0));
     schedule.messagesTo = byConsumer(schedule.messages.consumer, schedule.ops.phase.length);
     return schedule;
   }
@@ -99,13 +105,18 @@ export class Schedule {
 
   /** Busy times, idle share, and what the critical path consists of. */
   sumUp() {
-    const { program, vector, ops, costs } = this;
+    const { program, vector, ops, costs, opStart, opFinish } = this;
     this.busy = new Float64Array(this.workers);
-    for (let op = 0; op < ops.phase.length; op++) {
+    this.shortest = Infinity;
+    this.longest = 0;
+    for (let op = 0; op < opStart.length; op++) {
       const node = program.op[op];
-      if (node > 0 && ops.worker[op] >= 0 && !this.isBeside(op)) {
-        this.busy[ops.worker[op]] += vector[program.lasts[node]];
-      }
+      opStart[op] = node > 0 ? program.start[node] : NaN;
+      opFinish[op] = node > 0 ? program.finish[node] : NaN;
+      const time = node > 0 ? vector[program.lasts[node]] : 0;
+      if (this.onCompute[op]) this.busy[ops.worker[op]] += time;
+      if (time > this.longest) this.longest = time;
+      if (time > 0 && time < this.shortest) this.shortest = time;
     }
     const mean = this.busy.reduce((sum, each) => sum + each, 0) / this.workers;
     this.bubbleRatio = this.makespan > 0 ? (this.makespan - mean) / this.makespan : 0;
@@ -127,11 +138,11 @@ export class Schedule {
   }
 
   start(op) {
-    return this.program.start[this.program.op[op]];
+    return this.opStart[op];
   }
 
   finish(op) {
-    return this.program.finish[this.program.op[op]];
+    return this.opFinish[op];
   }
 
   runs(op) {

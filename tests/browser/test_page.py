@@ -1,0 +1,357 @@
+"""The page in a browser: it loads from a file, zooms, answers the mouse and keys, and stays fluid."""
+
+import io
+import re
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from pipejax.base import longest_path
+
+LOADS_IN = 3.0  # seconds, 64 workers x 1024 microbatches
+FRAMES = 30.0  # a second
+
+
+def seen(opened):
+    return opened("[explorer.view.from, explorer.view.to]")
+
+
+def over_bars(opened, share=0.5):
+    box = opened.page.locator("canvas.bars").first.bounding_box()
+    x = box["x"] + 64 + share * (box["width"] - 64)
+    opened.page.mouse.move(x, box["y"] + box["height"] / 2)
+    return x
+
+
+def pixels(opened, selector="canvas.bars"):
+    """Colours of a canvas on the screen, (pixels, 3)."""
+    picture = opened.page.locator(selector).first.screenshot()
+    return (matplotlib.image.imread(io.BytesIO(picture))[..., :3] * 255).reshape(-1, 3)
+
+
+def test_it_opens_from_a_file_and_draws(alone, visit):
+    opened = visit(alone[0])
+    assert opened.page.url.startswith("file:///")
+    assert opened.page.title() == "1f1b, 4 workers, 8 microbatches"
+    assert len(np.unique(pixels(opened), axis=0)) > 10
+    assert opened.page.locator("#notice").inner_text() == ""
+
+
+def test_the_wheel_zooms_about_the_pointer_and_dragging_moves(alone, visit):
+    opened = visit(alone[0])
+    whole = seen(opened)
+    over_bars(opened, 0.25)
+    under = whole[0] + 0.25 * (whole[1] - whole[0])
+    opened.page.mouse.wheel(0, -600)
+    opened.settle()
+    zoomed = seen(opened)
+    assert zoomed[1] - zoomed[0] < 0.6 * (whole[1] - whole[0])
+    assert zoomed[0] + 0.25 * (zoomed[1] - zoomed[0]) == pytest.approx(under, rel=1e-3)
+    before = pixels(opened)
+    x = over_bars(opened, 0.5)
+    opened.page.mouse.down()
+    opened.page.mouse.move(x - 100, 200, steps=5)
+    opened.page.mouse.up()
+    opened.settle()
+    moved = seen(opened)
+    assert moved[0] > zoomed[0]
+    assert moved[1] - moved[0] == pytest.approx(zoomed[1] - zoomed[0])
+    assert (pixels(opened) != before).any()
+    opened.page.get_by_role("button", name="Fit").click()
+    assert seen(opened) == whole
+
+
+def test_a_marked_range_is_shown(alone, visit):
+    opened = visit(alone[0])
+    x = over_bars(opened, 0.2)
+    opened.page.keyboard.down("Shift")
+    opened.page.mouse.down()
+    opened.page.mouse.move(x + 300, 200, steps=4)
+    opened.page.mouse.up()
+    opened.page.keyboard.up("Shift")
+    opened.settle()
+    box = opened.page.locator("canvas.bars").bounding_box()
+    whole = 1.01 * alone[1].makespan
+    assert np.diff(seen(opened))[0] == pytest.approx(300 / (box["width"] - 64) * whole, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", ["0F0", "2B3", "3F7"])
+def test_the_pointer_over_an_op_says_what_it_is(op, alone, visit):
+    path, run = alone
+    opened = visit(path)
+    opened.page.mouse.move(*opened.place(op))
+    opened.settle()
+    tip = opened.page.locator("#tip")
+    assert tip.is_visible()
+    text = tip.inner_text()
+    stage, letter, microbatch = int(op[0]), op[1], int(op[2:])
+    table = run.table
+    worker, slot = np.argwhere(
+        (table.stage == stage)
+        & (table.phase == {"F": 1, "B": 2}[letter])
+        & (table.microbatch == microbatch)
+    )[0]
+    node = run.program.node_of_cell[worker, slot]
+    assert text.startswith(op)
+    assert f"{run.start[worker, slot]:.5g} s to {run.finish[worker, slot]:.5g} s" in text
+    lag = np.asarray(opened("Array.from(explorer.focused.vector)"))[run.program.lag_index]
+    slack = longest_path.slack(run.program.preds, run.node_duration, lag)[node]
+    said = "on the critical path" if run.critical[node] else f"slack {slack:.5g} s"
+    assert said in text, text
+    opened.page.mouse.move(5, 5)
+    assert not tip.is_visible()
+
+
+def test_a_click_chooses_an_op_and_says_what_it_waits_for(alone, visit):
+    opened = visit(alone[0])
+    opened.page.mouse.click(*opened.place("2B3"))
+    opened.settle()
+    text = opened.page.locator("#op").inner_text()
+    assert text.startswith("2B3 backward")
+    assert "message 3B3 from worker 3" in text
+    opened.page.locator("#op .waits button").first.click()
+    assert not opened.page.locator("#op").inner_text().startswith("2B3")
+    opened.page.keyboard.press("Escape")
+    assert not opened.page.locator("#op").is_visible()
+
+
+def test_search_finds_and_goes_on(alone, visit):
+    opened = visit(alone[0])
+    plain = pixels(opened)
+    opened.page.keyboard.press("/")
+    opened.page.keyboard.type("m3 B")
+    opened.settle()
+    assert opened.page.locator("#matches").inner_text() == "4 found"
+    assert (pixels(opened) != plain).mean() > 0.05  # all others fade
+    found = []
+    for _ in range(4):
+        opened.page.keyboard.press("Enter")
+        found.append(opened("explorer.state.selected"))
+    assert sorted(found) == ["0B3", "1B3", "2B3", "3B3"]
+    opened.page.locator("#find").fill("critical")
+    count = int(opened.page.locator("#matches").inner_text().split()[0])
+    assert count == opened(
+        "explorer.focused.path.filter(n => explorer.focused.program.opOf[n] >= 0).length"
+    )
+
+
+def test_what_is_shown_can_be_switched(alone, visit):
+    opened = visit(alone[0])
+    for name in ("critical path", "messages"):
+        before = pixels(opened)
+        box = opened.page.get_by_label(name, exact=True)
+        box.set_checked(not box.is_checked())
+        opened.settle()
+        assert (pixels(opened) != before).any(), name
+    held = opened.page.locator("canvas.held")
+    assert held.is_visible()
+    opened.page.get_by_label("memory", exact=True).uncheck()
+    assert not held.is_visible()
+
+
+def test_keys(alone, visit):
+    opened = visit(alone[0])
+    press = opened.page.keyboard.press
+    press("+")
+    press("+")
+    zoomed = seen(opened)
+    assert zoomed[1] - zoomed[0] < 0.5 * 1.01 * alone[1].makespan
+    press("ArrowRight")
+    assert seen(opened)[0] > zoomed[0]
+    press("0")
+    assert seen(opened)[0] == 0
+    press("n")
+    first = opened("explorer.state.selected")
+    press("]")
+    assert opened("explorer.state.selected") != first
+    press("[")
+    assert opened("explorer.state.selected") == first
+    press(".")
+    assert opened("explorer.state.selected") == "0F1"
+    press("l")
+    assert opened("explorer.state.link") == "queued"
+    press("r")
+    assert opened("explorer.state.link") == "delay"
+    press("g")
+    assert not opened.page.locator("canvas.held").is_visible()
+    press("m")
+    assert opened("explorer.state.shown.messages") is True
+    press("d")
+    assert opened("document.documentElement.hasAttribute('data-dark')")
+    press("?")
+    assert opened.page.locator("#keys").is_visible()
+    press("Escape")
+    assert not opened.page.locator("#keys").is_visible()
+
+
+def test_all_can_be_reached_and_has_a_name(alone, visit):
+    opened = visit(alone[0])
+    nameless = opened(
+        """[...document.querySelectorAll("input, button, canvas:not([aria-hidden])")].filter(e =>
+          !(e.ariaLabel || e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()))
+          .map(e => e.outerHTML)"""
+    )
+    assert nameless == []
+    reached = set()
+    for _ in range(40):
+        opened.page.keyboard.press("Tab")
+        reached.add(
+            opened(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.value"
+            )
+        )
+    assert {
+        "find",
+        "zoom-in",
+        "fit",
+        "theme",
+        "help",
+        "bars",
+        "factor-F",
+        "factor-transmit",
+    } <= reached
+    label = opened.page.locator("canvas.bars").get_attribute("aria-label")
+    assert re.search(r"1f1b: [\d.]+ s, idle [\d.]+ %", label)
+    opened.page.wait_for_timeout(600)
+    assert "1f1b" in opened.page.locator("#spoken").inner_text()
+    opened.page.locator("#factor-F").focus()
+    before = opened.makespans()
+    opened.page.keyboard.press("ArrowRight")  # moves the slider, not the view
+    opened.settle()
+    assert opened.makespans() > before
+    assert seen(opened)[0] == 0
+
+
+def test_a_deep_link_restores_all(alone, visit):
+    opened = visit(alone[0])
+    opened.set_link("rendezvous")
+    opened.set_factor("F", 1.7)
+    opened.page.keyboard.press("m")
+    opened.page.locator("#find").fill("m3")
+    opened.page.mouse.click(*opened.place("2B3"))
+    opened.page.keyboard.press("+")
+    opened.page.keyboard.press("d")
+    opened.wait("location.hash.includes('theme=dark')")
+    at = opened.page.url.split("#")[1]
+    again = visit(alone[0], at)
+    assert again("explorer.state.write()") == opened("explorer.state.write()") == at
+    assert again.makespans() == opened.makespans()
+    assert seen(again) == pytest.approx(seen(opened), rel=1e-6)
+    assert again.page.locator("#op").inner_text() == opened.page.locator("#op").inner_text()
+    assert again.page.get_by_label("rendezvous", exact=True).is_checked()
+    assert again.page.locator("#find").input_value() == "m3"
+    again("location.hash = 'link=queued'")
+    again.wait("explorer.state.link === 'queued' && explorer.state.find === ''")
+
+
+def test_an_address_with_nonsense_opens_as_given(alone, visit):
+    opened = visit(
+        alone[0], "link=no&x.F=-1&x.B=abc&view=9~1&worker=99&focus=7&selected=9F9&theme=pink"
+    )
+    assert opened.makespans() == [alone[1].makespan]
+    assert opened("explorer.state.write()") in ("", "selected=9F9")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(scheme, alone, visit):
+    opened = visit(alone[0], color_scheme=scheme)
+    dark = scheme == "dark"
+    assert (pixels(opened).mean() < 128) == dark or pixels(opened)[0].mean() < 60
+    assert (pixels(opened)[0].mean() < 60) == dark
+    colours = opened(
+        """["ink", "quiet", "accent", "limit"].map(name =>
+          getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())"""
+    )
+    grounds = opened(
+        """["paper", "panel", "row-chosen"].map(name =>
+          getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())"""
+    )
+    for colour in colours:
+        for ground in grounds[: 3 if colour == colours[0] else 2]:
+            assert contrast(colour, ground) >= 4.5, (colour, ground)
+    opened.page.get_by_role("button", name="Light or dark").click()
+    opened.settle()
+    assert (pixels(opened)[0].mean() < 60) != dark
+
+
+def contrast(one, other):
+    """Contrast of two colours as WCAG defines it."""
+
+    def luminance(colour):
+        parts = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
+        linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return linear @ [0.2126, 0.7152, 0.0722]
+
+    bright, dim = sorted([luminance(one), luminance(other)], reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+@pytest.mark.parametrize("width", [1280, 700, 360])
+def test_nothing_is_cut_in_a_narrow_window(width, alone, visit):
+    opened = visit(alone[0], viewport={"width": width, "height": 700})
+    assert opened("document.documentElement.scrollWidth") <= width
+    assert opened.page.locator("#factor-F").bounding_box()["width"] > 150
+
+
+def test_a_large_page_loads_soon_and_pans_fluidly(large, visit, capsys):
+    opened = visit(large)
+    loaded = opened("explorer.readyAt") / 1000
+    rates, draws = {}, {}
+    for zoom in (1.05, 4, 30, 300, 3000):
+        opened("zoom => { explorer.fit(); explorer.view.zoom(zoom, explorer.middle()); }", zoom)
+        opened.settle()
+        frames, seconds, worst = opened(
+            """() => new Promise(done => {
+              const times = [];
+              let last = performance.now();
+              const begun = last;
+              let frames = 0;
+              const step = () => {
+                const now = performance.now();
+                times.push(now - last);
+                last = now;
+                if (++frames === 60) { done([frames, (now - begun) / 1000, Math.max(...times)]); return; }
+                explorer.view.pan(frames < 30 ? 0.01 : -0.01);
+                explorer.viewChanged();
+                requestAnimationFrame(step);
+              };
+              requestAnimationFrame(step);
+            })"""
+        )
+        rates[zoom], draws[zoom] = frames / seconds, worst
+    live = opened(
+        """async () => {
+          const begun = performance.now();
+          for (const factor of [1.1, 1.2, 1.3, 1.4, 1.5]) await explorer.setFactor("F", factor);
+          return (performance.now() - begun) / 5;
+        }"""
+    )
+    with capsys.disabled():
+        print(
+            f"\n64 x 1024: loaded in {loaded:.2f} s, a slider takes {live:.1f} ms; frames per second by zoom:"
+        )
+        print(
+            "  "
+            + ", ".join(
+                f"{zoom:g}: {rate:.0f} (slowest {draws[zoom]:.0f} ms)"
+                for zoom, rate in rates.items()
+            )
+        )
+    assert loaded < LOADS_IN
+    assert min(rates.values()) >= FRAMES
+
+
+@pytest.mark.parametrize("link", ["queued", "blocking", "rendezvous"])
+def test_a_large_page_changes_its_link_model_soon(link, large, visit):
+    opened = visit(large)
+    took = opened(
+        """async link => {
+          const begun = performance.now();
+          await explorer.setLink(link);
+          return (performance.now() - begun) / 1000;
+        }""",
+        link,
+    )
+    assert took < 1.0
+    assert opened("explorer.focused.makespan") > 3474.9
