@@ -314,6 +314,18 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     assert np.allclose(schedule["memory"]["limits"], float(system.memory_available) - static)
 
 
+def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
+    """And a schedule that knows a limit is planned for it."""
+    out = tmp_path / "x.html"
+    sizes = ["--workers", "4", "--microbatches", "8", "--memory-limit", "2.5"]
+    answer("explore", "--schedules", "1f1b,zero-bubble", *sizes, "--out", out)
+    one, planned = scene_of(out.read_text())["schedules"]
+    assert one["memory"]["limits"] == planned["memory"]["limits"] == [2.5] * 4
+    held = unpack(planned["memory"])
+    levels = np.cumsum(held["change"] * held["size"][held["place"]])  # ends at 0 on each worker
+    assert 2 < levels.max() <= 2.5 + 1e-9
+
+
 def test_open_shows_the_page_in_the_browser(call, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
