@@ -48,6 +48,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "validate": "Predict measured runs, and show how far off the predictions are.",
     "sweep": "Evaluate a grid of schedules, workloads and systems into a Zarr store, block by "
     "block.",
+    "results": "Show the best points of a sweep, the front that no point beats, and what was not "
+    "evaluated.",
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }

@@ -246,6 +246,13 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "tolerance": OptionRecord(NUMBER, "mean error that passes, in percent"),
         "predictions": OptionRecord(FILE, "predictions of any simulator to judge: a CSV file"),
     },
+    "Points of a sweep": {
+        "best": _often(COUNT, "points to list"),
+        "by": _often(NAME, "what they are ranked by"),
+        "where": _often(RULES, "points to look at, as systems=h100 or workers>4"),
+        "pareto": _often(FLAG, "list the points that no other beats in two things"),
+        "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
+    },
     "Search and samples": {
         "what": _often(RULES, "microbatch, layers, recompute, system, or several"),
         "method": OptionRecord(NAME, "how to tune", names=("gradient", "exhaustive", "both")),
@@ -284,6 +291,7 @@ CATALOGUE: Mapping[str, OptionRecord] = {
     name: option for panel in PANELS.values() for name, option in panel.items()
 }
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
+OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command, and why that must be
 EXCEPTIONS = {
     ("export", "format"): "export prints no table: its format is that of the file it writes",

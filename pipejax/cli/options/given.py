@@ -12,7 +12,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pipejax.cli.options.catalogue import CATALOGUE, SHORT, flag
+from pipejax.cli.options.catalogue import CATALOGUE, OTHER_NAMES, SHORT, flag
 from pipejax.cli.options.declared import value_kinds
 from pipejax.cli.options.numbers import is_plain
 from pipejax.cli.options.schedule import PLANNED
@@ -85,7 +85,9 @@ class GivenOptions:
     def _spelled_out(self, arguments: Sequence[str]) -> Iterator[str]:
         """Write letters as names: -P4, -P 4 and -P=4 are --workers 4."""
         words = iter(arguments)
-        for word in words:
+        for given in words:
+            name, equals, value = given.partition("=")
+            word = OTHER_NAMES.get(name, name) + equals + value
             if word == "--":
                 yield from (word, *words)
             elif re.match("-[A-Za-z]", word):

@@ -1,0 +1,159 @@
+"""`pipejax results`: the best points of a sweep, and its front."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from pipejax.cli.options.declared import Count, JsonFlag
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, SWEEPS, Output, check_modules, drawing
+from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
+from pipejax.cli.output.report import grid, print_all, print_plain, print_written
+
+if TYPE_CHECKING:
+    from pipejax.sweep.results import Points, SweepResults
+
+HEIGHT = 3.4  # inches, the legend above included
+REASONS = 5  # that are listed
+AXES = "step_time,memory_bytes"
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "step_time": seconds,
+    "memory_bytes": gigabytes,
+    "bubble_ratio": percent,
+}
+
+
+def results(
+    dataset: Annotated[Path, typer.Argument(metavar="STORE.zarr", help="What sweep wrote.")],
+    best: Count = 10,
+    by: str = "step_time",
+    where: list[str] | None = None,
+    pareto: bool = False,
+    axes: str = AXES,
+    no_memory_limit: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
+    json: JsonFlag = False,
+) -> None:
+    """Show the best points of a sweep, the front that no point beats, and what was not evaluated.
+
+    Options:
+      by: step_time, memory_bytes, an output that the sweep kept, or an axis of numbers.
+      where: an axis or a measure, then =, !=, <, <=, > or >=; of several conditions all must hold.
+      pareto: and equals in the other.
+      axes: the less the better, but for tokens_per_second.
+      figure: all points in these two axes (.png, .pdf or .svg).
+
+    Example:
+      pipejax results results.zarr --best 5 --where systems=h100 --pareto --figure front.png
+    """
+    check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
+    from pipejax.sweep.results import check_measure, read_results, selectable
+
+    found = read_results(dataset)
+    rank = check_measure(by, found, "--by")
+    sides = [check_measure(name, found, "--axes") for name in axes.split(",")]
+    if len(sides) != 2 or sides[0] == sides[1]:
+        raise ValueError(f"--axes must be two different names, as {AXES}, got {axes!r}")
+    kept = found.where(where or ())
+    among = kept & selectable(found, memory_limit=not no_memory_limit)
+    first, front = found.best(among, rank, best), found.front(among, sides)
+    if figure.path is not None:
+        _draw(found, among, sides, front if pareto else front[:0], first[:1], figure)
+    if json:
+        print_json(
+            {
+                "store": dataset,
+                "points": len(found.status),
+                **{name.replace(" ", "_"): count for name, count in found.counts().items()},
+                "selected": int(kept.sum()),
+                "by": rank,
+                "best": [found.point(place) for place in first.tolist()],
+                **({"axes": sides, "pareto": _points(found, front)} if pareto else {}),
+                "reasons": dict(_reasons(found).most_common()),
+                **figure.as_json(),
+            }
+        )
+        return
+    _print_counts(found, dataset, int(kept.sum()), bool(where))
+    if len(first) == 0:
+        print_plain("no point can be chosen" + " where these conditions hold" * bool(where))
+    else:
+        _print_table(found, first, f"best {len(first)} by {_words(rank)}")
+    if pareto and len(front):
+        _print_table(found, front, f"front of {_words(sides[0])} against {_words(sides[1])}")
+    print_written("drawn to", figure.written)
+
+
+def _points(found: "SweepResults", places: "Points") -> list[dict[str, Any]]:
+    return [found.point(place) for place in places.tolist()]
+
+
+def _reasons(found: "SweepResults") -> Counter[str]:
+    return Counter(str(text) for text in found.reasons if text)
+
+
+def _print_counts(found: "SweepResults", dataset: Path, kept: int, is_filtered: bool) -> None:
+    """Say how many points there are, and how many are illegal or not there yet."""
+    counts = found.counts()
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    chosen = f"; {kept:,} keep the conditions" if is_filtered else ""
+    print_plain(f"{dataset}: {len(found.status):,} points: {told}{chosen}")
+    if counts["not evaluated"]:
+        print_plain("  the sweep is not complete: go on with it by pipejax sweep --resume")
+    reasons = _reasons(found)
+    for reason, count in reasons.most_common(REASONS):
+        print_plain(f"  illegal, {count:,} points: {reason}")
+    if len(reasons) > REASONS:
+        print_plain(f"  and {len(reasons) - REASONS} further reasons: --json lists all")
+
+
+def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
+    """Print points; axes that are the same in all of them are told once, above."""
+    rows = _points(found, places)
+    alike = {
+        name: rows[0][name]
+        for name in found.axes
+        if len(rows) > 1 and len({row[name] for row in rows}) == 1
+    }
+    columns: list[tuple[str, list[str]]] = []
+    for name in rows[0]:
+        if name != "fits" and name not in alike:
+            form = SHOWN.get(name, _text)
+            columns.append((_words(name), [form(row[name]) for row in rows]))
+    if not all(row["fits"] for row in rows):
+        columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
+    print_all(grid(columns, title=title))
+    if alike:
+        print_plain("all: " + ", ".join(f"{_words(n)} {_text(v)}" for n, v in alike.items()))
+
+
+def _words(name: str) -> str:
+    return name.replace("_bytes", "").replace("_", " ")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _draw(
+    found: "SweepResults",
+    among: Any,
+    sides: list[str],
+    front: "Points",
+    best: "Points",
+    figure: Output,
+) -> None:
+    """Draw the points, by schedule where there are several."""
+    from pipejax.plots.results import Shown, draw_results
+
+    groups = {"points": among}
+    if "schedule" in found.axes:
+        names = found.of("schedule")
+        groups = {name: among & (names == name) for name in found.axes["schedule"].tolist()}
+        groups = {name: own for name, own in groups.items() if np.any(own)} or {"points": among}
+    shown = [Shown(name, found.of(name), found.units[name]) for name in sides]
+    with drawing(figure, 1, HEIGHT) as (_, axes):
+        draw_results(axes, shown, groups, front, best)

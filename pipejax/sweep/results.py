@@ -1,0 +1,215 @@
+"""What a sweep found: its best points, and those that no other beats in two things at once."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.checks import known_as, meant, one_of, unknown
+from pipejax.base.provenance import ATTRIBUTES, is_dataset
+from pipejax.sweep.dataset_layout import FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
+from pipejax.sweep.store import CHECKSUM
+
+Points = Int[NumpyArray, " found"]
+MEASURES = ("step_time", "memory_bytes", "bubble_ratio", "tokens_per_second")
+MORE_IS_BETTER = ("tokens_per_second",)
+_KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*\S)\s*")
+_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "=": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+
+
+class SweepResults(NamedTuple):
+    """All points of a sweep in a row, the last axis fastest.
+
+    Attributes:
+      axes: labels by axis, those of one value apart.
+      fixed: what all points have in common, by axis.
+      units: of axes and measures.
+      status: (points) place in `STATUS`; points of a block that is not whole are not evaluated.
+      measures: (points) by name, NaN where there is none.
+      bound_by: (points) name of the resource, if the sweep kept it.
+      reasons: (points) why a point is illegal.
+    """
+
+    axes: Mapping[str, NumpyArray]
+    fixed: Mapping[str, Any]
+    units: Mapping[str, str]
+    status: Int[NumpyArray, " points"]
+    measures: Mapping[str, Float[NumpyArray, " points"]]
+    bound_by: NumpyArray | None
+    reasons: NumpyArray
+
+    def counts(self) -> dict[str, int]:
+        """Number of points by status."""
+        counted = np.bincount(self.status, minlength=len(STATUS))
+        return dict(zip(STATUS, counted.tolist(), strict=True))
+
+    def point(self, place: int) -> dict[str, Any]:
+        """Labels and measures of one point."""
+        at = np.unravel_index(place, [len(labels) for labels in self.axes.values()])
+        labels = {n: each[k].item() for (n, each), k in zip(self.axes.items(), at, strict=True)}
+        values = {name: float(each[place]) for name, each in self.measures.items()}
+        bound = {} if self.bound_by is None else {"bound_by": str(self.bound_by[place])}
+        fits = {"fits": bool(self.status[place] != OUT_OF_MEMORY)}
+        return labels | values | bound | fits
+
+    def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
+        """Return which points keep all conditions, as system=h100 or memory_bytes<80e9."""
+        kept = np.ones(len(self.status), bool)
+        for text in conditions:
+            kept &= self._keeps(text)
+        return kept
+
+    def of(self, name: str) -> NumpyArray:
+        """(points) a measure, or an axis of numbers."""
+        if name in self.measures:
+            return self.measures[name]
+        return self._along(name, self.axes[name])
+
+    def numbers(self) -> list[str]:
+        """Names of what has a number at every point."""
+        return [*self.measures, *(n for n, each in self.axes.items() if each.dtype.kind in "iuf")]
+
+    def best(self, among: Bool[NumpyArray, " points"], name: str, count: int) -> Points:
+        """Return the best points by one measure, the best first."""
+        cost = self._costs(name)
+        places = np.flatnonzero(among & np.isfinite(cost))
+        return places[np.argsort(cost[places], kind="stable")[:count]]
+
+    def front(self, among: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
+        """Return the points that no other beats in one of two things and equals in the other.
+
+        They ascend in the first; of points that are equal in both there is one.
+        """
+        first, second = map(self._costs, names)
+        places = np.flatnonzero(among & np.isfinite(first) & np.isfinite(second))
+        order: NumpyArray = np.lexsort([second[places], first[places]])
+        places = places[order]
+        costs = second[places]
+        least = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
+        return places[costs < least]
+
+    def _costs(self, name: str) -> Float[NumpyArray, " points"]:
+        values = np.asarray(self.of(name), float)
+        return -values if name in MORE_IS_BETTER else values
+
+    def _along(self, name: str, values: NumpyArray) -> NumpyArray:
+        """Repeat what is known for each value of an axis for all points."""
+        place = [*self.axes].index(name)
+        sizes = [len(labels) for labels in self.axes.values()]
+        shape = [size if k == place else 1 for k, size in enumerate(sizes)]
+        return np.broadcast_to(values.reshape(shape), sizes).ravel()
+
+    def _keeps(self, text: str) -> NumpyArray:
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            raise ValueError(f"where must be as system=h100 or memory_bytes<80e9, got {text!r}")
+        given, sign, value = found.groups()
+        name = meant(_KEYS.get(given, given), [*self.axes, *self.fixed, *self.measures])
+        if name is None:
+            known = [*self.axes, *self.measures, *self.fixed]
+            raise ValueError(f"where {text}: {unknown('axis', given, known)}")
+        if name in self.measures:
+            return _compared(self.measures[name], sign, value, text)
+        labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
+        is_kept = _compared(labels, sign, value, text)
+        return self._along(name, is_kept) if name in self.axes else is_kept
+
+
+def _compared(values: NumpyArray, sign: str, text: str, condition: str) -> NumpyArray:
+    """Compare labels by name, which must be one of them, and numbers by value."""
+    if values.dtype.kind not in "iuf":
+        if sign not in ("=", "!="):
+            raise ValueError(f"where {condition}: names are compared by = or !=")
+        names = [str(value) for value in values]
+        label = known_as(text, dict.fromkeys(names), "value")
+        found: NumpyArray = _COMPARED[sign](np.array(names), label)
+        return found
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
+    compared: NumpyArray = _COMPARED[sign](values, number)
+    return compared
+
+
+def read_results(path: str | Path) -> SweepResults:
+    """Read the store of a sweep, whole or not.
+
+    Raises:
+      ValueError: if it is not the store of a sweep.
+      OSError: if there is none.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(2, "there is no such store: a folder that sweep wrote", str(path))
+    if not is_dataset(path):
+        raise ValueError(f"{path} is no store that was written here")
+    if "grid" not in json.loads((path / ATTRIBUTES).read_bytes()):
+        raise ValueError(f"{path} is no store of a sweep, but of another command")
+    with xr.open_zarr(path, chunks=None) as data:
+        return _flat(data)
+
+
+def _flat(data: xr.Dataset) -> SweepResults:
+    status = data["status"]
+    dims = [str(dim) for dim in status.dims]
+    is_whole = _is_whole(data)
+    measures = {
+        name: data[name].broadcast_like(status).transpose(*dims).values.ravel()
+        for name in MEASURES
+        if name in data
+    }
+    bound = None
+    if "bound_by" in data:
+        names = np.array([*data["bound_by"].attrs["flag_meanings"].split(), "-"])
+        codes = data["bound_by"].values.ravel()
+        bound = names[np.where(codes == NO_RESOURCE, len(names) - 1, codes)]
+    named = {name: data[name] for name in (*dims, *measures)}
+    return SweepResults(
+        axes={dim: data[dim].values for dim in dims},
+        fixed={str(n): each.item() for n, each in data.coords.items() if each.ndim == 0},
+        units={name: each.attrs.get("units", "") for name, each in named.items()},
+        status=np.where(is_whole, status.values.ravel(), 0).astype(int),
+        measures=measures,
+        bound_by=bound,
+        reasons=data["reason"].broadcast_like(status).transpose(*dims).values.ravel(),
+    )
+
+
+def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
+    """Whether the block of each point was written to its end; blocks are chunks of a variable."""
+    status = data["status"]
+    chunks = status.encoding["chunks"] if status.ndim else ()
+    along = [np.arange(size) // chunk for size, chunk in zip(status.shape, chunks, strict=True)]
+    counts = [int(each[-1]) + 1 for each in along]
+    blocks = np.ravel_multi_index(np.ix_(*along), counts) if counts else np.array(0)
+    whole: NumpyArray = data[CHECKSUM].values[blocks].ravel() != 0
+    return whole
+
+
+def check_measure(name: str, results: SweepResults, where: str) -> str:
+    """Return the name of a number that every point has.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    return str(one_of(name.strip(), results.numbers(), where))
+
+
+def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
+    """Return which points may be chosen: with a limit those alone that fit."""
+    fits = results.status == FEASIBLE
+    return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)
