@@ -66,7 +66,7 @@ class Shown(NamedTuple):
 
 def gallery_files(*, draw: bool) -> dict[str, str | bytes]:
     """Return the page of the gallery and its pictures."""
-    shown = [_run(name, builder) for name, builder in REGISTRY.items()]
+    shown = [run_of(name) for name in REGISTRY]
     parts = [_head(shown)]
     files: dict[str, str | bytes] = {}
     for family, members in groupby(shown, key=lambda each: each.family):
@@ -77,7 +77,7 @@ def gallery_files(*, draw: bool) -> dict[str, str | bytes]:
     return {"gallery.md": "\n\n".join(parts) + "\n"} | files
 
 
-def _run(name: str, builder: Builder) -> Shown:
+def run_of(name: str) -> Shown:
     """Build a schedule and run it."""
     table = _table(name, MICROBATCHES)
     costs = pj.Costs.per_worker(
@@ -88,7 +88,7 @@ def _run(name: str, builder: Builder) -> Shown:
         offload=TIMES["O"],
         transfer=MESSAGE,
     )
-    return Shown(name, builder, pj.evaluate(table, costs))
+    return Shown(name, REGISTRY[name], pj.evaluate(table, costs))
 
 
 def _table(name: str, microbatches: int) -> pj.ScheduleTable:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import jupytext
@@ -14,9 +15,11 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 import pipejax as pj
+from pages import gallery
 from pages.commands import check_line, command_lines
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
+from pipejax.analysis.timeline import bars
 from pipejax.base.units import UNITS
 from pipejax.costs import collective_rows, measured_rows
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
@@ -51,6 +54,17 @@ def test_every_public_name_is_in_the_reference_once():
     inner = {"REGISTRY", "check_size"}  # what other rooms use
     rooms |= {f"schedules.{name}" for name in {*pj.schedules.__all__} - inner}
     assert sorted(shown) == sorted(names | rooms)
+
+
+@pytest.mark.parametrize("name", pj.schedules.REGISTRY)
+def test_the_command_below_a_picture_runs_what_it_shows(name, answer):
+    shown = gallery.run_of(name)
+    (line,) = command_lines(f"```sh\n{gallery.command(shown)}\n```")
+    check_line(line)
+    found = answer(*shlex.split(line)[1:])
+    assert found["makespan"] == pytest.approx(shown.run.makespan, rel=1e-12)
+    ops = {op["op"]: op["start"] for op in found["ops"]}
+    assert ops == {bar.label: pytest.approx(bar.start, rel=1e-12) for bar in bars(shown.run)}
 
 
 def keys_on(page, first):
