@@ -47,8 +47,10 @@ def with_output(markdown: str) -> str:
         def session(block: re.Match[str]) -> str:
             if block[1] != "console":
                 return block[0]
-            lines = (f"{line}\n{output_of(line)}" for line in command_lines(block[0]))
-            return "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
+            given = [f"$ {line}" for line in re.split(r"^\$ ", block[2], flags=re.MULTILINE)[1:]]
+            lines = command_lines(block[0])
+            shown = (f"{one}{output_of(line)}" for one, line in zip(given, lines, strict=True))
+            return "```console\n" + "\n".join(shown) + "\n```"
 
         return _BLOCK.sub(session, markdown)
 
@@ -74,14 +76,14 @@ def commands_page(*, whole: bool) -> str:
     """Return the page of all commands with their help."""
     parts = [
         "# Command line",
-        "`pipejax COMMAND --help` prints what stands here. [Getting started]"
+        "`pipejax COMMAND --help-all` prints what follows, `--help` less of it. [Getting started]"
         "(getting_started.md#on-the-command-line) has examples; what the files hold is in [own "
         "costs](own_costs.md).",
     ]
     for name, about in COMMANDS.items():
         parts += [f"## {name}", about]
         if whole:
-            parts.append(f"```text\n{output_of(f'pipejax {name} --help')}\n```")
+            parts.append(f"```text\n{output_of(f'pipejax {name} --help-all')}\n```")
     return "\n\n".join(parts) + "\n"
 
 

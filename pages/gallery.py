@@ -103,7 +103,7 @@ def _head(shown: list[Shown]) -> str:
     """What all have in common, and their numbers side by side."""
     rows = [
         f"| [{each.name}](#{each.name}) | {each.run.makespan:.1f} | {each.run.bubble_ratio:.1%} "
-        f"| {_held(each).peak.max():.3g} | {each.builder.summary} |"
+        f"| {_held(each).peak.max():.3g} |"
         for each in shown
     ]
     return "\n".join(
@@ -117,8 +117,8 @@ def _head(shown: list[Shown]) -> str:
             f"it meets there; a message takes {MESSAGE} s, an offload or load 1 s. Made by "
             "`pages/gallery.py` when this site was built.",
             "",
-            "| schedule | step time [s] | idle | peak memory | |",
-            "|---|---:|---:|---:|---|",
+            "| schedule | step time [s] | idle | peak memory |",
+            "|---|---:|---:|---:|",
             *rows,
             "",
             "Peak memory is that of the fullest worker, in activations of a microbatch on a whole "
