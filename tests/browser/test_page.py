@@ -7,7 +7,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+import pipejax as pj
+from conftest import explored
 from pipejax.base import longest_path
+from pipejax.plots.explorer.page import page
 
 LOADS_IN = 3.0  # seconds, 64 workers x 1024 microbatches
 FRAMES = 30.0  # a second
@@ -355,3 +358,40 @@ def test_a_large_page_changes_its_link_model_soon(link, large, visit):
     )
     assert took < 1.0
     assert opened("explorer.focused.makespan") > 3474.9
+
+
+def test_a_link_model_that_deadlocks_says_why(tmp_path, visit):
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    table = pj.ScheduleTable.from_rows(rows, name="<b>mine</b>")
+    path = tmp_path / "x.html"
+    path.write_text(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
+    opened = visit(path)
+    assert opened.page.locator("h1").inner_text() == "<b>mine</b>"
+    opened.page.get_by_label("rendezvous", exact=True).check()
+    opened.settle()
+    assert "deadlock" in opened.page.locator(".refused").inner_text()
+    assert not opened.page.locator("canvas.bars").is_visible()
+    opened.page.keyboard.press("n")  # nothing to choose, nothing to complain of
+    opened.page.get_by_label("queued", exact=True).check()
+    opened.settle()
+    assert opened.page.locator("canvas.bars").is_visible()
+
+
+def test_a_time_can_be_typed(alone, visit):
+    opened = visit(alone[0])
+    field = opened.page.locator("[data-factor=transmit]")
+    for text, factor in (
+        ("500 ms", 2.0),
+        ("0.75s", 3.0),
+        ("1,5", 1.5),
+        ("none", 1.5),
+        ("-2", 1.5),
+    ):
+        field.fill(text)
+        field.press("Enter")
+        opened.settle()
+        assert opened("explorer.state.factors.get('transmit')") == pytest.approx(factor), text
+        assert field.input_value()[1:] == f"{factor:g}"

@@ -47,7 +47,7 @@ export class Axis {
       context.fillText(labels[k], x, HEIGHT - 9);
     });
     context.textAlign = "right";
-    context.fillText(name, GUTTER - 8, HEIGHT - 9);
+    context.fillText(name, GUTTER - 26, HEIGHT - 9); // beside the first label
     if (pointer !== null) this.drawPointer(axis, palette, pointer);
   }
 

@@ -1,6 +1,8 @@
 // Draws the rows of a schedule. Only what is in sight is drawn; ops that are narrower than a few
 // pixels are summed up by pixel, so a row of thousands of them costs no more than its width.
 
+import { hatch, word } from "./palette.js";
+
 export const GUTTER = 64; // left of the time axis: names of workers
 const NARROW = 2.5; // pixels below which ops of a row flow together
 const LABEL_HEIGHT = 9; // least height of a bar with text
@@ -19,7 +21,6 @@ export class Bars {
   constructor(canvas, schedule, palette) {
     Object.assign(this, { canvas, schedule, palette });
     this.context = canvas.getContext("2d", { alpha: false });
-    this.strip = document.createElement("canvas");
   }
 
   /** Give the canvas its size in CSS pixels, sharp on any screen. */
@@ -31,11 +32,11 @@ export class Bars {
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.parts = rowParts(rowHeight, this.schedule.hasBeside);
-    this.strip.width = Math.max(1, Math.round((width - GUTTER) * ratio));
-    this.strip.height = 2 * this.schedule.workers; // a line for compute, a line for what is beside
-    this.image = new ImageData(this.strip.width, this.strip.height);
-    this.pixels = this.image.data;
-    this.sums = new Float32Array(4 * this.strip.width);
+    const columns = Math.max(1, Math.round((width - GUTTER) * ratio));
+    this.image = new ImageData(columns, this.canvas.height);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.line = new Uint32Array(columns);
+    this.sums = new Float32Array(4 * columns); // red, green, blue and cover of each pixel of a line
   }
 
   /** Draw all; returns how many messages are in sight if too many to be drawn, else 0. */
@@ -45,15 +46,16 @@ export class Bars {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = this.palette.paper;
     context.fillRect(0, 0, width, height);
-    this.drawRows(shown);
+    const { shortest, longest } = this.schedule;
+    const isDense = longest * axis.scale < NARROW;
+    if (shortest * axis.scale < NARROW) this.paintNarrow(axis, shown, isDense && shown.critical);
+    else this.drawRows(shown);
     context.save();
     context.beginPath();
     context.rect(GUTTER, 0, width - GUTTER, height);
     context.clip();
-    const { shortest, longest } = this.schedule;
-    if (shortest * axis.scale < NARROW && this.sumUpNarrow(axis, shown)) this.drawStrip();
-    if (longest * axis.scale >= NARROW) this.drawWide(axis, shown);
-    if (shown.critical) this.drawCritical(axis);
+    if (!isDense) this.drawWide(axis, shown);
+    if (!isDense && shown.critical) this.drawCritical(axis);
     const hidden = shown.messages ? this.drawMessages(axis) : 0;
     if (shown.hovered >= 0) this.drawLinks(axis, shown.hovered);
     if (shown.selected >= 0) this.drawLinks(axis, shown.selected);
@@ -78,7 +80,7 @@ export class Bars {
     context.textBaseline = "middle";
     for (let row = 0; row < schedule.workers; row++) {
       if (row % each !== 0 && row !== shown.worker) continue;
-      if (row !== shown.worker && Math.abs(row - shown.worker) < each) continue;
+      if (shown.worker >= 0 && row !== shown.worker && Math.abs(row - shown.worker) < each) continue;
       context.fillStyle = row === shown.worker ? palette.ink : palette.quiet;
       const name = rowHeight > 14 ? `worker ${row}` : String(row);
       context.fillText(name, GUTTER - 8, (row + 0.5) * rowHeight);
@@ -100,42 +102,46 @@ export class Bars {
     }
   }
 
-  /** Sum up ops that are too narrow for a bar, by pixel; returns whether there are any. */
-  sumUpNarrow(axis, shown) {
-    const { pixels, ratio, sums } = this;
-    const { phase, with_phase: partner } = this.schedule.ops;
-    const { found } = shown;
-    let any = false;
-    let touched = false;
-    // called for each of up to a hundred thousand ops of a frame: nothing is made anew in it
-    const add = (op, left, right) => {
+  /** Paint all rows with the ops that are too narrow for a bar, pixel by pixel. */
+  paintNarrow(axis, shown, marksCritical) {
+    const { context, palette, parts, rowHeight, schedule, ratio } = this;
+    this.pixels.fill(palette.words.paper);
+    schedule.lanes.forEach(({ compute, beside }, row) => {
+      const ground = row === shown.worker ? "rowChosen" : "row";
+      const top = row * rowHeight;
+      this.sumUp(compute, true, axis, shown.found);
+      this.paintLine(top, parts.compute, palette.words[ground]);
+      if (parts.beside === 0) return;
+      this.sumUp(beside, false, axis, shown.found);
+      this.paintLine(top + parts.compute, parts.beside, palette.words[ground]);
+    });
+    if (marksCritical) this.markCritical(axis);
+    context.putImageData(this.image, Math.round(GUTTER * ratio), 0);
+  }
+
+  /** Sum up the narrow ops of a lane by pixel. */
+  sumUp(lane, isOrdered, axis, found) {
+    const { ratio } = this;
+    const { phase, pipe, with_phase: partner } = this.schedule.ops;
+    const { channels, shades } = this.palette;
+    this.sums.fill(0);
+    // called for up to a hundred thousand ops of a frame: nothing is made anew in it
+    this.eachInSight(lane, isOrdered, axis, (op, left, right) => {
       if (right - left >= NARROW || right <= left) return;
-      touched = true;
       const weight = found && !found[op] ? FADED : 1;
       if (partner[op] === 0) {
-        this.cover(left * ratio, right * ratio, phase[op], weight);
+        this.cover(left * ratio, right * ratio, pipe[op] > 0 ? shades : channels, phase[op], weight);
       } else {
-        this.cover(left * ratio, right * ratio, phase[op], weight / 2);
-        this.cover(left * ratio, right * ratio, partner[op], weight / 2);
-      }
-    };
-    pixels.fill(0);
-    this.schedule.lanes.forEach(({ compute, beside }, row) => {
-      for (let which = 0; which < 2; which++) {
-        touched = false;
-        sums.fill(0);
-        this.eachInSight(which === 0 ? compute : beside, which === 0, axis, add);
-        if (touched) this.writeLine(2 * row + which);
-        any ||= touched;
+        this.cover(left * ratio, right * ratio, channels, phase[op], weight / 2);
+        this.cover(left * ratio, right * ratio, shades, partner[op], weight / 2);
       }
     });
-    return any;
   }
 
   /** Add the colour of a phase to all pixels between two places, by how much of each it covers. */
-  cover(left, right, phase, weight) {
-    const { sums, palette: { channels } } = this;
-    const last = Math.min(Math.floor(right), sums.length / 4 - 1);
+  cover(left, right, channels, phase, weight) {
+    const { sums } = this;
+    const last = Math.min(Math.floor(right), this.line.length - 1);
     for (let x = Math.max(0, Math.floor(left)); x <= last; x++) {
       const part = weight * (Math.min(right, x + 1) - Math.max(left, x));
       sums[4 * x] += part * channels[3 * phase];
@@ -145,29 +151,38 @@ export class Bars {
     }
   }
 
-  writeLine(line) {
-    const { sums, pixels, strip } = this;
-    let place = 4 * line * strip.width;
-    for (let x = 0; x < sums.length; x += 4, place += 4) {
-      const covered = sums[x + 3];
-      if (covered === 0) continue;
-      pixels[place] = sums[x] / covered;
-      pixels[place + 1] = sums[x + 1] / covered;
-      pixels[place + 2] = sums[x + 2] / covered;
-      pixels[place + 3] = 255 * Math.min(1, covered);
+  /** Paint the sums over a ground, on all lines of a part of a row. */
+  paintLine(top, height, ground) {
+    const { sums, line, pixels, ratio } = this;
+    const [red, green, blue] = [ground & 255, (ground >> 8) & 255, (ground >> 16) & 255];
+    for (let x = 0, k = 0; x < line.length; x++, k += 4) {
+      const covered = sums[k + 3];
+      if (covered === 0) {
+        line[x] = ground;
+        continue;
+      }
+      const rest = Math.max(0, 1 - covered);
+      const part = covered > 1 ? 1 / covered : 1;
+      line[x] = word(
+        rest * red + part * sums[k], rest * green + part * sums[k + 1], rest * blue + part * sums[k + 2]);
     }
+    const end = Math.min(this.image.height, Math.round((top + height) * ratio));
+    for (let y = Math.round(top * ratio); y < end; y++) pixels.set(line, y * line.length);
   }
 
-  drawStrip() {
-    const { context, strip, schedule, rowHeight, parts, width } = this;
-    strip.getContext("2d").putImageData(this.image, 0, 0);
-    context.imageSmoothingEnabled = false;
-    for (let row = 0; row < schedule.workers; row++) {
-      [[0, parts.compute], [parts.compute, parts.beside]].forEach(([top, height], which) => {
-        if (height === 0) return;
-        const y = row * rowHeight + top;
-        context.drawImage(strip, 0, 2 * row + which, strip.width, 1, GUTTER, y, width - GUTTER, height);
-      });
+  /** Mark the critical path where all ops are narrow, along the lower edge of the rows. */
+  markCritical(axis) {
+    const { schedule: { path, program }, pixels, line, rowHeight, parts, palette, ratio } = this;
+    const scale = axis.scale * ratio;
+    for (const node of path) {
+      const op = program.opOf[node];
+      if (op < 0 || program.finish[node] < axis.from || program.start[node] > axis.to) continue;
+      const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
+      const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
+      const below = Math.round((this.row(op) * rowHeight + parts.compute) * ratio);
+      for (let y = Math.max(0, below - Math.round(2 * ratio)); y < below; y++) {
+        pixels.fill(palette.words.ink, y * line.length + first, y * line.length + last + 1);
+      }
     }
   }
 
@@ -197,22 +212,23 @@ export class Bars {
     const isFaded = shown.found && !shown.found[op];
     const gap = width > 8 ? 1 : width > 4 ? 0.5 : 0;
     if (isFaded) context.globalAlpha = FADED;
+    const isSecond = ops.pipe[op] > 0;
     const half = ops.with_phase[op] ? height / 2 : height;
-    this.fill(ops.phase[op], x, y, width - gap, half);
-    if (half < height) this.fill(ops.with_phase[op], x, y + half, width - gap, height - half);
-    if (ops.pipe[op] > 0 && height >= 6) { // the second pipe has a line along its top
-      context.fillStyle = palette.inks[ops.phase[op]];
-      context.globalAlpha *= 0.55;
-      context.fillRect(x, y, width - gap, height >= 12 ? 2 : 1);
-    }
+    this.fill(ops.phase[op], x, y, width - gap, half, isSecond);
+    // the backward of a fused pair is of the other pipe
+    if (half < height) this.fill(ops.with_phase[op], x, y + half, width - gap, half, !isSecond);
     context.globalAlpha = 1;
   }
 
-  fill(phase, x, y, width, height) {
+  fill(phase, x, y, width, height, isHatched) {
     const { context, palette } = this;
     context.fillStyle = palette.fills[phase];
     context.fillRect(x, y, width, height);
-    if (palette.isEdged[phase] && height > 2) { // a colour that the paper has too
+    if (isHatched && this.schedule.pipes > 1) {
+      context.fillStyle = hatch(palette, context, palette.inks[phase]);
+      context.fillRect(x, y, width, height);
+    }
+    if (palette.isEdged[phase] && height > 2) {
       context.strokeStyle = palette.quiet;
       context.lineWidth = 1;
       context.strokeRect(x + 0.5, y + 0.5, Math.max(0, width - 1), height - 1);
@@ -264,11 +280,10 @@ export class Bars {
     context.strokeStyle = context.fillStyle = palette.ink;
     context.lineWidth = 1.5;
     context.beginPath();
-    const isDense = schedule.longest * axis.scale < NARROW; // marks of rows touch: lines would blur them
     for (const node of schedule.path) {
       if (program.finish[node] < axis.from || program.start[node] > axis.to) continue;
       const message = program.messageOf[node];
-      if (message >= 0 && !isDense) this.traceMessage(axis, message);
+      if (message >= 0) this.traceMessage(axis, message);
       const op = program.opOf[node];
       if (op < 0 || !this.frame(axis, op)) continue;
       const edge = program.lastEdge[node];

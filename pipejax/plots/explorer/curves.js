@@ -4,7 +4,6 @@ import { GUTTER } from "./bars.js";
 import { writeHeld } from "./format.js";
 import { memorySteps } from "./memory.js";
 
-const HEIGHT = 84;
 const TOP = 14;
 
 export class Curves {
@@ -13,12 +12,12 @@ export class Curves {
     this.context = canvas.getContext("2d", { alpha: false });
   }
 
-  resize(width) {
+  resize(width, height) {
     const ratio = window.devicePixelRatio || 1;
-    Object.assign(this, { width, ratio });
-    this.canvas.style.height = `${HEIGHT}px`;
+    Object.assign(this, { width, height, ratio });
+    this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(HEIGHT * ratio);
+    this.canvas.height = Math.round(height * ratio);
   }
 
   /** Steps of all workers, of the run that is shown. */
@@ -31,22 +30,22 @@ export class Curves {
   }
 
   draw(view, { unit, worker }) {
-    const { context, palette, ratio, width } = this;
+    const { context, palette, ratio, width, height } = this;
     const steps = this.steps(unit);
     const fullest = steps.reduce((best, each, k) => (each.peak > steps[best].peak ? k : best), 0);
     const chosen = worker >= 0 ? worker : fullest;
     const limit = this.limit(unit, chosen);
     const most = Math.max(...steps.map((each) => each.peak), limit ?? 0) || 1;
     const axis = view.over(GUTTER, width - GUTTER);
-    const y = (held) => HEIGHT - 1 - (held / most) * (HEIGHT - TOP - 4);
+    const y = (held) => height - 1 - (held / most) * (height - TOP - 4);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = palette.paper;
-    context.fillRect(0, 0, width, HEIGHT);
+    context.fillRect(0, 0, width, height);
     context.fillStyle = palette.row;
-    context.fillRect(GUTTER, TOP, width - GUTTER, HEIGHT - TOP);
+    context.fillRect(GUTTER, TOP, width - GUTTER, height - TOP);
     context.save();
     context.beginPath();
-    context.rect(GUTTER, 0, width - GUTTER, HEIGHT);
+    context.rect(GUTTER, 0, width - GUTTER, height);
     context.clip();
     this.drawEnvelope(axis, steps, y);
     this.drawCurve(axis, steps[chosen], y);
@@ -75,31 +74,38 @@ export class Curves {
       }
     }
     context.fillStyle = palette.envelope;
-    for (let x = 0; x < columns; x++) {
-      if (most[x] > 0) context.fillRect(axis.left + x, y(most[x]), 1, y(0) - y(most[x]));
+    for (let x = 0, first = 0; x < columns; x++) {
+      if (most[x] === most[x + 1]) continue; // one rectangle for all columns of one height
+      if (most[x] > 0) context.fillRect(axis.left + first, y(most[x]), x + 1 - first, y(0) - y(most[x]));
+      first = x + 1;
     }
   }
 
   /** One worker: as steps, or where these are narrower than a pixel from the least to the most. */
   drawCurve(axis, { time, held }, y) {
     const { context, palette } = this;
+    const end = Math.min(axis.to, this.schedule.makespan);
     context.strokeStyle = palette.held;
     context.lineWidth = 1.5;
     context.beginPath();
-    let k = Math.max(0, firstAfter(time, axis.from) - 1);
-    let x = axis.x(time[k] ?? 0);
-    let level = 0;
-    context.moveTo(Math.max(x, axis.left), y(k > 0 ? held[k] : 0));
-    for (; k < time.length && time[k] <= axis.to; k++) {
-      const next = axis.x(time[k]);
-      if (next - x >= 0.5 || k === 0) {
-        context.lineTo(next, y(level));
-        x = next;
+    let k = firstAfter(time, axis.from) - 1;
+    let level = k >= 0 ? held[k] : 0;
+    context.moveTo(axis.left, y(level));
+    for (k++; k < time.length && time[k] <= end; k++) {
+      const x = axis.x(time[k]);
+      context.lineTo(x, y(level));
+      let [least, most] = [level, level];
+      for (; ; k++) {
+        level = held[k];
+        if (level < least) least = level;
+        if (level > most) most = level;
+        if (k + 1 >= time.length || axis.x(time[k + 1]) - x >= 1) break;
       }
-      level = held[k];
+      if (least < level) context.lineTo(x, y(least));
+      if (most > level) context.lineTo(x, y(most));
       context.lineTo(x, y(level));
     }
-    context.lineTo(axis.x(Math.min(axis.to, this.schedule.makespan)), y(level));
+    context.lineTo(axis.x(end), y(level));
     context.stroke();
   }
 
@@ -116,7 +122,7 @@ export class Curves {
   }
 
   drawText(unit, worker, { peak }, most, limit) {
-    const { context, palette, schedule } = this;
+    const { context, palette, schedule, height } = this;
     const sized = unit === "flight" ? "activations" : schedule.memory.unit;
     const what = unit === "flight" ? "in flight" : sized === "bytes" ? "activation memory" : "held";
     context.font = `11px ${palette.font}`;
@@ -129,12 +135,12 @@ export class Curves {
     if (limit !== null && peak > limit) {
       const { width } = context.measureText(parts.join(", "));
       context.fillStyle = palette.limit;
-      context.fillText("too much", GUTTER + width + 8, 10);
+      context.fillText("above it", GUTTER + width + 8, 10);
     }
     context.fillStyle = palette.quiet;
     context.textAlign = "right";
     context.fillText(writeHeld(most, sized), GUTTER - 8, TOP + 10);
-    context.fillText("0", GUTTER - 8, HEIGHT - 2);
+    context.fillText("0", GUTTER - 8, height - 2);
   }
 }
 

@@ -17,8 +17,8 @@ import { search } from "./search.js";
 import { State } from "./state.js";
 import { View } from "./view.js";
 
-const ROW = { least: 4, most: 30, several: 18 }; // pixels
-const CURVES = 88; // height of memory curves with their margin
+const ROW = { least: 4, most: 40, several: 18 }; // pixels
+const CURVES = { alone: 130, several: 84, margin: 4 };
 const QUIET = 400; // milliseconds until a change is said aloud
 
 export class Explorer {
@@ -356,13 +356,14 @@ export class Explorer {
     const width = byId("schedules").clientWidth;
     const rows = Math.max(...this.schedules.map((each) => each.workers));
     const beside = byId("axis").getBoundingClientRect().top + window.scrollY + 34 + 70;
-    const each = state.shown.memory ? CURVES : 0;
-    const room = window.innerHeight - beside - (panes.length === 1 ? each : 0);
-    const most = panes.length === 1 ? ROW.most : ROW.several;
+    const isAlone = panes.length === 1;
+    const curve = isAlone ? CURVES.alone : CURVES.several;
+    const room = window.innerHeight - beside - (isAlone && state.shown.memory ? curve + CURVES.margin : 0);
+    const most = isAlone ? ROW.most : ROW.several;
     const height = Math.round(Math.min(most, Math.max(ROW.least, room / rows)));
     for (const { bars, curves } of panes) {
       bars.resize(width, height);
-      curves.resize(width);
+      curves.resize(width, curve);
     }
     this.axis.resize(width);
     this.showHeadings();
@@ -405,6 +406,10 @@ export class Explorer {
   pointTo(time) {
     this.pointer = time;
     this.axis.draw(this.view, this.palette, time);
+    const cursor = byId("cursor");
+    cursor.hidden = time === null || time < this.view.from;
+    const { canvas, width } = this.axis;
+    cursor.style.left = `${canvas.offsetLeft + this.view.over(GUTTER, width - GUTTER).x(time ?? 0)}px`;
   }
 
   hover(index, op, event) {

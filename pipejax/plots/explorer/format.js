@@ -9,6 +9,14 @@ export function writeTime(value, unit) {
   return value === 0 ? "0 s" : `${digits(value / 1e-9, 4)} ns`;
 }
 
+/** The least and the most of some times, or the one that they all are. */
+export function writeRange(times, unit) {
+  if (times.length === 1 || times[1] === 0) return writeTime(times[0], unit);
+  const [most, name] = writeTime(times[1], unit).split(" ");
+  const least = digits((times[0] * Number(most)) / times[1], 3);
+  return `${least} to ${digits(Number(most), 3)} ${name}`;
+}
+
 export function writePercent(ratio) {
   return `${(100 * ratio).toFixed(2)} %`;
 }

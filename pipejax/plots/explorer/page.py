@@ -20,10 +20,10 @@ SCRIPTS = (  # each after all that it imports
     "form",
     "format",
     "view",
+    "palette",
     "bars",
     "curves",
     "axis",
-    "palette",
     "search",
     "state",
     "dom",
@@ -77,7 +77,8 @@ def _scene(explored: Sequence[Explored], unit: str) -> dict[str, Any]:
 
 def _phase(phase: Phase) -> dict[str, str]:
     look = palette.look(phase.name)
-    return {"letter": phase.name, "name": look.name, "fill": look.fill, "ink": look.ink}
+    colours = {"fill": look.fill, "shade": look.shade, "ink": look.ink}
+    return {"letter": phase.name, "name": look.name} | colours
 
 
 def _script(name: str) -> str:

@@ -10,21 +10,51 @@ export function readPalette(phases) {
   const style = getComputedStyle(document.documentElement);
   const palette = {
     font: style.getPropertyValue("--font"),
-    fills: {}, inks: {}, isEdged: {},
-    channels: new Float32Array(3 * Object.keys(phases).length), // red, green, blue of each phase
+    fills: {}, inks: {}, isEdged: {}, hatches: new Map(),
+    // red, green, blue of each phase, and of its shade in the second pipe
+    channels: new Float32Array(3 * Object.keys(phases).length),
+    shades: new Float32Array(3 * Object.keys(phases).length),
   };
   for (const name of NAMES) {
     const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
     palette[name] = style.getPropertyValue(`--${variable}`).trim();
   }
+  palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
+    [name, word(...rgb(palette[name]))]));
   const paper = brightness(rgb(palette.paper));
-  for (const [code, { fill, ink }] of Object.entries(phases)) {
+  const nearest = paper > 128 ? 12 : 30; // a fill that is as near to the paper needs an edge
+  for (const [code, { fill, ink, shade }] of Object.entries(phases)) {
     palette.fills[code] = fill;
     palette.inks[code] = ink;
     palette.channels.set(rgb(fill), 3 * code);
-    palette.isEdged[code] = Math.abs(brightness(rgb(fill)) - paper) < 40;
+    palette.shades.set(rgb(shade), 3 * code);
+    palette.isEdged[code] = Math.abs(brightness(rgb(fill)) - paper) < nearest;
   }
   return palette;
+}
+
+/** Strokes of an ink, as figures have them for the second pipe. */
+export function hatch(palette, context, ink) {
+  if (!palette.hatches.has(ink)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const strokes = tile.getContext("2d");
+    strokes.strokeStyle = ink;
+    strokes.globalAlpha = 0.4;
+    strokes.beginPath();
+    for (const from of [-6, 0, 6]) {
+      strokes.moveTo(from - 1, 7);
+      strokes.lineTo(from + 7, -1);
+    }
+    strokes.stroke();
+    palette.hatches.set(ink, context.createPattern(tile, "repeat"));
+  }
+  return palette.hatches.get(ink);
+}
+
+/** An opaque pixel as a number, in the order of bytes that browsers run on. */
+export function word(red, green, blue) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
 function rgb(colour) {

@@ -2,7 +2,7 @@
 
 import { byId, make } from "./dom.js";
 import { sums, terms } from "./form.js";
-import { digits, writeChange, writePercent, writeTime } from "./format.js";
+import { digits, writeChange, writePercent, writeRange, writeTime } from "./format.js";
 
 const STEPS = 400; // of a slider
 
@@ -120,7 +120,7 @@ export function showSliders(scene, schedules, state) {
     byId(`factor-${key}`).value = factor;
     byId(`factor-${key}`).setAttribute("aria-valuetext", `times ${digits(factor, 4)}`);
     document.querySelector(`[data-factor="${key}"]`).value = `×${digits(factor, 6)}`;
-    byId(`time-${key}`).textContent = times.map((time) => writeTime(factor * time, scene.unit)).join(" to ");
+    byId(`time-${key}`).textContent = writeRange(times.map((time) => factor * time), scene.unit);
   }
   byId("reset").disabled = state.isGiven;
 }
@@ -181,8 +181,9 @@ function formOf(schedule, state, unit) {
     return make("li", { "aria-current": k === found.active }, sum, make("span", { class: "value" }, value));
   });
   const exact = form.exact ? "exact" : `at most ${writePercent(form.gap)} too small`;
+  const ofFactors = form.isTime.every(Boolean) ? "" : "; ×F is the factor of F";
   const head = form.facets.length > 1 ? `the largest of ${form.facets.length} sums, ${exact}` : exact;
-  return [make("p", { class: "quiet" }, head), make("ul", { class: "form" }, ...lines)];
+  return [make("p", { class: "quiet" }, head + ofFactors), make("ul", { class: "form" }, ...lines)];
 }
 
 /** What colours and lines mean. */
