@@ -402,6 +402,9 @@ def test_command_reports_and_writes(capsys, tmp_path):
     assert set(result["makespans"]) == {"own", "by producer", "found"}
     assert sum(result["waits_by_worker"]) == pytest.approx(sum(w["wait"] for w in result["waits"]))
     assert all(w["wait"] > 0 for w in result["waits"])
+    assert result["gain"] == 1 - result["makespan"] / result["baselines"]["own"]
+    assert result["own_order"] == "default"
+    assert result["wait"]["own"] == pytest.approx(sum(result["waits_by_worker"]))
     read = pj.read_table(out)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
     assert pj.evaluate(read, costs, link="rendezvous").makespan == result["makespan"]
@@ -418,8 +421,34 @@ def test_command_looks_past_a_deadlock(capsys, tmp_path):
     result = json.loads(capsys.readouterr().out)
     assert result["baselines"]["own"] is None
     assert result["waits_of"] == "by producer"
+    assert (result["gain"], result["own_order"]) == (None, "cells")
     assert run(["order", "--table", str(path), *TIMES]) == 0
-    assert "deadlock" in capsys.readouterr().out
+    assert "its own order of SEND and RECV cells deadlocks" in capsys.readouterr().out
+
+
+def test_the_gain_is_that_over_the_own_order(call, data):
+    """Not over another one, against which it may be far larger."""
+    path = data / "1F1B_4_8.comms.csv"
+    given = ["--stage-times", "F=1,I=1.5,W=0.7", "--comm", 0.9, "--iterations", 20]
+    costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, transmit=0.9)
+    own = pj.evaluate(pj.read_table(path), costs, link="rendezvous").makespan
+    found = pj.order(pj.read_table(path), costs, iterations=20)
+    assert found.gain == 1 - found.makespan / own
+    _, out, _ = call("order", "--table", path, *given)
+    first, gain, who, total, *_ = out.splitlines()
+    assert "in the order found" in first
+    assert gain == (
+        f"  {100 * found.gain:.2f} % less than in its own order of SEND and RECV cells "
+        f"({own:.5g} s)"
+    )
+    worst = pj.transfer_waits(pj.evaluate(pj.read_table(path), costs, link="rendezvous")).transfers[
+        0
+    ]
+    assert who == (
+        f"  on worker {worst.worker}, {worst.cell} waits longest: {worst.wait:.5g} s behind "
+        f"{worst.front}"
+    )
+    assert "all transfers wait" in total
 
 
 @pytest.mark.parametrize(

@@ -67,19 +67,20 @@ def order(
         }
         # where the table's own order deadlocks, nothing waits: the next best thing is looked at
         shown = "by producer" if found.baselines["own"] is None else "own"
-        waits = pj.transfer_waits(pj.evaluate(tables[shown], costs, link=rendezvous))
+        runs = [pj.evaluate(each, costs, link=rendezvous) for each in (tables[shown], found.table)]
+        waits, after = map(pj.transfer_waits, runs)
 
         def show() -> None:
             save_table(found.table, out)
             if found.stopped != "interrupted" or certificate.path is not None:
-                run = pj.evaluate(found.table, costs, link=rendezvous)
                 bounds = {"path": found.free_bound, "queue": found.queue_bound}
-                certify(pj.certificate(run, lower_bounds=bounds), certificate)
+                certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
             if json:
                 looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
+                looked_at["wait"] = {shown: _total(waits), FOUND: _total(after)}
                 print_json(_as_json(table, found, waits) | looked_at | certificate.as_json())
                 return end_all(out, certificate, json=True)
-            _print(table, found)
+            _print(table, found, _who_waits(shown, waits, after))
             print_all(
                 _makespan_grid(makespans),
                 _wait_grid(shown, waits, worst),
@@ -107,9 +108,10 @@ def _as_json(
         "stages": table.num_stages,
         "microbatches": table.num_microbatches,
         "queues": found.links.queues,
+        "own_order": "cells" if table.has_communication else "default",
         **pick(
             found,
-            "makespan baselines free_bound free_gap queue_bound gap evaluated stopped",
+            "makespan gain baselines free_bound free_gap queue_bound gap evaluated stopped",
         ),
         "waits": [
             pick(w, "sender receiver ready start wait blocked worker")
@@ -125,17 +127,48 @@ def _as_json(
     }
 
 
-def _print(table: pj.ScheduleTable, found: "TransferOrder") -> None:
+def _print(table: pj.ScheduleTable, found: "TransferOrder", who_waits: str) -> None:
     producer = found.baselines["by producer"] or 0.0
     less = 1 - found.makespan / producer if producer else 0.0
     print_all(
         f"[bold]{escape(table.name)}[/] on {table.num_workers} workers, one queue per "
         f"{found.links.queues}: {seconds(found.makespan)} in the order found",
+        f"  {_against_own(table, found)}",
+        f"  {who_waits}",
         f"  {percent(less)} less than producer by producer ({seconds(producer)})",
         f"  {percent(found.free_gap)} above the run in which messages use no resource "
         f"({seconds(found.free_bound)})",
         f"  {percent(found.gap)} above what no order can undercut ({seconds(found.queue_bound)})",
         f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
+    )
+
+
+def _against_own(table: pj.ScheduleTable, found: "TransferOrder") -> str:
+    """Say what the order gains over that of the table, or over the one that it runs in."""
+    own = found.baselines["own"]
+    if found.gain is None or own is None:
+        return "its own order of SEND and RECV cells deadlocks"
+    order = "its own order of SEND and RECV cells"
+    if not table.has_communication:
+        order = "the default order of transfers"
+    return f"{percent(found.gain)} less than in {order} ({seconds(own)})"
+
+
+def _total(waits: "TransferWaits") -> float:
+    return float(waits.by_worker.sum())
+
+
+def _who_waits(shown: str, waits: "TransferWaits", after: "TransferWaits") -> str:
+    """Say in a sentence what waits longest for what, and how much all wait before and after."""
+    order = "that order" if shown == "own" else "the order producer by producer"
+    if not waits.transfers or waits.transfers[0].wait <= 0:
+        return f"no transfer waits in {order}"
+    worst = waits.transfers[0]
+    return (
+        f"on worker {worst.worker}, {worst.cell} waits longest: {seconds(worst.wait)} behind "
+        f"{worst.front}\n"
+        f"  all transfers wait {seconds(_total(waits))} in {order}, "
+        f"{seconds(_total(after))} in the one found"
     )
 
 

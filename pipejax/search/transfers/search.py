@@ -77,6 +77,8 @@ class TransferOrder:
       >>> found = order(table, costs)
       >>> found.makespan, found.free_bound, found.gap, found.stopped
       (10.0, 10.0, 0.0, 'optimal')
+      >>> found.gain
+      0.0
     """
 
     makespan: float
@@ -88,6 +90,14 @@ class TransferOrder:
     queue_bound: float
     evaluated: int
     stopped: str
+
+    @property
+    def gain(self) -> float | None:
+        """What the order saves of the makespan of the table's own; None where that deadlocks."""
+        own = self.baselines["own"]
+        if own is None:
+            return None
+        return 1 - self.makespan / own if own else 0.0
 
     @property
     def gap(self) -> float:
