@@ -29,7 +29,7 @@ def held():
 def test_a_repr_is_short(held):
     for each in held:
         assert repr(each).startswith(f"{type(each).__name__}("), each
-        assert len(repr(each)) < 1200, each
+        assert len(repr(each)) <= 400, each
 
 
 def same(a, b):

@@ -8,14 +8,14 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, share
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.schedules.cells.memory_ledger import LEDGER, WEIGHT_SHARE, HeldOps, HeldParts
 
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
 
-@short_repr
+@short_repr_of("peak peak_at sizes weight_share time held worker")
 class ActivationMemory(NamedTuple):
     """Activation memory by worker as steps; sizes are in the unit that they were given in.
 

@@ -22,6 +22,7 @@ from pipejax.analysis.verify.event_run import (
 )
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.short_repr import ResultDict
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.cells.ops import HOST, Op, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
@@ -71,34 +72,38 @@ def certificate(
         table = insert_transfers(evaluation.table, link=evaluation.links)
         evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
     table, sizes = evaluation.table, (held.sizes, held.weight_share, held.checkpoints)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "table": json.loads(to_json(table)),
-        "links": dataclasses.asdict(evaluation.links),
-        "costs": _seconds(evaluation),
-        "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)},
-        "question": {
-            "objective": objective,
-            "limits": None if limits is None else np.asarray(limits, float).tolist(),
-            "offload": offload,
-        },
-        "claims": {
-            "makespan": evaluation.makespan,
-            "max_span": evaluation.max_span,
-            "busy": by_worker(evaluation.busy.tolist()),
-            "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
-            "offloaded": int((table.phase == Phase.O).sum()),
-            "ops": _ops(evaluation),
-            "transfers": _transfers(evaluation),
-            "peak_memory": by_worker(held.peak.tolist()),
-            "held_from": by_worker(held.curve(w)[0].tolist() for w in range(evaluation.workers)),
-            "held": by_worker(held.curve(w)[1].tolist() for w in range(evaluation.workers)),
-            "lower_bounds": [
-                {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
-            ],
-        },
-    }
+    return ResultDict(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "table": json.loads(to_json(table)),
+            "links": dataclasses.asdict(evaluation.links),
+            "costs": _seconds(evaluation),
+            "memory": {name: size.tolist() for name, size in zip(SIZES, sizes, strict=True)},
+            "question": {
+                "objective": objective,
+                "limits": None if limits is None else np.asarray(limits, float).tolist(),
+                "offload": offload,
+            },
+            "claims": {
+                "makespan": evaluation.makespan,
+                "max_span": evaluation.max_span,
+                "busy": by_worker(evaluation.busy.tolist()),
+                "peak_in_flight": by_worker(evaluation.peak_in_flight.tolist()),
+                "offloaded": int((table.phase == Phase.O).sum()),
+                "ops": _ops(evaluation),
+                "transfers": _transfers(evaluation),
+                "peak_memory": by_worker(held.peak.tolist()),
+                "held_from": by_worker(
+                    held.curve(w)[0].tolist() for w in range(evaluation.workers)
+                ),
+                "held": by_worker(held.curve(w)[1].tolist() for w in range(evaluation.workers)),
+                "lower_bounds": [
+                    {"by": by, "value": float(value)} for by, value in (lower_bounds or {}).items()
+                ],
+            },
+        }
+    )
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:

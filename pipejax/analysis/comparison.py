@@ -9,7 +9,7 @@ from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
 from pipejax.schedules.table.links import Links
@@ -26,7 +26,10 @@ _ON_THE_PATH = {  # costs that the idealised table does not have
 }
 
 
-@short_repr
+@short_repr_of(
+    "schedule workers stages microbatches makespan bubble_ratio table_bubble_ratio "
+    "formula_bubble_ratio bound_by peak_in_flight why"
+)
 class Comparison(NamedTuple):
     """One schedule at the three levels.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -31,7 +31,7 @@ from pipejax.engine.recurrence import (
 )
 
 
-@short_repr
+@short_repr_of("names makespan worst_slack binding target total_negative_slack")
 @dataclasses.dataclass(frozen=True)
 class Corners:
     """A run at every corner. Times are seconds, arrays are NumPy's.

@@ -15,6 +15,7 @@ import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, known_as
+from pipejax.base.short_repr import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
@@ -70,6 +71,7 @@ DISTRIBUTIONS: Mapping[str, Kind] = {
 }
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Distribution:
     """A distribution of factors with mean 1.
@@ -112,6 +114,7 @@ class Distribution:
         return f"{self.name}:{self.spread:g}"
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Straggler:
     """A rare slowdown; unlike jitter it makes the mean larger, by probability * (slowdown - 1).
@@ -148,6 +151,7 @@ class Straggler:
         return f"{self.probability:g}:{self.slowdown:g}"
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Jitter:
     """How durations vary from their costs; all factors on an op are multiplied.

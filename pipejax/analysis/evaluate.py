@@ -9,7 +9,7 @@ import numpy as np
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
@@ -25,7 +25,10 @@ PerWorker = Float[Array, " workers"] | Float[NumpyArray, " workers"]
 PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
 
 
-@short_repr
+@short_repr_of(
+    "schedule workers stages microbatches links makespan bubble_ratio bound_by "
+    "peak_in_flight busy path_share"
+)
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What one schedule does under one set of costs. Times are seconds, arrays are NumPy's.

@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import Op
 from pipejax.schedules.cells.schedule_error import ScheduleError
@@ -22,6 +22,7 @@ from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
 
+@short_repr
 class TransferWait(NamedTuple):
     """What one transfer waited for. Times are seconds.
 
@@ -60,7 +61,7 @@ class TransferWait(NamedTuple):
         return self.start - self.ready
 
 
-@short_repr
+@short_repr_of("transfers by_front by_worker")
 class TransferWaits(NamedTuple):
     """What all transfers of a run waited for.
 

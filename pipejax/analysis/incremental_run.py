@@ -14,6 +14,7 @@ from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
 from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
+from pipejax.base.short_repr import short_repr_of
 from pipejax.base.topological_sort import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
@@ -36,6 +37,7 @@ class _Kept(NamedTuple):
     vector: Float[NumpyArray, " costs"]
 
 
+@short_repr_of("makespan")
 class IncrementalRun:
     """A run that is kept up to date while it is changed.
 

@@ -14,7 +14,7 @@ from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.machine import check_fits
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.batched.interpreter import LANES, interpreted_makespans
@@ -37,7 +37,7 @@ OPS, WORKERS, MESSAGES, STRAGGLERS, OP_STRAGGLERS = range(5)  # streams of rando
 Samples = Float[NumpyArray, " samples"]
 
 
-@short_repr
+@short_repr_of("evaluation deterministic mean worst makespans jitter seed")
 @dataclasses.dataclass(frozen=True)
 class Jittered:
     """What jitter does to the makespan of one schedule. Times are seconds, arrays are NumPy's.

@@ -17,13 +17,13 @@ from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.path_ranking import Kinds, PathRanking
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import ResultList, short_repr_of
 from pipejax.engine.lowering.cost_layout import LINK_COSTS
 from pipejax.engine.lowering.program import SOURCE, Program
 from pipejax.schedules.cells.ops import TIMED, Phase
 
 
-@short_repr
+@short_repr_of("length behind counts ops messages")
 class LongPath(NamedTuple):
     """One of the longest paths of a run.
 
@@ -116,7 +116,7 @@ def longest_paths(
                 nodes=tuple(path.nodes),
             )
         )
-    return found
+    return ResultList(found)
 
 
 def _counted(

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.short_repr import short_repr
 
 
+@short_repr
 class PredictionErrors(NamedTuple):
     """Errors of predictions, predicted / measured - 1, summed up in percent.
 

@@ -9,7 +9,7 @@ from pipejax.analysis.jitter import Jittered
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.provenance import provenance
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import ResultList, short_repr
 from pipejax.schedules.table.links import format_pairs
 
 if TYPE_CHECKING:
@@ -93,10 +93,12 @@ def robustness(
     ranks = (_rank(values, is_fit) for values in (makespan, slowdown))
     columns = (makespan, slowdown, *ranks, fastest, is_fit)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        Robustness(run.evaluation.schedule, run.deterministic, *row)
-        for run, row in zip(runs, rows, strict=True)
-    ]
+    return ResultList(
+        [
+            Robustness(run.evaluation.schedule, run.deterministic, *row)
+            for run, row in zip(runs, rows, strict=True)
+        ]
+    )
 
 
 def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive, check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite
@@ -49,7 +49,7 @@ PARAMETERS = (
 )
 
 
-@short_repr
+@short_repr_of("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
     """What the step time depends on, and how strongly.
 

@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held
@@ -30,7 +30,7 @@ PerCell = Float[NumpyArray, "workers slots"]
 PerGradient = Int[NumpyArray, "stages microbatches"]
 
 
-@short_repr
+@short_repr_of("schedule workers stages microbatches weight_versions own_lag max_delay mean_delay")
 @dataclasses.dataclass(frozen=True)
 class Staleness:
     """Weight versions and delays of a table. Where nothing updates within it, all delays are 0.

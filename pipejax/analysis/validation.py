@@ -15,12 +15,14 @@ from pipejax.analysis.prediction_errors import (
 from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.measured_rows import MeasuredRows, joined
 from pipejax.costs.rows_file import read_predictions, read_rows
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.system import DATA, System, load_system
 
 
+@short_repr
 class Predictions(NamedTuple):
     """What is predicted of measured rows.
 
@@ -44,6 +46,7 @@ class Predictions(NamedTuple):
 Predict = Callable[[MeasuredRows, System], Predictions]
 
 
+@short_repr_of("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
     """Measured rows and what is predicted of them.

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import is_number, whole_number
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.base.units import check_keys
 
 
+@short_repr
 class FittedParameter(NamedTuple):
     """One fitted number.
 
@@ -25,6 +27,7 @@ class FittedParameter(NamedTuple):
     identified: bool
 
 
+@short_repr
 class Band(NamedTuple):
     """Quantiles of measured over predicted time.
 
@@ -39,6 +42,7 @@ class Band(NamedTuple):
     high: float
 
 
+@short_repr_of("rows source parameters bands")
 class CalibrationRecord(NamedTuple):
     """What the numbers of a system were fitted to, and how well.
 

@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, one_of
 from pipejax.base.csv_cells import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.collectives import DIRECT, PASSES
 
 MESSAGE = "message"
@@ -16,6 +17,7 @@ KINDS = (*PASSES, *DIRECT, MESSAGE)
 COLUMNS = ("kind", "ranks", "ranks_per_node", "bytes", "seconds", "n", "spread", "source")
 
 
+@short_repr_of("file kind ranks inside volume seconds source")
 class CollectiveRows(NamedTuple):
     """Collectives and messages that were timed by themselves.
 

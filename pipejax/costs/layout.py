@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number
@@ -56,6 +57,7 @@ class RankGroup(NamedTuple):
         return Group(size, inside)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Degrees of parallelism of one stage, and what a microbatch is there.

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import one_of
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.model import Model
 
 # columns that say the sizes of a model, or change those of a named one: the field that each sets
@@ -57,6 +58,7 @@ COLUMNS = (
 OF_SYSTEM = 0  # accelerators of a node: as many as the system has
 
 
+@short_repr_of("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
     """Measured runs, a column each.

@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, as_floats, check_types, is_number, whole_numbers
 from pipejax.base.files import read_file
-from pipejax.base.short_repr import abbreviated
+from pipejax.base.short_repr import ResultList, abbreviated
 from pipejax.base.units import parse_json
 from pipejax.costs.costs import (
     FIELDS,
@@ -274,7 +274,7 @@ def _in_json(text: str) -> list[Any]:
 
 def _in_lines(text: str) -> list[Any]:
     rows = [[float(word) for word in line.split()] for line in text.splitlines() if line.strip()]
-    return [row if len(row) > 1 else row[0] for row in rows]
+    return ResultList(row if len(row) > 1 else row[0] for row in rows)
 
 
 def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:

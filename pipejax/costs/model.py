@@ -14,7 +14,7 @@ from typing import Any, get_args
 import jax
 
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.precision import floats_in
 from pipejax.costs.sublayers import LatentAttention, MixtureOfExperts
@@ -25,7 +25,9 @@ KINDS = ("dense", "moe")  # of a layer
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
-@short_repr
+@short_repr_of(
+    "name layers hidden heads kv_heads ffn_hidden vocabulary sequence mla moe parameters source"
+)
 @dataclasses.dataclass(frozen=True, repr=False)
 class Model:
     """A transformer language model, a pytree of its numbers.

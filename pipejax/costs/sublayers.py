@@ -4,10 +4,12 @@ import dataclasses
 
 import jax
 
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class LatentAttention:
     """Multi-head latent attention: keys and values unfold from one small vector per token.
@@ -40,6 +42,7 @@ class LatentAttention:
         floats_in(self, but=int)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class MixtureOfExperts:
     """An MLP of many experts, of which each token meets a few.

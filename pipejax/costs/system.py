@@ -21,7 +21,7 @@ from pipejax.base.checks import (
     share,
     whole_number,
 )
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.base.units import check_keys, load_json, quantity
 from pipejax.costs import array_functions as xp
 from pipejax.costs.calibration_record import CalibrationRecord, read_calibration
@@ -46,7 +46,10 @@ from pipejax.costs.system_parts import (
 DATA = Path(__file__).parent / "data"
 
 
-@short_repr
+@short_repr_of(
+    "name peak_flops memory_bandwidth memory_capacity gpus_per_node node network price "
+    "calibration source"
+)
 @dataclasses.dataclass(frozen=True, repr=False)
 class System:
     """A machine: accelerators in nodes, nodes in a network.

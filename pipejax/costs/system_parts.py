@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 
@@ -17,6 +18,7 @@ Flag = bool | Number
 ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
     """Share of a peak rate that an op of a given size reaches: a step curve.
@@ -41,6 +43,7 @@ class Efficiency:
         return share
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Link:
     """A connection between two workers.
@@ -65,6 +68,7 @@ class Link:
         return self.bandwidth * self.efficiency
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Collectives:
     """How a system's library runs collectives.
@@ -97,6 +101,7 @@ class Collectives:
         floats_in(self)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Kernels:
     """How long the kernels of a layer take, beyond peak rates and their shares.
@@ -122,6 +127,7 @@ class Kernels:
         floats_in(self)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Host:
     """What the processor that starts the kernels takes, beside the device.
@@ -145,6 +151,7 @@ class Host:
         floats_in(self)
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class NarrowPeaks:
     """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.

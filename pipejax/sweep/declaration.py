@@ -25,6 +25,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
@@ -54,6 +55,7 @@ _CHECKS: Mapping[str, Any] = {
 }
 
 
+@short_repr
 class Axis(NamedTuple):
     """Values that one dimension of a grid takes.
 
@@ -71,6 +73,7 @@ class Axis(NamedTuple):
     is_listed: bool
 
 
+@short_repr_of("title sizes num_points outputs dtype")
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """A grid of (schedule, workload, system) points.

@@ -10,6 +10,7 @@ import numpy as np
 from pipejax.analysis.formula.cells import cells, regions
 from pipejax.analysis.formula.parameters import weights_by_key
 from pipejax.analysis.verify.formula_file import FORMAT, VERSION
+from pipejax.base.short_repr import ResultDict
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
@@ -39,29 +40,31 @@ def formula_certificate(form: "Formula", table: ScheduleTable) -> dict[str, Any]
         table = insert_transfers(table, link=form.program.links)
     envelope, names = form.envelope, form.parameters
     rays, _ = regions(envelope.cone, len(form.counts))
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "table": json.loads(to_json(table)),
-        "links": dataclasses.asdict(form.program.links),
-        "parameters": [
-            {
-                "name": name,
-                "unit": unit,
-                "weights": weights_by_key(form.program, form.costs.costs[k], unit),
-            }
-            for k, (name, unit) in enumerate(zip(names, form.units.tolist(), strict=True))
-        ],
-        "box": {
-            name: [bound if bound < np.inf else None for bound in bounds]
-            for name, bounds in form.box.items()
-        },
-        "facets": form.counts.tolist(),
-        "points": envelope.points.tolist(),
-        "rays": rays.tolist(),
-        "cells": [list(cell) for cell in cells(envelope.cone, len(form.counts))],
-        "gap": [*Fraction(envelope.gap).as_integer_ratio()],
-    }
+    return ResultDict(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "table": json.loads(to_json(table)),
+            "links": dataclasses.asdict(form.program.links),
+            "parameters": [
+                {
+                    "name": name,
+                    "unit": unit,
+                    "weights": weights_by_key(form.program, form.costs.costs[k], unit),
+                }
+                for k, (name, unit) in enumerate(zip(names, form.units.tolist(), strict=True))
+            ],
+            "box": {
+                name: [bound if bound < np.inf else None for bound in bounds]
+                for name, bounds in form.box.items()
+            },
+            "facets": form.counts.tolist(),
+            "points": envelope.points.tolist(),
+            "rays": rays.tolist(),
+            "cells": [list(cell) for cell in cells(envelope.cone, len(form.counts))],
+            "gap": [*Fraction(envelope.gap).as_integer_ratio()],
+        }
+    )
 
 
 def _check_is_of(program: Program, table: ScheduleTable) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 
 LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
 PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
@@ -20,6 +21,7 @@ Vector = NumpyArray  # (dims)
 Vectors = NumpyArray  # (some, dims)
 
 
+@short_repr
 class Cone(NamedTuple):
     """A pointed cone of full dimension: all x with inequality . x >= 0.
 

@@ -19,7 +19,7 @@ from pipejax.analysis.formula.parameters import LinearCosts
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.precision import is_traced
 from pipejax.engine.lowering.program import NO_WORKER, Program
@@ -32,6 +32,7 @@ Box = Mapping[str, tuple[float, float]]
 Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
 
 
+@short_repr
 class Border(NamedTuple):
     """Where two neighbouring regimes meet.
 
@@ -46,7 +47,7 @@ class Border(NamedTuple):
     text: str
 
 
-@short_repr
+@short_repr_of("text parameters exact gap evaluations")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Formula:
     """The makespan as a maximum of linear forms in a few parameters.

@@ -11,6 +11,7 @@ import numpy as np
 from pipejax.analysis.formula.cone import LARGEST, Whole
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import FIELDS, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
@@ -25,6 +26,7 @@ BACKWARDS = ("B", "I", "W")
 Weights = Mapping[str, Costs]  # by parameter: the costs where it is 1 and all others are 0
 
 
+@short_repr
 class LinearCosts(NamedTuple):
     """Costs as linear functions of parameters, in whole numbers.
 

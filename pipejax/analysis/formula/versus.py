@@ -17,8 +17,10 @@ from pipejax.analysis.formula.form import Formula, smallest
 from pipejax.analysis.formula.formula_text import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.short_repr import short_repr_of
 
 
+@short_repr_of("texts counts rays")
 class Region(NamedTuple):
     """A cone of parameters on which one form is at most the other.
 
@@ -33,6 +35,7 @@ class Region(NamedTuple):
     rays: NumpyArray
 
 
+@short_repr_of("names verdict parameters one_at_most other_at_most one_slower other_slower")
 class Versus(NamedTuple):
     """Where one schedule is faster than another.
 

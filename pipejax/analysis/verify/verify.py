@@ -12,6 +12,7 @@ from pipejax.analysis.verify.formula_check import formula_problems
 from pipejax.analysis.verify.formula_file import is_formula, read_formula_certificate
 from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types, is_number
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.base.units import load_json
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
@@ -20,6 +21,7 @@ ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may
 ROUNDING_OF_BOUNDS = 1e-8  # the search counts in whole units, which rounds durations as well
 
 
+@short_repr
 class Discrepancy(NamedTuple):
     """One claim that does not hold.
 
@@ -44,6 +46,7 @@ class Discrepancy(NamedTuple):
         return line + f", {self.why}" * bool(self.why)
 
 
+@short_repr
 class CheckedBound(NamedTuple):
     """A lower bound that a certificate claims.
 
@@ -59,6 +62,7 @@ class CheckedBound(NamedTuple):
     checked: bool
 
 
+@short_repr_of("ok makespan problems bounds")
 class Verdict(NamedTuple):
     """What a certificate is worth.
 

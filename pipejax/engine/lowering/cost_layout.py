@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import TIMED, Phase
 
@@ -27,6 +28,7 @@ _ROW[list(TIMED)] = np.arange(len(TIMED))
 Index = int | Int[NumpyArray, "..."]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class CostLayout:
     """Positions in the flat cost vector.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Index, Int, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.schedules.cells.ops import STEP_END, Op, Phase, receive_of
 from pipejax.schedules.table.links import Links
@@ -54,7 +54,7 @@ class MessageTable(NamedTuple):
         return send, receive_of(send)
 
 
-@short_repr
+@short_repr_of("name num_workers num_microbatches num_nodes max_preds links messages")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """What every node waits for, and where its costs stand; nodes are in topological order.

@@ -2,8 +2,10 @@
 
 from pipejax.base.array_types import Index
 from pipejax.base.checks import MismatchError
+from pipejax.base.short_repr import short_repr_of
 
 
+@short_repr_of("reason worker slot")
 class ScheduleError(MismatchError):
     """A schedule that cannot run.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.checks import check_types, known_as, whole_number
+from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
@@ -22,6 +23,7 @@ Groups = Sequence[Sequence[int]]
 PairGroups = Sequence[Sequence[Sequence[int]]]
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class Links:
     """How messages and offloads travel.

@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_numbers
 from pipejax.base.remembered import remembered
+from pipejax.base.short_repr import abbreviated
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
@@ -31,6 +32,8 @@ from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
 from pipejax.schedules.legality import check
 from pipejax.schedules.table.grid_text import MAX_SLOTS, format_grid
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, check_shares, check_slots
+
+_IN_NOTEBOOKS = (16, 24)  # most workers and slots that are shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,9 +251,18 @@ class ScheduleTable(Content):
     def __repr__(self) -> str:
         """Return name and size; `print` shows the grid."""
         return (
-            f"ScheduleTable({self.name!r}: {self.num_workers} workers x {self.num_slots} slots, "
+            f"ScheduleTable({abbreviated(self.name)}: "
+            f"{self.num_workers} workers x {self.num_slots} slots, "
             f"{self.num_stages} stages, {self.num_microbatches} microbatches)"
         )
+
+    def _repr_html_(self) -> str:
+        """Return the first workers and slots as a grid for notebooks."""
+        from pipejax.base.notebook_html import grid_html
+
+        workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
+        texts = [[format_cell(self.cell(w, slot)) for slot in slots] for w in workers]
+        return grid_html(repr(self), (f"worker {w}" for w in workers), texts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields alone; cached results are recomputed."""

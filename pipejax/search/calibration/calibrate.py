@@ -11,7 +11,7 @@ from pipejax.analysis.prediction_errors import PredictionErrors, prediction_erro
 from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.measured_rows import MeasuredRows
 from pipejax.costs.priors import FITTED
@@ -29,6 +29,7 @@ MOST_STARTS = 1000
 NO_FOLDS = Folds((), np.zeros((0, 0), bool))
 
 
+@short_repr
 class Outlier(NamedTuple):
     """A row that lies far from what the others say; it was kept, but pulls no more than a limit.
 
@@ -47,7 +48,7 @@ class Outlier(NamedTuple):
     error: float
 
 
-@short_repr
+@short_repr_of("fit held_out parameters system coverage outliers noise seconds")
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """A system fitted to measured step times, and how far it can be trusted.

@@ -12,6 +12,7 @@ import numpy as np
 from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.collective_rows import MESSAGE, CollectiveRows
 from pipejax.costs.collectives import collective_time
@@ -30,6 +31,7 @@ LIBRARY = (
 MODEL_NOISE = 0.02  # of a collective's time, beside the spread of its repetitions
 
 
+@short_repr_of("fit parameters system")
 class LinkCalibration(NamedTuple):
     """A system whose links and collectives are fitted to measurements.
 

@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 
-@short_repr
+@short_repr_of("status makespan lower_bound gap bound_by source seconds offloaded table baseline")
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """The best schedule so far, and how far from the best it can be. Times are seconds.

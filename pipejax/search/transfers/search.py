@@ -19,7 +19,7 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
@@ -52,7 +52,7 @@ PRECISION = 1e-9  # relative: what is closer is rounding
 OnProgress = Callable[[int, float], None]
 
 
-@short_repr
+@short_repr_of("makespan gap free_bound queue_bound baselines evaluated stopped table order links")
 @dataclasses.dataclass(frozen=True)
 class TransferOrder:
     """The best order of transfers that a search found. Times are seconds.

@@ -18,7 +18,7 @@ from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.microbatches import in_order, of_each_microbatch
 from pipejax.engine.batched.makespans import makespans
@@ -42,7 +42,7 @@ SHAKES = 3  # swaps at random that lead there
 PRECISION = 1e-12  # relative, by which a makespan is above its bound when both are equal
 
 
-@short_repr
+@short_repr_of("makespan gap bound baselines evaluated stopped order costs")
 class MicrobatchOrder(NamedTuple):
     """An order of microbatches and how good it is. Times are seconds.
 

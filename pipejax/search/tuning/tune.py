@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pipejax.base.checks import check_types, one_of, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
 from pipejax.schedules.table.links import Links
@@ -28,7 +28,10 @@ from pipejax.search.tuning.ways import (
 METHODS = ("gradient", "exhaustive", "both")
 
 
-@short_repr
+@short_repr_of(
+    "what microbatch_size microbatches step_time fits memory_bytes method setting "
+    "evaluated seconds baseline reason"
+)
 @dataclasses.dataclass(frozen=True)
 class TuningResult:
     """What makes a step the shortest.

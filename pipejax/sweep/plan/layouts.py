@@ -7,6 +7,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import divisors
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import RECOMPUTE, Model
 from pipejax.costs.workload import stage_layers
 from pipejax.sweep.plan.programs import ProgramShape, table_of
@@ -21,6 +22,7 @@ IN_GROUPS = "interleaved-1f1b"  # whose runtimes take microbatches in whole grou
 Column = Int[NumpyArray, " layouts"]
 
 
+@short_repr
 class Layouts(NamedTuple):
     """Layouts as columns, one entry for each.
 

@@ -12,6 +12,7 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import RECOMPUTE, Model
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
@@ -25,6 +26,7 @@ SHARED = ("overlap", "precision", "rank_order", "scatter_gather")
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
     """A training job, and the layouts that may be chosen for it.

@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
-from pipejax.base.short_repr import short_repr
+from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.model import RECOMPUTE
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.request import PlanRequest
@@ -64,7 +64,7 @@ class PlannedLayout:
     bound_by: str
 
 
-@short_repr
+@short_repr_of("best runners_up enumerated fitting evaluated programs seconds")
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class PlanResult:
     """The best layouts of a job, and what is known of all others.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.stage_bytes import StageBytes
 from pipejax.sweep.plan.bounds import lower_bounds
 from pipejax.sweep.plan.layouts import Layouts
@@ -26,6 +27,7 @@ Rows = Int[NumpyArray, " some"]
 OnProgress = Callable[[str, int, int], object]  # what is done, of how many
 
 
+@short_repr
 class Known(NamedTuple):
     """What is known of every layout.
 

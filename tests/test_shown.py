@@ -1,0 +1,187 @@
+"""What results say of themselves: a short `repr`, and a table in notebooks, whatever their size."""
+
+import dataclasses
+import inspect
+import typing
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from justhtml import JustHTML
+
+import pipejax as pj
+from pipejax.base.notebook_html import record_html
+from pipejax.base.short_repr import WHOLE, ResultList, short_repr_of
+
+HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
+
+
+def named_types(annotation):
+    """All classes of ours that an annotation names."""
+    if inspect.isclass(annotation) and annotation.__module__.startswith("pipejax."):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from named_types(part)
+
+
+def public_types():
+    """Classes that users name or get: those of the public functions and methods, and their fields."""
+    doors = [getattr(pj, name) for name in pj.__all__]
+    doors += [getattr(pj.training, name) for name in pj.training.__all__]
+    found, waiting = {}, [d for d in doors if callable(d)]
+    while waiting:
+        door = waiting.pop()
+        if not inspect.isclass(door):
+            waiting += named_types(inspect.signature(door).return_annotation)
+        elif door not in found and (dataclasses.is_dataclass(door) or issubclass(door, tuple)):
+            found[door] = door.__name__
+            waiting += [m for n, m in vars(door).items() if n[0] != "_" and inspect.isfunction(m)]
+            for hint in typing.get_type_hints(door).values():
+                waiting += named_types(hint)
+    return sorted(found, key=lambda each: each.__name__)
+
+
+class Filler:
+    """Values for fields, by what is written where they are declared; texts are hostile."""
+
+    def __init__(self):
+        table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+        costs = pj.Costs(forward=1.0, backward=2.0)
+        run = pj.evaluate(table, costs)
+        self.made = {"ScheduleTable": table, "Costs": costs, "Program": run.program}
+        self.made |= {"Evaluation": run, "Links": run.links, "Phase": pj.Phase.F}
+        grid = {"schedules": "1f1b", "workers": 4, "models": "gpt-22b", "systems": "h100"}
+        grid |= {"microbatch_size": [*range(1, 200)], "minibatch": 10**6}
+        chimera = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+        form = pj.formula(pj.lower(chimera))
+        self.made |= {"Sweep": pj.read_sweep(grid), "Formula": form, "Envelope": form.envelope}
+        self.made |= {"LinearCosts": form.costs, "Cone": form.envelope.cone}
+        self.first = {
+            "Mapping[str, float": {f"{HOSTILE}{k}": k / 3 for k in range(100)},
+            "Mapping[str, Any]": {f"{k}": HOSTILE for k in range(100)},
+            "Mapping": {f"{k}": np.ones(100) for k in range(100)},
+            "Array": np.ones((64, 1024)),
+            "ndarray": np.ones((64, 1024)),
+            "tuple[str": (HOSTILE,) * 100,
+            "tuple": tuple(range(1000)),
+            "Sequence": tuple(range(1000)),
+            "list": [HOSTILE] * 1000,
+            "str": HOSTILE,
+            "bool": True,
+            "int": 10**12,
+            "float": 1 / 3,
+        }
+
+    def value(self, annotation):
+        ours = list(named_types(annotation))
+        text = getattr(annotation, "__name__", "") + str(annotation)
+        if ours and not text.startswith(("tuple", "list")):
+            return self.of(ours[0])
+        found = (value for part, value in self.first.items() if part in text)
+        return next(found, np.ones((64, 1024)))
+
+    def of(self, record):
+        """An instance with large values in all of its fields; no constructor checks them."""
+        if record.__name__ not in self.made:
+            hints = typing.get_type_hints(record)
+            values = {name: self.value(hint) for name, hint in hints.items() if name[0] != "_"}
+            made = record(*values.values()) if issubclass(record, tuple) else object.__new__(record)
+            for name, value in () if issubclass(record, tuple) else values.items():
+                object.__setattr__(made, name, value)
+            self.made[record.__name__] = made
+        return self.made[record.__name__]
+
+
+FILLER = Filler()
+
+
+@pytest.mark.parametrize("record", public_types(), ids=lambda each: each.__name__)
+def test_a_result_of_any_size_is_short_and_valid(record):
+    made = FILLER.of(record)
+    assert len(repr(made)) <= WHOLE
+    assert repr(made).startswith(f"{record.__name__}(")
+    if hasattr(made, "_repr_html_"):
+        check(made._repr_html_())
+
+
+def check(text):
+    """Assert that a table is valid HTML and XML, stands alone, and shows texts as texts."""
+    JustHTML(text, strict=True, fragment=True)
+    for part in ElementTree.fromstring(text).iter():
+        assert part.tag in ("table", "caption", "tbody", "tr", "th", "td", "b", "br", "span")
+        assert set(part.attrib) <= {"style", "title"}
+        assert "color" not in part.get("style", "")  # of the page, light or dark
+    assert len(text) < 60_000
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A table of 64 workers and 1024 microbatches."""
+    return pj.schedules.build("1f1b", num_workers=64, num_microbatches=1024)
+
+
+def test_large_tables_and_batches_of_costs(large):
+    assert "64 workers" in repr(large)
+    assert len(repr(large)) < 100
+    check(large._repr_html_())
+    batch = pj.Costs(forward=np.ones((10**4, 64)), backward=np.full((10**4, 64), 2.0))
+    assert repr(batch).startswith("Costs(forward=float64[10000, 64], backward=float64[10000, 64]")
+    assert "float64[10000, 64], 2 to 2" in batch._repr_html_()
+    check(batch._repr_html_())
+
+
+def test_lists_and_dictionaries_of_results_are_short_too():
+    run = FILLER.made["Evaluation"]
+    paths = pj.longest_paths(run, 5)
+    assert repr(paths).startswith("[LongPath(length=9, behind=0, counts={'F': 3, 'B': 3, ")
+    assert repr(paths).endswith(", ... 5 in all]")
+    assert paths == list(paths)
+    assert paths._repr_html_().count("<tr>") == 6
+    for shown in (paths, pj.certificate(run), ResultList([1.5] * 10**5), ResultList()):
+        assert len(repr(shown)) <= WHOLE
+    check(paths._repr_html_())
+    check(pj.certificate(run)._repr_html_())
+    assert repr(ResultList([1, 2])) == "[1, 2]"
+    error = pj.ScheduleError("deadlock: " + "0F0 -> " * 1000, "a grid" * 1000, (0, 1))
+    assert repr(error).startswith("ScheduleError(reason='deadlock: 0F0 -> ")
+    assert len(repr(error)) <= WHOLE
+
+
+def test_what_comes_first_is_what_matters():
+    run = FILLER.made["Evaluation"]
+    assert repr(run).startswith(
+        "Evaluation(schedule='gpipe', workers=2, stages=2, microbatches=2, "
+        "links=Links(model='delay'), makespan=9, bubble_ratio=0.333333, bound_by='B'"
+    )
+    assert repr(pj.Links("rendezvous", "pair")) == "Links(model='rendezvous', queues='pair')"
+    assert repr(pj.load_system("h100")).startswith("System(name='h100', peak_flops=")
+    assert repr(pj.load_model("gpt3-175b")).startswith("Model(name='gpt3-175b', layers=96")
+
+
+def test_a_table_shows_what_a_record_says_what_it_means_and_what_else_there_is():
+    @short_repr_of("largest name")
+    @dataclasses.dataclass
+    class Record:
+        """A record.
+
+        Attributes:
+          name: what it is
+            called.
+          rest: more.
+        """
+
+        name: str
+        rest: float
+
+        @property
+        def largest(self):
+            """The largest number."""
+            return {f"n{k}": k for k in range(20)}
+
+    text = record_html(Record(HOSTILE, 1.0))
+    check(text)
+    for part in ('title="what it is called."', 'title="The largest number."', ">rest<", "n19: 19"):
+        assert part in text
+    assert "n0: 0" not in text
+    assert "... 20 in all" in text
+    assert repr(Record("a", 1.0)) == "Record(largest=dict of 20, name='a')"
