@@ -66,7 +66,7 @@ def grid_html(title: str, names: Iterable[str], texts: Iterable[Iterable[str]]) 
     """Return rows of short texts under each other, each with its name before it."""
     cell = "padding:0 0.35em;text-align:center;white-space:nowrap"
     rows = [
-        f'<tr><th style="{_CELL}">{_escaped(name)}</th>'
+        f'<tr><th style="{_CELL};white-space:nowrap">{_escaped(name)}</th>'
         + "".join(f'<td style="{cell}">{_escaped(text)}</td>' for text in row)
         + "</tr>"
         for name, row in zip(names, texts, strict=True)
@@ -92,7 +92,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return _mapping(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return _lines(map(_brief, value[:ENTRIES]), len(value))
+        words = all(isinstance(entry, str | float | int) for entry in value)
+        return _lines(map(_brief, value[:ENTRIES]), len(value), ", " if words else "<br/>")
     return _escaped(abbreviated(value))
 
 
@@ -108,10 +109,10 @@ def _brief(value: Any) -> str:
     return value if isinstance(value, str) else abbreviated(value)
 
 
-def _lines(texts: Iterable[str], count: int) -> str:
+def _lines(texts: Iterable[str], count: int, between: str = "<br/>") -> str:
     lines = [_escaped(text) for text in texts]
     more = [f'<span style="{_FAINT}">... {count} in all</span>'] * (count > len(lines))
-    return "<br/>".join(lines + more) or "none"
+    return between.join(lines + more) or "none"
 
 
 def _array(value: Any) -> str:

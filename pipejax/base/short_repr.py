@@ -107,7 +107,7 @@ def abbreviated(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{value.dtype}{[*value.shape]}"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value + 0.0:g}"  # 0 has no sign
     text = repr(value)
     if len(text) <= LONGEST:
         return text

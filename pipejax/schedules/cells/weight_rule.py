@@ -9,10 +9,8 @@ the weights of its forward (weight stashing, arXiv:1806.03377).
 import dataclasses
 
 from pipejax.base.checks import whole_number
-from pipejax.base.short_repr import short_repr
 
 
-@short_repr
 @dataclasses.dataclass(frozen=True)
 class WeightRule:
     """Which of the weights that are there a forward reads.
