@@ -82,6 +82,7 @@ def wrong_imports(path):
 OF_THE_CHECKER = (
     "pipejax.analysis.verify.",
     "pipejax.base.checks",
+    "pipejax.base.short_repr",  # how a verdict shows itself
     "pipejax.base.units",
     "pipejax.schedules.cells.ops",
     "pipejax.schedules.cells.schedule_error",
