@@ -181,13 +181,32 @@ def test_a_fault_of_a_page_is_found(tmp_path, page, fault):
     assert fault in found
 
 
+def code_cells(script):
+    cells = jupytext.read(script, fmt="py:percent").cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda path: path.stem)
+def test_every_cell_of_an_example_has_its_output_on_record(script, data):
+    """Running them takes twenty seconds: see below."""
+    recorded = json.loads((data / "examples.json").read_text())[script.stem]
+    for source, lines in zip(code_cells(script), recorded, strict=True):
+        assert shows(source) or not lines
+
+
+def shows(source):
+    """Whether a cell prints, or ends in a value."""
+    tree = ast.parse(source)
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    prints = any(getattr(function, "id", "") == "print" for function in calls)
+    return prints or isinstance(tree.body[-1], ast.Expr)
+
+
 def shown_by(script, folder):
     """What the cells of a script show, as a notebook does, cell by cell."""
     names, shown = {"__name__": "__main__"}, []
-    for cell in jupytext.read(script, fmt="py:percent").cells:
-        if cell.cell_type != "code":
-            continue
-        tree = ast.parse(cell.source)
+    for source in code_cells(script):
+        tree = ast.parse(source)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(folder):
             exec(compile(tree, script.name, "exec"), names)
