@@ -335,7 +335,7 @@ MISTAKES = {
     "two times": ([E, *ONE, *TIMES, "--worker-times", "F=1,B=2"], "both give times"),
     "negative time": ([E, *ONE, "--stage-times", "F=-1,B=2"], "F must be .* got '-1'"),
     "NaN time": ([E, *ONE, "--stage-times", "F=nan,B=2"], "F must be .* got 'nan'"),
-    "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=SECONDS"),
+    "unknown letter": ([E, *ONE, "--stage-times", "F=1,Q=2"], "'Q=2' is not LETTER=TIME"),
     "no backward": (
         [E, *ONE, "--stage-times", "F=1"],
         "--stage-times F=1: phase B has no cost",

@@ -1,5 +1,6 @@
-"""Conventions of the command line: one meaning per option, help, letters, files of options."""
+"""Conventions of the command line: options, help, letters, units, tables, files of options."""
 
+import csv
 import importlib
 import inspect
 import json
@@ -10,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from pipejax.base.units import read_quantity
 from pipejax.cli.app import COMMANDS
 from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag
 from pipejax.cli.options.declared import value_kinds
@@ -151,6 +153,7 @@ def configured(folder, text, suffix=".toml"):
     return ["--config", str(path)]
 
 
+@pytest.mark.compiles
 def test_options_come_from_a_file(call, tmp_path):
     code, out, err = call("evaluate", *configured(tmp_path, CONFIG))
     assert (code, err) == (0, "")
@@ -188,3 +191,121 @@ def test_a_file_of_options_has_a_known_ending(mistake, tmp_path):
         "evaluate", *configured(tmp_path, "", ".yaml")
     )
     assert "no.toml: No such file" in mistake("evaluate", "--config", "no.toml")
+
+
+SAME = {  # values with units, and as plain numbers
+    "times": (["-T", "F=1ms,B=2ms"], ["-T", "F=0.001,B=0.002"]),
+    "times of workers": (["-W", "F=1000us,B=2 ms"], ["-W", "F=1e-3,B=2e-3"]),
+    "a message": ([*TIMES, "--comm", "40us"], [*TIMES, "--comm", "0.00004"]),
+    "latency": ([*TIMES, "--latency", "2min"], [*TIMES, "--latency", "120"]),
+    "transmit": ([*TIMES, "--transmit", "7ns"], [*TIMES, "--transmit", "7e-9"]),
+    "target": ([*TIMES, "--target", "40000ms"], [*TIMES, "--target", "40"]),
+}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("what", SAME)
+def test_values_may_have_units(answer, what):
+    with_unit, plain = (answer("evaluate", *ONE, *given) for given in SAME[what])
+    assert with_unit == plain
+
+
+def test_a_box_of_parameters_may_have_units(answer):
+    made = [answer("formula", *ONE, "--box", box) for box in ("F=1ms:2ms", "F=0.001:0.002")]
+    assert made[0]["facets"] == made[1]["facets"]
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("40us", "s", 4e-5),
+        ("0.3ms", "s", 0.0003),
+        ("1e-3 s", "s", 1e-3),
+        ("1h", "s", 3600.0),
+        ("40GB", "B", 4e10),
+        ("80GiB", "B", 80 * 2.0**30),
+        ("1.5kB", "B", 1500.0),
+        ("3", "s", None),
+        ("1e-3", "s", None),
+        ("nan", "s", None),
+    ],
+)
+def test_a_quantity_is_read_in_si_units(text, dimension, value):
+    assert read_quantity(text, dimension, "--any") == value
+
+
+@pytest.mark.parametrize("text", ["1sec", "3PB", "1e", "-1ms", "1_0s", "1.2.3s", "٣s", "1ms/s"])
+def test_a_unit_that_is_unknown_is_named_with_those_that_are(text):
+    with pytest.raises(ValueError, match=r"--any.*(known are ns, us, .*ms, s|at least 0 before)"):
+        read_quantity(text, "s", "--any")
+
+
+WIDE = [*["compare", "-S", "gpipe,1f1b,chimera", "-P", "4", "-M", "4,8", "--comm", "0.1"], *TIMES]
+REPORTS = {
+    "evaluate": ["evaluate", *ONE, *TIMES, "--paths", "2"],
+    "compare": WIDE,
+    "order": ["order", *ONE, *TIMES, "--comm", "0.5", "--iterations", "0"],
+    "staleness": [*["staleness", "-s", "pipedream", "-P", "4", "-M", "16"]],
+    "formula": ["formula", *ONE],
+    "schedules": ["schedules"],
+    "diff": ["diff", "1f1b", "gpipe", "-P", "4", "-M", "8"],
+}
+
+
+def letters(text):
+    """What a table says, wherever its lines are broken."""
+    return Counter(re.sub(r"[^\w%.,:()+-]", "", text))
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
+    texts = []
+    for width in ("80", "1000"):
+        monkeypatch.setenv("COLUMNS", width)
+        code, out, err = call(*REPORTS[name])
+        assert (code, err) == (0, "")
+        texts.append([line for line in out.splitlines() if re.match("[┏┃┡│└]", line)])
+    narrow, wide = texts
+    assert narrow
+    assert max(map(len, narrow)) <= 80
+    assert "…" not in "".join(narrow)
+    assert not letters("".join(wide)) - letters("".join(narrow))
+
+
+def test_a_table_too_wide_goes_on_below_with_what_its_rows_are_of(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = call(*WIDE)
+    heads = [line for line in out.splitlines() if "schedule" in line and "┃" in line]
+    assert len(heads) == 2
+    assert out.count("chimera") == 6  # twice in two parts, and twice below
+
+
+@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("format", ["markdown", "latex", "csv"])
+def test_every_table_is_printed_in_every_format(call, name, format):
+    code, out, err = call(*REPORTS[name], "-f", format)
+    assert (code, err) == (0, "")
+    blocks = [block.splitlines() for block in out.strip().split("\n\n")]
+    tables = {
+        "markdown": [block for block in blocks if block[0].startswith("| ")],
+        "latex": blocks,
+        "csv": blocks,
+    }[format]
+    assert tables
+    if format == "markdown":
+        for table in tables:
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+            assert re.fullmatch(r"\|( -{3}:? \|)+", table[1])
+    elif format == "csv":
+        for table in tables:
+            assert len({len(row) for row in csv.reader(table)}) == 1
+    else:
+        assert out.count("\\begin{tabular}") == out.count("\\end{tabular}") > 0
+        said = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
+        assert all(line == "" or line.endswith(r"\\") for line in said)
+        assert not re.search(r"(?<!\\)[%_#$]", " ".join(said))
+
+
+def test_a_format_is_checked(mistake):
+    assert "--format must be one of text, markdown" in mistake("schedules", "-f", "latx")
+    assert "--format csv has no effect with --json" in mistake("schedules", "-f", "csv", "-j")

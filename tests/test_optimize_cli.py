@@ -308,7 +308,7 @@ MISTAKES = {
     "limit of 0": ([*THREE[:-1], "0"], "--memory-limit must be above 0, got '0'"),
     "no number": ([*THREE[:-1], "much"], "--memory-limit must be a finite number .*'much'"),
     "negative bytes": ([*THREE[:-1], "-1GB"], "--memory-limit must be a number .*'-1GB'"),
-    "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit must be a finite number .*'3PB'"),
+    "unknown unit": ([*THREE[:-1], "3PB"], "--memory-limit '3PB': unknown unit 'PB'.* GB, TB"),
     "bytes without a model": ([*THREE[:-1], "40GB"], "in bytes needs --model"),
     "bytes and numbers": ([*THREE[:-1], "40GB,1,1,1"], "all entries in bytes or none"),
     "limits of three": (

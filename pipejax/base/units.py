@@ -5,6 +5,7 @@ prefixes; a key without a known unit is an error, never a guess.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,25 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "s": ("s", 1.0),
     "USD_per_hour": ("USD/s", 1 / 3600),
 }
+
+# units behind a number, in factors of the SI unit
+WRITTEN: Mapping[str, Mapping[str, float]] = {
+    "s": {
+        "ns": 1e-9,
+        "us": 1e-6,
+        "\N{MICRO SIGN}s": 1e-6,
+        "ms": 1e-3,
+        "s": 1,
+        "min": 60,
+        "h": 3600,
+    },
+    "B": {
+        "B": 1,
+        **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
+        **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
+    },
+}
+_UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
 
 
 def parse_json(text: str) -> Any:
@@ -84,17 +104,36 @@ def to_si(value: float, factor: float) -> float:
     return value / round(1 / factor) if factor < 1 else value * factor
 
 
-def read_bytes(text: str, where: str) -> float | None:
-    """Read a number of bytes such as "40GB"."""
-    for unit, (kind, factor) in UNITS.items():
-        if kind == "B" and text.endswith(unit):
-            try:
-                return to_si(number(float(text.removesuffix(unit)), where), factor)
-            except ValueError:
-                raise ValueError(
-                    f"{where} must be a number of at least 0 before {unit}, got {text!r}"
-                ) from None
-    return None
+def read_quantity(text: str, dimension: str, where: str) -> float | None:
+    """Read a number with a unit behind it, such as "40us", "80GiB" or "100Gb/s", in SI units.
+
+    Returns:
+      The quantity; None if the text does not end in letters, as a plain number does not.
+
+    Raises:
+      ValueError: if the unit is none of the dimension's, or stands behind no number.
+    """
+    value, unit = _split(text)
+    if not unit:
+        return None
+    units = WRITTEN[dimension]
+    if unit not in units:
+        raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
+    try:
+        plain = value.isascii() and "_" not in value
+        return to_si(number(float(value) if plain else None, where), units[unit])
+    except ValueError:
+        raise ValueError(
+            f"{where} must be a number of at least 0 before {unit}, got {text!r}"
+        ) from None
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split a text into what may be a number, and letters behind it."""
+    found = _UNIT.search(text)
+    if found is None or not any(letter.isdigit() for letter in text):
+        return text, ""  # as nan and inf are
+    return text[: found.start()].strip(), found[0]
 
 
 def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:

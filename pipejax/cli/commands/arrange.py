@@ -13,13 +13,8 @@ from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import (
-    grid,
-    pick,
-    print_all,
-    print_written,
-    search_and_report,
-)
+from pipejax.cli.output.report import pick, print_all, print_written, search_and_report
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.search.tuning.microbatch_order import MicrobatchOrder

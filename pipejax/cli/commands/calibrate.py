@@ -14,7 +14,8 @@ from pipejax.base.units import load_json
 from pipejax.cli.options.declared import Count, FileIfGiven, JsonFlag, Seed, Text
 from pipejax.cli.output.files import SYSTEM, Output
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import grid, print_all, print_plain, print_written, waiting
+from pipejax.cli.output.report import print_all, print_plain, print_written, waiting
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors

@@ -11,8 +11,9 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import grid, print_all, print_plain, progress
+from pipejax.cli.output.report import print_all, print_plain, progress
 from pipejax.cli.output.step import step_json
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison import Comparison
@@ -119,7 +120,7 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
     ]
     ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
     title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    print_all(grid(shown, title=title), "where the levels disagree, and why:")
+    print_all(grid(shown, keys=2, title=title), "where the levels disagree, and why:")
     for row in rows:
         reason = row.get("why") or f"not evaluated: {row['error']}"
         print_plain(f"  {row['schedule']}, M = {row['microbatches']}: {reason}")

@@ -14,7 +14,8 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_plain, progress
+from pipejax.cli.output.report import pick, print_all, print_plain, progress
+from pipejax.cli.output.tables import grid
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
 

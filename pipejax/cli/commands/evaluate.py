@@ -14,8 +14,9 @@ from pipejax.cli.options.timing import TimingSettings
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
+from pipejax.cli.output.report import heading, pick, print_all, print_written
 from pipejax.cli.output.step import memory_json, step_facts, step_json, step_parts
+from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.table.links import format_pairs
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}

@@ -15,7 +15,8 @@ from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import PAGE, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written
+from pipejax.cli.output.report import pick, print_all, print_plain, print_written
+from pipejax.cli.output.tables import grid
 
 DEFAULT: Any = Path("explorer.html")
 

@@ -14,15 +14,8 @@ from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import percent, print_json
-from pipejax.cli.output.report import (
-    facts,
-    grid,
-    pick,
-    print_all,
-    print_plain,
-    print_written,
-    waiting,
-)
+from pipejax.cli.output.report import pick, print_all, print_plain, print_written, waiting
+from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 
@@ -175,7 +168,7 @@ def _parse_box(text: str | None) -> dict[str, tuple[float, float]]:
         if not colon or name in found:
             raise ValueError(f"--box must be as F=1:2,c=0:0.5, each once, got {text!r}")
         where = f"--box: {name}"
-        found[name] = parse_seconds(low, where), parse_seconds(high, where)
+        found[name] = parse_seconds(low.strip(), where), parse_seconds(high.strip(), where)
     return found
 
 

@@ -14,7 +14,8 @@ from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
-from pipejax.cli.output.report import grid, pick, print_all, print_plain, print_written, progress
+from pipejax.cli.output.report import pick, print_all, print_plain, print_written, progress
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.jitter import Jittered

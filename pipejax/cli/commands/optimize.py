@@ -68,7 +68,11 @@ class HostTimes(NamedTuple):
     def seconds(self) -> dict[str, list[float]]:
         """Times by name, of those that are given: one for all stages, or one for each."""
         given = self._asdict().items() if self.offload != BY_LINK else ()
-        return {name: parse_list(text, flag(name)) for name, text in given if text is not None}
+        return {
+            name: parse_list(text, flag(name), seconds=True)
+            for name, text in given
+            if text is not None
+        }
 
 
 class StoreOptions(NamedTuple):

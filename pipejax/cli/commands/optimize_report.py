@@ -11,7 +11,8 @@ from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.options.memory_limit import Room
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import facts, grid, heading, pick, print_all, print_written
+from pipejax.cli.output.report import heading, pick, print_all, print_written
+from pipejax.cli.output.tables import facts, grid
 
 if TYPE_CHECKING:
     from pipejax.search.schedule.solution import Solution

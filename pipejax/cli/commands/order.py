@@ -20,7 +20,8 @@ from pipejax.cli.output.files import (
     save_table,
 )
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_written, search_and_report
+from pipejax.cli.output.report import pick, print_all, print_written, search_and_report
+from pipejax.cli.output.tables import grid
 from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from pipejax.cli.output.files import (
     end_all,
 )
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import grid, print_all, print_plain, print_written, progress
+from pipejax.cli.output.report import print_all, print_plain, print_written, progress
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult

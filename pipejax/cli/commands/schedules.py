@@ -3,7 +3,8 @@
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.schedule import written
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import grid, pick, print_all
+from pipejax.cli.output.report import pick, print_all
+from pipejax.cli.output.tables import grid
 from pipejax.schedules import find, names
 
 

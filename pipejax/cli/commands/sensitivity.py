@@ -9,7 +9,8 @@ from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_written
+from pipejax.cli.output.report import pick, print_all, print_written
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.sensitivity import Sensitivity

@@ -12,7 +12,8 @@ from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json
-from pipejax.cli.output.report import grid, heading, pick, print_all, print_written
+from pipejax.cli.output.report import heading, pick, print_all, print_written
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.staleness import Staleness

@@ -8,7 +8,6 @@ import numpy as np
 import typer
 from rich.filesize import decimal
 from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from pipejax.base.interruption import if_interrupted
@@ -16,6 +15,7 @@ from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.files import GRID, Output, check_modules
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_all, print_plain, progress
+from pipejax.cli.output.tables import facts
 
 
 def sweep(
@@ -108,14 +108,11 @@ def _print(grid: Any, out: Path, from_before: int, seconds: float, json: bool) -
         return
     sizes = ", ".join(f"{name} {size}" for name, size in grid.sizes.items())
     print_plain(f"{grid.num_points:,} points ({sizes}) in {out}, {decimal(size)}")
-    points = Table("status", "points", show_header=False, box=None)
-    for name, count in zip(STATUS, counted, strict=True):
-        if count:
-            points.add_row(name, f"{count:,}")
+    points = [(n, f"{count:,}") for n, count in zip(STATUS, counted, strict=True) if count]
     earlier = f"; {from_before:,} were there" if from_before else ""
     print_all(
         f"evaluated {new:,} in {seconds:.1f} s: {rate:,.0f} points/s{earlier}",
-        points,
+        facts(points),
     )
     for reason in reasons[:5]:
         print_plain(f"  illegal: {reason}")

@@ -1,6 +1,6 @@
 """`pipejax train`: how fast a small objective is trained along a timeline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pipejax.cli.options.schedule import written
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written, waiting
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.training.training_run import Masked
@@ -295,19 +296,21 @@ def _print(trained: Trained) -> None:
 
 def _by_step_size(trained: Trained) -> Table:
     found, final = trained.summary, trained.curves[:, -1]
-    grid = Table("step size", f"final {SPOKEN[trained.report]}", "spread", "diverged", "")
-    for place, size in enumerate(trained.step_sizes):
-        count, is_best = int(found.diverged[place]), place == found.best
-        spread = found.spread[place]
-        grid.add_row(
-            f"{size:g}",
-            "diverged" if count else f"{final[place]:.4g}",
-            "-" if count or np.ma.is_masked(spread) else f"{spread:.2g}",
-            f"{count} of {trained.seeds}",
-            "best" * is_best,
-            style="bold green" if is_best else "",
-        )
-    return grid
+    sizes, counts = trained.step_sizes, found.diverged.astype(int).tolist()
+    best = [place == found.best for place in range(len(sizes))]
+    spreads = [
+        "-" if count or np.ma.is_masked(spread) else f"{spread:.2g}"
+        for count, spread in zip(counts, found.spread, strict=True)
+    ]
+    ends = ["diverged" if c else f"{end:.4g}" for c, end in zip(counts, final, strict=True)]
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("step size", [f"{size:g}" for size in sizes]),
+        (f"final {SPOKEN[trained.report]}", ends),
+        ("spread", spreads),
+        ("diverged", [f"{count} of {trained.seeds}" for count in counts]),
+        ("", ["best" * is_best for is_best in best]),
+    ]
+    return grid(columns, styles=["bold green" * is_best for is_best in best])
 
 
 def _bars(curve: Float[NumpyArray, " samples"]) -> str:

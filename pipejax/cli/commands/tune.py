@@ -1,18 +1,17 @@
 """`pipejax tune`: what to set so that a step takes the least time."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 import pipejax as pj
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.numbers import parse_number
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import best_so_far, grid, print_all, waiting
+from pipejax.cli.output.report import best_so_far, print_all, waiting
+from pipejax.cli.output.tables import grid
 from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def tune(
             memory_limit=not no_memory_limit,
             microbatch_size=microbatch_size,
             prices=None if prices is None else _parse_prices(prices),
-            budget=None if budget is None else parse_seconds(budget, "--budget"),
+            budget=None if budget is None else parse_number(budget, "--budget"),
             on_progress=keep,
             **options.of_table(schedule),
         )
@@ -144,7 +143,7 @@ def _tuned(*given: Any, **how: Any) -> "TuningResult":
 def _parse_prices(text: str) -> tuple[float, ...]:
     pairs = [entry.partition("=") for entry in text.split(",")]
     found = {
-        name.strip(): parse_seconds(value.strip(), f"--prices: {name.strip()}")
+        name.strip(): parse_number(value.strip(), f"--prices: {name.strip()}")
         for name, _, value in pairs
     }
     if len(pairs) != len(PARTS) or set(found) != set(PARTS):
@@ -155,18 +154,18 @@ def _parse_prices(text: str) -> tuple[float, ...]:
 def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
     is_all = result["exhaustive"] is not None and result["stopped"] is None
     title = "every legal microbatch size" if is_all else "microbatch sizes evaluated exactly"
-    table = Table("b", "M", "step time", f"memory (of {gigabytes(capacity)})", "fits", title=title)
-    for size in (result["exhaustive"] or result["relaxed"])["sizes"]:
-        is_chosen = size["microbatch_size"] == result["microbatch_size"]
-        table.add_row(
-            str(size["microbatch_size"]),
-            str(size["microbatches"]),
-            seconds(size["step_time"]),
-            gigabytes(size["memory_bytes"]),
-            ("yes" if size["fits"] else "no") + ("  tuned" if is_chosen else ""),
-            style="bold green" if is_chosen else "",
-        )
-    print_all(table)
+    sizes = (result["exhaustive"] or result["relaxed"])["sizes"]
+    chosen = [size["microbatch_size"] == result["microbatch_size"] for size in sizes]
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("b", [size["microbatch_size"] for size in sizes]),
+        ("M", [size["microbatches"] for size in sizes]),
+        ("step time", [seconds(size["step_time"]) for size in sizes]),
+        (f"memory (of {gigabytes(capacity)})", [gigabytes(s["memory_bytes"]) for s in sizes]),
+        ("fits", ["yes" if size["fits"] else "no" for size in sizes]),
+        ("", ["tuned" * is_chosen for is_chosen in chosen]),
+    ]
+    styles = ["bold green" * is_chosen for is_chosen in chosen]
+    print_all(grid(columns, styles=styles, title=title))
 
 
 def _print_stages(result: Mapping[str, Any]) -> None:

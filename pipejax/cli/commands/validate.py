@@ -15,7 +15,8 @@ from pipejax.cli.options.declared import FileIfGiven, JsonFlag, Text
 from pipejax.cli.options.numbers import parse_float
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import print_json, seconds
-from pipejax.cli.output.report import grid, pick, print_all, print_written, waiting
+from pipejax.cli.output.report import pick, print_all, print_written, waiting
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors
@@ -54,7 +55,7 @@ def validate(
     Example:
       pipejax validate runs.csv --system h100
     """
-    allowed = positive(parse_float(tolerance), "--tolerance")
+    allowed = positive(parse_float(tolerance.removesuffix("%")), "--tolerance")
     with waiting("predicting"):
         own = pj.validate(files or (), system)
     found, beside = own, None

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.units import read_bytes
+from pipejax.base.units import read_quantity
 from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
 from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes
@@ -48,7 +48,7 @@ class MemoryLimit(NamedTuple):
           ValueError: if it is not a number above 0, with a unit of bytes or without, or several.
         """
         entries = [entry.strip() for entry in text.split(",")]
-        given = [read_bytes(entry, OPTION) for entry in entries]
+        given = [read_quantity(entry, "B", OPTION) for entry in entries]
         in_bytes = [value for value in given if value is not None]
         if in_bytes and len(in_bytes) < len(entries):
             raise ValueError(f"{OPTION}: give all entries in bytes or none, got {text!r}")

@@ -2,6 +2,8 @@
 
 import math
 
+from pipejax.base.units import read_quantity
+
 
 def parse_times(text: str, option: str) -> dict[str, float]:
     """Read op times such as "F=1,B=2"."""
@@ -12,7 +14,7 @@ def parse_times(text: str, option: str) -> dict[str, float]:
         letter, _, value = (part.strip() for part in entry.partition("="))
         if letter not in PHASE_FIELDS:
             raise ValueError(
-                f"{option}: {entry.strip()!r} is not LETTER=SECONDS: letters are "
+                f"{option}: {entry.strip()!r} is not LETTER=TIME: letters are "
                 f"{', '.join(PHASE_FIELDS)}"
             )
         if PHASE_FIELDS[letter] in times:
@@ -23,12 +25,19 @@ def parse_times(text: str, option: str) -> dict[str, float]:
     return times
 
 
-def parse_list(text: str, where: str) -> list[float]:
-    """Read finite numbers of at least 0, such as "1,1,2"."""
-    return [parse_seconds(part.strip(), where) for part in text.split(",")]
+def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
+    """Read finite numbers of at least 0, such as "1,1,2", or times."""
+    parse = parse_seconds if seconds else parse_number
+    return [parse(part.strip(), where) for part in text.split(",")]
 
 
 def parse_seconds(text: str, where: str) -> float:
+    """Read a time of at least 0: with a unit, as 40us, or in seconds."""
+    value = read_quantity(text, "s", where)
+    return parse_number(text, where) if value is None else value
+
+
+def parse_number(text: str, where: str) -> float:
     """Read a finite number of at least 0."""
     value = parse_float(text)
     if not (math.isfinite(value) and value >= 0):

@@ -12,7 +12,7 @@ from pipejax.cli.options.activations import ActivationOptions
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
 from pipejax.cli.options.memory_limit import MemoryLimit
-from pipejax.cli.options.numbers import parse_list, parse_seconds
+from pipejax.cli.options.numbers import parse_list, parse_number
 from pipejax.cli.options.pricing import Pricing
 from pipejax.schedules import find
 from pipejax.schedules.naming import told_options
@@ -213,7 +213,7 @@ def _parse_slots(text: str) -> dict[str, float]:
     slots: dict[str, float] = {}
     for entry in text.split(","):
         letter, _, value = (part.strip() for part in entry.partition("="))
-        duration = parse_seconds(value, f"--slots: {letter}")
+        duration = parse_number(value, f"--slots: {letter}")
         if letter not in "FBIW" or letter in slots or duration == 0:
             raise ValueError(f"--slots: expected F, B, I, W once each, above 0, got {text!r}")
         slots[letter] = duration

@@ -11,7 +11,7 @@ from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.cli.output.paths import paths_json, paths_table
-from pipejax.cli.output.report import facts, grid
+from pipejax.cli.output.tables import facts, grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.corners import Corners

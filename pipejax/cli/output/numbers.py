@@ -14,8 +14,8 @@ NARROWEST = 40  # columns: in fewer, tables lose their text
 
 
 def console() -> Console:
-    """Return the console on stdout; tables keep their width where it is a file."""
-    found = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    """Return the console on stdout: as wide as the terminal or COLUMNS say, or 80 columns."""
+    found = Console(highlight=False)
     found.width = max(found.width, NARROWEST)
     return found
 

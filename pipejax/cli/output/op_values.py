@@ -7,7 +7,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.output.report import grid
+from pipejax.cli.output.tables import grid
 
 
 class OpValue(NamedTuple):
@@ -76,5 +76,6 @@ def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], 
             ("op", (v.op for v in least)),
             (f"most {name}", (format(v.value) for v in most)),
             ("op", (v.op for v in most)),
-        ]
+        ],
+        keys=2,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.report import grid
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.analysis.longest_paths import LongPath

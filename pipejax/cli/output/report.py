@@ -1,7 +1,8 @@
 """What a person reads: tables from columns, single lines, and bars while it takes time."""
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,43 +11,63 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
+from rich.text import Text
 
+from pipejax.base.checks import one_of
 from pipejax.base.interruption import if_interrupted
 from pipejax.cli.output.numbers import console, seconds
+from pipejax.cli.output.tables import FORMATS, fitted, lines_of
+
+_chosen = ["text"]  # formats of what is printed: the last one counts
 
 
 @contextmanager
 def printing(format: str, *, json: bool) -> Iterator[None]:
-    """Print tables in a format, whoever prints them in this block."""
-    yield
+    """Print tables in a format, whoever prints them in this block.
 
-
-def grid(columns: Iterable[tuple[str, Iterable[object]]], **style: Any) -> Table:
-    """Make a table from its columns, each a header and the cells under it."""
-    headers, cells = zip(*columns, strict=True)
-    table = Table(*headers, **style)
-    for row in zip(*cells, strict=True):
-        table.add_row(*map(str, row))
-    return table
-
-
-def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Make a list of names and what they are."""
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    Raises:
+      ValueError: if there is no such format, or nothing is printed in it.
+    """
+    _chosen.append(one_of(format, ("text", *FORMATS), "--format"))
+    try:
+        if json and _chosen[-1] != "text":
+            raise ValueError(f"--format {format} has no effect with --json")
+        yield
+    finally:
+        _chosen.pop()
 
 
 def print_all(*parts: object) -> None:
     """Print lines with markup, and tables."""
     for part in parts:
-        console().print(part)
+        if isinstance(part, Table):
+            _print_table(part)
+        else:
+            _print_line(Text.from_markup(str(part)))
 
 
 def print_plain(text: str) -> None:
     """Print a line as it is, with names of files in it, say."""
-    console().print(text, soft_wrap=True, markup=False)
+    _print_line(Text(text))
+
+
+def _print_table(table: Table) -> None:
+    if _chosen[-1] != "text":
+        sys.stdout.write(lines_of(table, _chosen[-1]))
+        return
+    out = console()
+    for part in fitted(table, out.width):
+        out.print(part)
+
+
+def _print_line(text: Text) -> None:
+    """Print a line beside tables: in a file of LaTeX as a comment, in one of CSV not at all."""
+    if _chosen[-1] == "text":
+        out = console()
+        out.print(text, soft_wrap=not out.is_terminal)
+    elif _chosen[-1] != "csv":
+        begin, end = ("% ", "\n") if _chosen[-1] == "latex" else ("", "\n\n")
+        sys.stdout.write(f"{begin}{text.plain.strip()}{end}")
 
 
 def print_written(what: str, path: object) -> None:

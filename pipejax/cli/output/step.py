@@ -9,7 +9,7 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.cli.options.activations import HeldMemory
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import grid
+from pipejax.cli.output.tables import grid
 
 IF_KNOWN = ("cost_per_step", "cost_per_token")
 
