@@ -24,7 +24,7 @@ _LATEX = {
 }
 
 
-class Grid(Table):
+class KeyedTable(Table):
     """A table of texts with markup.
 
     Attributes:
@@ -39,7 +39,7 @@ def grid(
     keys: int = 1,
     styles: Iterable[str] = (),
     **style: Any,
-) -> Grid:
+) -> KeyedTable:
     """Make a table from its columns, each a header and the cells under it.
 
     Args:
@@ -49,7 +49,7 @@ def grid(
       style: of the table, as rich takes it: title, caption, box.
     """
     headers, cells = zip(*columns, strict=True)
-    table = Grid(*headers, **style)
+    table = KeyedTable(*headers, **style)
     table.keys = keys
     for row in zip(*cells, strict=True):
         table.add_row(*map(str, row))
@@ -58,7 +58,7 @@ def grid(
     return table
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Grid:
+def facts(rows: Iterable[tuple[str, str]]) -> KeyedTable:
     """Make a list of names and what they are."""
     names, values = zip(*rows, strict=True)
     table = grid([("name", names), ("value", values)], show_header=False, box=None, padding=(0, 2))
@@ -125,7 +125,7 @@ def fitted(table: Table, width: int) -> Iterator[Table | str]:
         return
     headers, cells = _plain(table)
     least = [_least(header, column) for header, column in zip(headers, cells, strict=True)]
-    keys = table.keys if isinstance(table, Grid) else 1
+    keys = table.keys if isinstance(table, KeyedTable) else 1
     if table.title:
         yield f"[italic]{table.title}[/]"
     for part in _parts(least, keys, width):
