@@ -95,7 +95,8 @@ LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-p
 
 
 @pytest.mark.compiles
-def test_what_does_not_fit_is_marked_and_never_the_best(answer, call):
+def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     given = (
         "compare",
         "--schedules",

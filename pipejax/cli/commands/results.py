@@ -11,7 +11,8 @@ import typer
 from pipejax.cli.options.declared import Count, JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, SWEEPS, Output, check_modules, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import grid, print_all, print_plain, print_written
+from pipejax.cli.output.report import print_all, print_plain, print_written
+from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
     from pipejax.sweep.results import Points, SweepResults
