@@ -119,10 +119,10 @@ def check_pipejax(arguments: list[str]) -> None:
             raise ValueError(f"pipejax has no command {arguments[0]}")
         return
     command = program.commands[called]  # type: ignore[attr-defined]
-    context = command.make_context(called, arguments[1:], resilient_parsing="--help" in arguments)
-    takes = inspect.signature(command.callback).parameters
-    GivenOptions(arguments[1:], takes).check()
-    context.close()
+    given = GivenOptions(arguments[1:], inspect.signature(command.callback).parameters)
+    given.check()
+    if not (given.asks_for("help") or given.asks_for("help_all")):
+        command.make_context(called, given.words).close()
 
 
 def _commands(line: str) -> Iterator[list[str]]:
