@@ -66,8 +66,9 @@ def _print_line(text: Text) -> None:
         out = console()
         out.print(text, soft_wrap=not out.is_terminal)
     elif _chosen[-1] != "csv":
-        begin, end = ("% ", "\n") if _chosen[-1] == "latex" else ("", "\n\n")
-        sys.stdout.write(f"{begin}{text.plain.strip()}{end}")
+        begin, end = ("% ", "") if _chosen[-1] == "latex" else ("", "\n")
+        lines = text.plain.strip().splitlines()
+        sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
 
 
 def print_written(what: str, path: object) -> None:
