@@ -21,7 +21,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser fuzz sample bench format lock clean
+.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser explorer-pictures fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -102,6 +102,9 @@ tests: $(READY)  ## tests and doctests, but those of `make sample`
 
 test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: three minutes
 	$(PYTEST) -n 0 tests/browser
+
+explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)
+	$(BIN)/python -m pages.explorer
 
 fuzz: $(READY)  ## files that nobody wrote, EXAMPLES=100000 of them
 	HYPOTHESIS_PROFILE=nightly EXAMPLES=$(EXAMPLES) $(PYTEST) tests/test_fuzz.py

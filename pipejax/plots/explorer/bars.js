@@ -170,7 +170,7 @@ export class Bars {
     for (let y = Math.round(top * ratio); y < end; y++) pixels.set(line, y * line.length);
   }
 
-  /** Mark the critical path where all ops are narrow, along the lower edge of the rows. */
+  /** Mark the critical path where all ops are narrow: on the whole row, so that rows make a line. */
   markCritical(axis) {
     const { schedule: { path, program }, pixels, line, rowHeight, parts, palette, ratio } = this;
     const scale = axis.scale * ratio;
@@ -179,8 +179,9 @@ export class Bars {
       if (op < 0 || program.finish[node] < axis.from || program.start[node] > axis.to) continue;
       const first = Math.max(0, Math.floor((program.start[node] - axis.from) * scale));
       const last = Math.min(line.length - 1, Math.floor((program.finish[node] - axis.from) * scale));
-      const below = Math.round((this.row(op) * rowHeight + parts.compute) * ratio);
-      for (let y = Math.max(0, below - Math.round(2 * ratio)); y < below; y++) {
+      const top = this.row(op) * rowHeight;
+      const below = Math.round((top + parts.compute) * ratio);
+      for (let y = Math.round(top * ratio); y < below; y++) {
         pixels.fill(palette.words.ink, y * line.length + first, y * line.length + last + 1);
       }
     }

@@ -135,7 +135,7 @@ export class Curves {
     if (limit !== null && peak > limit) {
       const { width } = context.measureText(parts.join(", "));
       context.fillStyle = palette.limit;
-      context.fillText("above it", GUTTER + width + 8, 10);
+      context.fillText("over the limit", GUTTER + width + 8, 10);
     }
     context.fillStyle = palette.quiet;
     context.textAlign = "right";

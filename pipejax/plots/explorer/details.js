@@ -64,7 +64,9 @@ function waitName(schedule, { op, message }, waiting) {
     const { producer, stage, phase, microbatch } = schedule.messages;
     const from = schedule.ops.worker[producer[message]];
     const kind = schedule.phases[phase[message]].letter.replace("SEND_", "");
-    return `message ${stage[message]}${kind}${microbatch[message]} from worker ${from}`;
+    const name = `message ${stage[message]}${kind}${microbatch[message]}`;
+    // under blocking, and where a row waits for a SEND, its own message has to leave
+    return from === schedule.ops.worker[waiting] ? `${name} to be sent` : `${name} from worker ${from}`;
   }
   if (op < 0) return "what is beside the rows";
   const isOwn = schedule.ops.worker[op] === schedule.ops.worker[waiting];
