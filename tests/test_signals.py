@@ -76,6 +76,7 @@ RUNS = {
         4,
         ["--schedules", "gpipe,1f1b,chimera", "--workers", "8", "--microbatches", "64", *MODEL],
     ),
+    "init": (1.5, ["system", "--out", "{}/y.json"]),
     "results": (3, ["{}/none.zarr"]),
     "diff": (3, ["gpipe", "1f1b", *LONG[2:]]),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),

@@ -50,6 +50,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "block.",
     "results": "Show the best points of a sweep, the front that no point beats, and what was not "
     "evaluated.",
+    "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
+    "as it is.",
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }

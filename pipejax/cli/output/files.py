@@ -48,6 +48,7 @@ DRAWING = OutputKind((".png", ".pdf", ".svg"), ("matplotlib",), "drawing needs",
 TIMELINE = DRAWING._replace(suffixes=(*DRAWING.suffixes, ".html"), plain=(".html",))
 PAGE = OutputKind((".html",))
 TABLE = OutputKind((".csv", ".json"))
+TEMPLATE = OutputKind((".json", ".toml"))
 CERTIFICATE = OutputKind((".json",))
 ORDER = OutputKind((".json",))
 SYSTEM = OutputKind((".json",))
