@@ -71,7 +71,7 @@ fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its fi
 figures: $(READY)  ## draw the figures of all datasets that are there
 	$(BIN)/python -m figures --data $(RESULTS) --out $(FIGURES)
 
-docs: $(READY)  ## the documentation in site/: pages, reference, gallery, examples that are run (two minutes)
+docs: $(READY)  ## the documentation in site/: pages, reference, gallery, examples that are run (a minute)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir $(SITE)
 	$(BIN)/python -m pages.links $(SITE)
 
