@@ -1,5 +1,6 @@
 """Schedules of the user's own: functions, entry points, tables and folders, wherever a name is."""
 
+import json
 import pickle
 import sys
 
@@ -273,3 +274,25 @@ def test_a_plan_refuses_a_single_table(folder, mistake):
 def test_every_command_asks_the_same_resolver(command, mistake):
     line = mistake(command, "--schedule", "no-such", *ONE[:4])
     assert "or a table (.csv, .json), or FILE.py:FUNCTION" in line
+
+
+OFF_BY_ONE = (
+    "0F0,0F1,0B0,0B1\n1F1,1B0,1F2,1B1\n"  # as PyTorch's own 1F1B: the last rank counts from 1
+)
+
+
+def test_tables_of_a_list_are_repaired(folder, answer, call, mistake):
+    (folder / "torch").mkdir()
+    (folder / "torch" / "1f1b.csv").write_text(OFF_BY_ONE)
+    given = ["compare", "--schedules", "gpipe,torch,tables/b.json", *TIMES]
+    assert "--repair torch-1f1b" in mistake(*given)
+    mended = [*given, "--repair", "torch-1f1b", *ONE[:4], "--json"]
+    code, out, err = call(*mended)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "torch-1f1b: rank 1, 2 cells: 1F1 is read as 1F0" in err
+    rows = json.loads(out)["rows"]
+    assert [row["schedule"] for row in rows] == ["gpipe", "torch/1f1b.csv", "tables/b.json"]
+    assert "is a table of 2 workers and 2 microbatches" in rows[1]["error"]
+    assert answer("compare", "--tables", "torch", *TIMES, "--repair", "torch-1f1b")["rows"]
+    line = mistake("compare", "--schedules", "gpipe", *ONE, "--repair", "torch-1f1b")
+    assert "--repair torch-1f1b has no effect without a table" in line

@@ -56,11 +56,12 @@ def named(text: str) -> str:
     return _found(text)[0]
 
 
-def find(text: str) -> Builder:
+def find(text: str, *, repair: str | None = None) -> Builder:
     """Return what builds a schedule.
 
     Args:
       text: a name, FILE.py:FUNCTION, or the path of a table.
+      repair: as `read_table` takes it, where the text is the path of a CSV.
 
     Returns:
       The builder; that of a table from a file has one size alone.
@@ -73,15 +74,16 @@ def find(text: str) -> Builder:
       >>> find("hanayo").options
       ('waves',)
     """
-    return _found(text)[1]
+    return _found(text, repair)[1]
 
 
-def listed(text: str) -> list[str]:
+def listed(text: str, *, repair: str | None = None) -> list[str]:
     """Return the names that a text stands for: of a folder, all tables in it.
 
     Args:
       text: what `named` takes, or a folder. Of its files, those that end in .csv are tables, and
         those in .json that say so.
+      repair: as `read_table` takes it, for a CSV.
 
     Returns:
       Names, of a folder's tables in order.
@@ -95,11 +97,11 @@ def listed(text: str) -> list[str]:
     """
     check_types(name=(text, str))
     if not is_folder(text):
-        return [named(text)]
+        return [_found(text, repair)[0]]
     found = [str(path) for path in sorted(Path(text).iterdir()) if _is_table(path)]
     if not found:
         raise ValueError(f"{text} holds no table: no .csv file, and no .json that is one")
-    return [named(path) for path in found]
+    return [_found(path, repair)[0] for path in found]
 
 
 def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any) -> ScheduleTable:
@@ -148,7 +150,7 @@ def is_folder(text: str) -> bool:
     return meant(text, [*REGISTRY, *registered]) is None and os.path.isdir(text)
 
 
-def _found(text: str) -> tuple[str, Builder]:
+def _found(text: str, repair: str | None = None) -> tuple[str, Builder]:
     check_types(name=(text, str))
     known = {**REGISTRY, **registered}
     name = meant(text, known)
@@ -166,7 +168,7 @@ def _found(text: str) -> tuple[str, Builder]:
     if os.path.isdir(text):  # which an empty text is not, while Path("") is
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
-        return text, builder_of_table(text)
+        return text, builder_of_table(text, None if path.suffix == ".json" else repair)
     raise ValueError(unknown("schedule", text, names(), OWN))
 
 

@@ -250,15 +250,15 @@ def _executed(path: str, text: str) -> types.ModuleType:
     return module
 
 
-def builder_of_table(text: str) -> Builder:
+def builder_of_table(text: str, repair: str | None = None) -> Builder:
     """Read a table; it is read anew where the file has changed."""
     stat = Path(text).stat()
-    return _read(text, stat.st_mtime_ns, stat.st_size)
+    return _read(text, repair, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(256)
-def _read(path: str, *_: int) -> Builder:
-    table = replace(read_table(path), name=path)
+def _read(path: str, repair: str | None, *_: int) -> Builder:
+    table = replace(read_table(path, repair=repair), name=path)
     sizes = (table.num_workers, table.num_microbatches)
     return Builder(OneTable(path, table), path, sizes=sizes, content=_digest(to_json(table)))
 

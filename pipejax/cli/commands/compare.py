@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def compare(
-    options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
     listed: ScheduleList,
@@ -36,7 +35,7 @@ def compare(
       pipejax compare -S gpipe,1f1b,chimera -P 8 -M 8,16,32 -W F=1,B=2 --comm 0.1
     """
     priced = required(pricing)
-    options = options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+    options = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
     points = listed.sized(None if microbatches is None else _counts(microbatches))
     rows: list[dict[str, Any]] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is

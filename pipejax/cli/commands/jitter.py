@@ -71,7 +71,6 @@ class SamplingOptions(NamedTuple):
 
 
 def jitter(
-    options: TableOptions,
     pricing: Pricing | None,
     links: pj.Links,
     listed: ScheduleList,
@@ -103,7 +102,7 @@ def jitter(
     if len(sizes) > 1:
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
-    tables, missing = _build(points, options, priced)
+    tables, missing = _build(points, listed.options, priced)
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
     fits = [need.get("fits", True) for need in needs]

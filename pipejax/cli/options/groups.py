@@ -20,6 +20,7 @@ from pipejax.cli.options.declared import (
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import Pricing, PricingSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions, written
+from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.files import Output, check_apart
 from pipejax.cli.output.report import printing
 from pipejax.schedules import find
@@ -138,13 +139,14 @@ _GROUPS: dict[str, Callable[..., Any]] = {
     "options": ScheduleSettings,
     "table": TableChoice,  # built
     "choice": TableChoice,
+    "listed": ScheduleList,
     "objectives": ObjectiveSettings,
     "pricing": PricingSettings,
     "links": choose_links,
     "rendezvous": choose_rendezvous,
     "activations": choose_activations,
 }
-_TABLES = ("table", "choice")  # groups of which `table` is an option
+_TABLES = ("table", "choice", "listed")  # groups that need the options of schedules
 _INPUTS = ("options", "pricing")  # groups that those are made from
 
 

@@ -1,5 +1,6 @@
 """Options of schedules: what a table is built with besides workers and microbatches."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
 from pipejax.cli.options.memory_limit import MemoryLimit
 from pipejax.cli.options.numbers import parse_list, parse_number
 from pipejax.cli.options.pricing import Pricing
-from pipejax.schedules import find
+from pipejax.schedules import Builder, find
 from pipejax.schedules.naming import told_options
 
 PLANNED = {  # options of builders that the command line calls otherwise: runs have these names too
@@ -31,10 +32,16 @@ class TableOptions(NamedTuple):
     Attributes:
       options: those that are given.
       of_runs: those that the command reads too, under any schedule.
+      repair: what is known to be wrong with tables, see `read_table`.
     """
 
     options: dict[str, Any]
     of_runs: tuple[str, ...] = ()
+    repair: str | None = None
+
+    def builder(self, schedule: str) -> Builder:
+        """Return what builds a schedule."""
+        return find(schedule, repair=self.repair)
 
     def build(
         self,
@@ -53,21 +60,21 @@ class TableOptions(NamedTuple):
         """
         self.check([schedule])
         size = {"num_workers": workers, "num_microbatches": microbatches}
-        builder = find(schedule)
+        builder = self.builder(schedule)
         given = self.of_table(schedule)
-        like = _with_stages(given.get("stages_per_worker", 1), size)
+        like = functools.partial(_with_stages, given.get("stages_per_worker", 1), size)
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
             workload = None if pricing is None else pricing.workload
-            given["memory_limit"] = given["memory_limit"].room(like, sized, workload).activations
+            given["memory_limit"] = given["memory_limit"].room(like(), sized, workload).activations
         if builder.planned and pricing and "slots" not in given:
-            times = times_of(pricing.of(like))
+            times = times_of(pricing.of(like()))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
-        return pj.schedules.build(schedule, **size, **given)
+        return builder.function(**size, **given)
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
-        takes = find(schedule).takes
+        takes = self.builder(schedule).takes
         return {k: v for k, v in self.options.items() if k in takes or k not in self.of_runs}
 
     def check(self, schedules: Sequence[str]) -> None:
@@ -76,7 +83,7 @@ class TableOptions(NamedTuple):
         Raises:
           ValueError: if there is one.
         """
-        builders = {name: find(name) for name in schedules}
+        builders = {name: self.builder(name) for name in schedules}
         for option in self.options:
             if option in self.of_runs or any(option in own.takes for own in builders.values()):
                 continue
@@ -92,8 +99,9 @@ class TableOptions(NamedTuple):
 
     def of(self, schedule: str) -> "TableOptions":
         """Keep the options that a schedule has."""
-        takes = find(schedule).takes
-        return TableOptions({k: v for k, v in self.options.items() if k in takes})
+        takes = self.builder(schedule).takes
+        own = {k: v for k, v in self.options.items() if k in takes}
+        return TableOptions(own, repair=self.repair)
 
 
 def _with_stages(stages_per_worker: int, size: Mapping[str, int]) -> pj.ScheduleTable:

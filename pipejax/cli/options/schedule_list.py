@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pipejax.base.checks import one_of
 from pipejax.cli.options.declared import CountIfGiven, Text
 from pipejax.cli.options.schedule import TableOptions
-from pipejax.schedules import find, listed
+from pipejax.schedules import listed
+from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 
 class SizedSchedule(NamedTuple):
@@ -35,24 +37,37 @@ class ScheduleList(NamedTuple):
     schedules: Text = None
     tables: list[str] | None = None
     workers: CountIfGiven = None
+    repair: Text = None
 
     def chosen(self) -> "ScheduleList":
         """Check what is named, and the options."""
         if self.schedules is None and self.tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
+        repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+        made = self._replace(options=self.options._replace(repair=repair))
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Refuse a schedule that is named twice, and an option without effect."""
         names = self.names
         for name in names:
             if names.count(name) > 1:
                 option = "--schedules" if self.tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
         self.options.check(names)
-        return self
+        repair = self.options.repair
+        if repair and all(self.options.builder(name).sizes is None for name in names):
+            raise ValueError(f"--repair {repair} has no effect without a table")
 
     @property
     def names(self) -> list[str]:
         """Names of all, folders unfolded."""
         texts = [] if self.schedules is None else [t.strip() for t in self.schedules.split(",")]
-        return [name for text in (*texts, *(self.tables or ())) for name in listed(text)]
+        return [name for text in (*texts, *(self.tables or ())) for name in self._listed(text)]
+
+    def _listed(self, text: str) -> list[str]:
+        return listed(text, repair=self.options.repair)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
         """Give each its size: as asked for, else that of its table, else that of all tables.
@@ -60,7 +75,7 @@ class ScheduleList(NamedTuple):
         Raises:
           ValueError: if a schedule that is built is left without a size.
         """
-        own = {name: find(name).sizes for name in self.names}
+        own = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in own.values() if sizes is not None]
         alike = [{sizes[k] for sizes in tables} for k in range(2)]
         given = [None if self.workers is None else [self.workers], microbatches]
