@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from justhtml import JustHTML
 
 import pipejax as pj
 from pipejax.plots.explorer.packing import pack, unpack
@@ -237,6 +238,7 @@ def test_a_page_refers_to_nothing_outside():
     )
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "#side"]
     assert "default-src 'none'" in text
+    assert JustHTML(text, collect_errors=True).errors == []
     assert text.count("</script>") == 2
     assert scene_of(text)["schedules"][1]["name"] == hostile.name
     alone = page([explored(hostile, costs)])
@@ -312,6 +314,9 @@ def test_a_model_draws_bytes_with_what_the_system_has_left(answer, tmp_path):
     static = np.array(needs["memory_bytes"]) - needs["activation_memory"]["peak"]
     assert schedule["memory"]["unit"] == "bytes"
     assert np.allclose(schedule["memory"]["limits"], float(system.memory_available) - static)
+    answer("explore", *sizes, *arguments, "--memory-limit", "30GB", "--out", out, "--force")
+    (asked,) = scene_of(out.read_text())["schedules"]
+    assert np.allclose(asked["memory"]["limits"], 30e9 - static)
 
 
 def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.files import write_file
-from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
-from pipejax.cli.options.memory_limit import OPTION, MemoryLimit
+from pipejax.cli.options.activations import ActivationOptions, StageSizes
+from pipejax.cli.options.memory_limit import MemoryLimit
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.report import waiting
@@ -30,7 +30,7 @@ def save_page(
       links: what they run under.
       activations: how activations are sized.
       out: where the page goes.
-      limit: what a worker may hold; where a model counts bytes the system says it.
+      limit: what a worker may hold; if None, with a model what its system has.
       show: what is shown at first: "messages", "memory".
 
     Returns:
@@ -44,7 +44,7 @@ def save_page(
     for table in tables:
         run = pj.evaluate(table, given.of(table), link=links)
         sized = activations.of(table, given.workload, given.microbatches)
-        limits = _limits(sized, given, limit, table.num_workers)
+        limits = _limits(table, sized, given, activations, limit)
         explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
     with waiting("looking for closed forms"):
         text = page(explored, unit="slots" if pricing is None else "s", show=show)
@@ -53,13 +53,17 @@ def save_page(
 
 
 def _limits(
-    sized: StageSizes, pricing: Pricing, limit: MemoryLimit | None, workers: int
+    table: pj.ScheduleTable,
+    sized: StageSizes,
+    pricing: Pricing,
+    activations: ActivationOptions,
+    limit: MemoryLimit | None,
 ) -> Float[NumpyArray, " workers"] | None:
     """What the activations of each worker may take: what is asked, or what the system has left."""
-    import numpy as np
-
-    if sized.unit == "activations":
-        return None if limit is None else for_each(limit.values, workers, OPTION, "workers")
+    if limit is not None:
+        asked = limit.room(table, activations, pricing.workload).limits
+        counts_in_bytes = sized.unit == "bytes" and not limit.in_bytes
+        return asked * sized.sizes.max() if counts_in_bytes else asked
     if sized.static is None or pricing.system is None:
         return None
-    return np.maximum(float(pricing.system.memory_available) - sized.static, 0.0)
+    return (float(pricing.system.memory_available) - sized.static).clip(min=0.0)

@@ -13,7 +13,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.plots.explorer.factors import Factor, kinds
 
 MOST_FACETS = 12  # that a person reads
-MOST_NODES = 400_000  # of all programs whose form is looked for: a few seconds
+MOST_NODES = 200_000  # of all programs whose form is looked for: a few seconds
 
 
 class FormSearch:
