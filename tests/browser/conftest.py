@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
+from test_explorer import explored
 
 import pipejax as pj
 from pipejax.plots.explorer.page import page as page_of
-from pipejax.plots.explorer.payload import Explored, MemoryShown
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 READY = "html[data-ready]"
@@ -120,18 +120,13 @@ def visit(browser):
         assert each.complaints == []
 
 
-def explored(table, costs, link="delay", limit=None):
-    ones = np.ones(table.num_stages)
-    limits = None if limit is None else np.full(table.num_workers, limit)
-    run = pj.evaluate(table, costs, link=link)
-    return Explored(run, MemoryShown("activations", ones, ones / 3, ones, limits))
-
-
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
     """A page of one schedule, and its run."""
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    shown = explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.25), limit=3.0)
+    shown = explored(
+        table, pj.Costs(forward=1.0, backward=2.0, transmit=0.25), limits=np.full(4, 3.0)
+    )
     path = tmp_path_factory.mktemp("pages") / "one page.html"
     path.write_text(page_of([shown]))
     return path, shown.run

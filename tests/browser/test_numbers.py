@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from test_explorer import GIVEN, OFFLOADS, PAIRS, explored, given, with_rows
 
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.cli.app import run as pipejax
+from pipejax.plots.explorer.page import page as page_of
 from pipejax.schedules.table.links import LINKS
 
 SIZES = ["--workers", "4", "--microbatches", "8"]
@@ -160,3 +162,28 @@ def test_the_form_says_which_sum_is_the_largest(tmp_path, visit, capsys):
     assert lines.nth(1).get_attribute("aria-current") == "true"
     assert lines.nth(1).locator(".value").inner_text() == "16 s"
     assert opened.makespans() == [16.0]
+
+
+@pytest.mark.parametrize("name", [*GIVEN, "pairs", "offloads"])
+def test_any_table_and_costs(name, tmp_path, visit):
+    """Costs by stage and microbatch, updates within a table, fused pairs, host links."""
+    if name == "pairs":
+        table, costs = with_rows(PAIRS, forward=1.0, backward=2.0, transmit=0.3)
+    elif name == "offloads":
+        table, costs = with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
+    else:
+        table, costs = given(name)
+    path = tmp_path / "x.html"
+    path.write_text(page_of([explored(table, costs)]))
+    opened = visit(path, "messages=1&curve=memory")
+    for link in LINKS:
+        opened.set_link(link)
+        run = pj.evaluate(table, costs, link=link)
+        assert opened.makespans() == [run.makespan]
+        assert np.allclose(opened("Array.from(explorer.focused.busy)"), run.busy, rtol=1e-12)
+        memory = pj.activation_memory(run)
+        peaks = opened("explorer.panes[0].curves.steps('memory').map(s => s.peak)")
+        assert np.allclose(peaks, memory.peak)
+    for _ in range(12):  # through all that has details
+        opened.page.keyboard.press(".")
+    assert opened.page.locator("#op").inner_text()

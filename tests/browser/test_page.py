@@ -6,9 +6,9 @@ import re
 import matplotlib.image
 import numpy as np
 import pytest
+from test_explorer import explored
 
 import pipejax as pj
-from conftest import explored
 from pipejax.base import longest_path
 from pipejax.plots.explorer.page import page
 
