@@ -75,8 +75,9 @@ def output_of(line: str) -> str:
 def commands_page(*, whole: bool) -> str:
     """Return the page of all commands with their help."""
     parts = [
-        "# Command line",
-        "`pipejax COMMAND --help-all` prints what follows, `--help` less of it. [Getting started]"
+        "# All commands",
+        "`pipejax COMMAND --help-all` prints what follows, `--help` less of it; [what holds for all"
+        " of them](command_line.md) is a page of its own. [Getting started]"
         "(getting_started.md#on-the-command-line) has examples; what the files hold is in [own "
         "costs](own_costs.md).",
     ]
@@ -128,8 +129,11 @@ def check_pipejax(arguments: list[str]) -> None:
 def _commands(line: str) -> Iterator[list[str]]:
     """The commands of a line, without comments, variables and where output goes."""
     words: list[str] = []
-    for word in [*shlex.split(line, comments=True), ";"]:
-        if word in (";", "&", "&&", "|", "||"):
+    split = iter([*shlex.split(line, comments=True), ";"])
+    for word in split:
+        if word == ">":
+            next(split)
+        elif word in (";", "&", "&&", "|", "||"):
             if words:
                 yield words
             words = []

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
 from collections import Counter
 from typing import get_args
 
@@ -13,7 +14,7 @@ import pytest
 
 from pipejax.base.units import read_quantity
 from pipejax.cli.app import COMMANDS
-from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag
+from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
 from pipejax.cli.options.declared import value_kinds
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.groups import with_options
@@ -48,9 +49,9 @@ def test_an_option_means_the_same_in_every_command():
     parsed = {}
     for name, own in EVERY.items():
         for key, (types, option) in own.items():
-            record = CATALOGUE[key]
-            assert option.metavar == (record.kind.metavar or None), (name, key)
-            assert option.help.casefold().startswith(record.head.casefold()), (name, key)
+            known = record(key, name)
+            assert option.metavar == (known.kind.metavar or None), (name, key)
+            assert option.help.casefold().startswith(known.head.casefold()), (name, key)
             if (name, key) not in EXCEPTIONS:
                 parsed.setdefault(key, set()).update(value_kinds(types))
     # a number, or several where a command takes several: these are read as a text
@@ -309,3 +310,42 @@ def test_every_table_is_printed_in_every_format(call, name, format):
 def test_a_format_is_checked(mistake):
     assert "--format must be one of text, markdown" in mistake("schedules", "-f", "latx")
     assert "--format csv has no effect with --json" in mistake("schedules", "-f", "csv", "-j")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_completes_what_there_is(answer, shell):
+    found = answer("completion", shell)
+    for word in (*COMMANDS, "zb-h1", "llama3-70b", "h100", "rendezvous", "chrome-trace"):
+        assert word in found["script"]
+    if shell == "bash":
+        assert "--planned-comm" in found["script"]
+
+
+COMPLETED = {
+    "pipejax eval": ["evaluate"],
+    "pipejax evaluate --schedule 1f": ["1f1b"],
+    "pipejax evaluate -s 1f": ["1f1b"],
+    "pipejax compare --schedules gpipe,1f": ["gpipe,1f1b"],
+    "pipejax evaluate --schedule = hana": ["hanayo"],
+    "pipejax evaluate --latenc": ["--latency"],
+    "pipejax plan --latenc": [],
+    "pipejax tune --model llama3-7": ["llama3-70b"],
+    "pipejax export --format ch": ["chrome-trace"],
+    "pipejax evaluate --format la": ["latex"],
+    "pipejax completion f": ["fish"],
+}
+
+
+@pytest.mark.process
+def test_bash_completes(call, tmp_path):
+    script = call("completion", "bash")[1]
+    ask = [
+        f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _pipejax; "
+        'echo "${COMPREPLY[*]}"'
+        for line in COMPLETED
+    ]
+    done = subprocess.run(
+        ["bash", "-c", script + "\n".join(ask)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stderr == ""
+    assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())

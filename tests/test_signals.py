@@ -96,6 +96,7 @@ RUNS = {
     ),
     "calibrate": (4, ["{}/runs.csv", "--system", "a100", "--out", "{}/x.json"]),
     "schedules": (1, ["--json"]),
+    "completion": (1.5, ["bash"]),
     "validate": (4, ["{}/runs.csv", "--system", "a100", "--tolerance", "1e6", "--out", "{}/x.png"]),
     "verify": (1.5, ["{}/table.csv", "--stage-times", "F=1,B=2"]),
 }

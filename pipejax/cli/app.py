@@ -52,6 +52,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "evaluated.",
     "init": "Write a file of costs, a model, a system or a sweep to begin with; it can be read "
     "as it is.",
+    "completion": "Print a script that completes commands, options and names of schedules in a "
+    "shell.",
     "schedules": "List the schedules that can be built, with their sources; also models and "
     "systems.",
 }
@@ -60,7 +62,7 @@ ABOUT = "How long does one LLM training step take under this pipeline schedule o
 
 
 @functools.cache
-def _command(called: str) -> Callable[..., Any]:
+def command_of(called: str) -> Callable[..., Any]:
     """The function of a command that typer sees, with all options in its signature.
 
     Commands are imported when they are called: a list of them needs no NumPy, let alone JAX.
@@ -80,7 +82,7 @@ def application(called: str | None) -> typer.Typer:
         for name in COMMANDS:
             app.command(name)(_listed)
         return app
-    app.command(called, add_help_option=False)(_command(called))
+    app.command(called, add_help_option=False)(command_of(called))
     return app
 
 
@@ -109,7 +111,7 @@ def _program(
 def _help(called: str, *, everything: bool) -> None:
     from pipejax.cli.output.help import command_help
 
-    sys.stdout.write(command_help(called, _command(called), everything=everything))
+    sys.stdout.write(command_help(called, command_of(called), everything=everything))
 
 
 def _program_help() -> None:
@@ -135,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
         if called is not None:
             from pipejax.cli.options.given import GivenOptions
 
-            given = GivenOptions(arguments[1:], inspect.signature(_command(called)).parameters)
+            given = GivenOptions(arguments[1:], inspect.signature(command_of(called)).parameters)
             for name in ("help_all", "help"):
                 if given.asks_for(name):
                     _help(called, everything=name == "help_all")

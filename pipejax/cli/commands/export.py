@@ -57,7 +57,7 @@ def export(
     """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.
 
     Options:
-      format: torch-csv, json or chrome-trace.
+      out: a table, or a trace for Perfetto.
 
     Example:
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv

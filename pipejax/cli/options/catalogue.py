@@ -292,9 +292,12 @@ CATALOGUE: Mapping[str, OptionRecord] = {
 }
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
-# options that mean something else in a command, and why that must be
+# options that mean something else in a command: export prints no table, and its format is that of
+# the file it writes
 EXCEPTIONS = {
-    ("export", "format"): "export prints no table: its format is that of the file it writes",
+    ("export", "format"): OptionRecord(
+        NAME, "torch-csv|json|chrome-trace", "f", True, ("torch-csv", "json", "chrome-trace")
+    ),
 }
 
 
@@ -308,14 +311,14 @@ def begun(head: str) -> str:
     return head if "|" in head.partition(" ")[0] else head[0].upper() + head[1:]
 
 
-def record(name: str) -> OptionRecord:
-    """Return what an option is.
+def record(name: str, command: str = "") -> OptionRecord:
+    """Return what an option is, in a command.
 
     Raises:
       LookupError: if it is not declared here.
     """
     try:
-        return CATALOGUE[name]
+        return EXCEPTIONS.get((command, name)) or CATALOGUE[name]
     except KeyError:
         raise LookupError(f"option {name!r} has no record in {__name__}") from None
 

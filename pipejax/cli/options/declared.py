@@ -41,7 +41,9 @@ def declared(described: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         name: parameter.replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
             default=None if parameter.default is NO_OUTPUT else parameter.default,
-            annotation=_with_help(parameter, " ".join(said.get(name, "").split())),
+            annotation=_with_help(
+                parameter, described.__name__, " ".join(said.get(name, "").split())
+            ),
         )
         for name, parameter in inspect.signature(described).parameters.items()
     }
@@ -59,7 +61,7 @@ def output_kind(parameter: inspect.Parameter) -> OutputKind | None:
     return found if isinstance(found, OutputKind) else None
 
 
-def _with_help(parameter: inspect.Parameter, detail: str) -> Any:
+def _with_help(parameter: inspect.Parameter, command: str, detail: str) -> Any:
     annotation = parameter.annotation
     if output_kind(parameter) is not None:
         is_needed = parameter.default is inspect.Parameter.empty
@@ -70,7 +72,7 @@ def _with_help(parameter: inspect.Parameter, detail: str) -> Any:
         annotation = annotation.__origin__
     if parameter.name not in CATALOGUE and not value_kinds(annotation) <= VALUES:
         return annotation  # a group, which options make
-    known = record(parameter.name)
+    known = record(parameter.name, command)
     option = typer.Option(flag(parameter.name), metavar=known.kind.metavar or None)  # no --no-...
     if value_kinds(annotation) <= {int, float}:
         option.min, option.max = known.kind.least, known.kind.most

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pipejax as pj
@@ -100,6 +99,7 @@ def _always(
 
 
 ALWAYS = declared(_always)
+NO_TABLES = ("show", "completion")  # commands that print none, and need no --format
 
 
 def choose_links(
@@ -185,7 +185,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     own = {name: parameter for name, parameter in wanted.items() if name not in makers}
     kinds = {name: kind for name, p in given if (kind := output_kind(p)) is not None}
     records = [group for group in groups if group not in _GROUPS]
-    always = {name: p for name, p in ALWAYS.items() if kinds or name != "force"}
+    left_out = {"force": not kinds, "format": command.__name__ in NO_TABLES}
+    always = {name: p for name, p in ALWAYS.items() if not left_out.get(name)}
     read_by_command = {**always, **own}
     for record in records:
         read_by_command |= {name: p for name, p in takes[record].items() if name not in makers}
@@ -210,7 +211,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 made = made._replace(of_runs=OF_RUNS)
             chosen[group] = made.build() if group == "table" else made
         arguments = {name: chosen[name] for name in groups if name in wanted}
-        with nullcontext() if "format" in own else printing(given["format"], json=given["json"]):
+        format = None if "format" in own else given.get("format")
+        with printing(format, json=given["json"]):
             command(**arguments, **{name: given[name] for name in own} | outputs)
         for output in outputs.values():
             output.end(json=given["json"])

@@ -22,13 +22,13 @@ _chosen = ["text"]  # formats of what is printed: the last one counts
 
 
 @contextmanager
-def printing(format: str, *, json: bool) -> Iterator[None]:
+def printing(format: str | None, *, json: bool) -> Iterator[None]:
     """Print tables in a format, whoever prints them in this block.
 
     Raises:
       ValueError: if there is no such format, or nothing is printed in it.
     """
-    _chosen.append(one_of(format, ("text", *FORMATS), "--format"))
+    _chosen.append(one_of(format or "text", ("text", *FORMATS), "--format"))
     try:
         if json and _chosen[-1] != "text":
             raise ValueError(f"--format {format} has no effect with --json")
