@@ -1,17 +1,19 @@
-"""How docstrings are read: `Example:` holds a session, which the reader knows as `Examples:`."""
+"""How docstrings are read: sections that hold sessions, and the pages that they name as links."""
 
 import re
 from typing import Any
 
 import griffe
 
-_HEADING = re.compile(r"^( *)Example:$", re.MULTILINE)
+_SESSION = re.compile(r"^( *)Example:$", re.MULTILINE)
+_PAGE = re.compile(r"\bdocs/(\w+)\.md\b")
 
 
-class Sessions(griffe.Extension):
-    """Rename the sections that hold examples."""
+class ForTheSite(griffe.Extension):
+    """Rename `Example:` to `Examples:`, which the reader knows; link pages by their names."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename them in one docstring."""
+        """Change one docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = _HEADING.sub(r"\1Examples:", obj.docstring.value)
+            text = _SESSION.sub(r"\1Examples:", obj.docstring.value)
+            obj.docstring.value = _PAGE.sub(r"[\1](../\1.html)", text)
