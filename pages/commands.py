@@ -5,6 +5,7 @@ each what it prints.
 """
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import io
@@ -22,6 +23,8 @@ from pipejax.cli.options.given import GivenOptions
 
 OTHER_PROGRAMS = ("apt", "cd", "dask", "git", "pip", "pipx", "uvx")  # whose options are their own
 _BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ANY_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_MENTION = re.compile(r"`((?:pipejax|make) [a-z][^`]*|--[a-z][^`]*)`")
 _TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
 
 
@@ -33,6 +36,13 @@ def command_lines(markdown: str) -> Iterator[str]:
         yield from (
             line.removeprefix("$ ") for line in lines if line.startswith("$ ") or not prompted
         )
+
+
+def mentions(markdown: str) -> Iterator[str]:
+    """What the text of a page says of commands and options, outside of blocks."""
+    yield from _MENTION.findall(
+        re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    )
 
 
 def with_output(markdown: str) -> str:
@@ -108,6 +118,37 @@ def check_line(line: str) -> None:
                 raise ValueError(f"there is no module {arguments[1]}")
         elif program not in (*OTHER_PROGRAMS, "python"):
             raise ValueError(f"what is {program}?")
+
+
+def check_mention(text: str) -> None:
+    """Check what the text of a page mentions: a command with some of its options, or an option.
+
+    Raises:
+      ValueError: if there is no such command or option.
+    """
+    words = text.split()
+    if words[0] == "make":
+        return check_line(text)
+    named = COMMANDS if words[0] != "pipejax" else [word for word in words[1:2] if word.islower()]
+    known = {"--version", "--help", "--help-all"}.union(*map(options_of, named))
+    for word in words:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in known:
+            raise ValueError(f"{text}: there is no option {option}")
+
+
+@functools.cache
+def options_of(called: str) -> frozenset[str]:
+    """The options of a command, as they are written.
+
+    Raises:
+      ValueError: if there is no such command.
+    """
+    if called not in COMMANDS:
+        raise ValueError(f"pipejax has no command {called}")
+    program = typer.main.get_command(application(called))
+    command = program.commands[called]  # type: ignore[attr-defined]
+    return frozenset(name for each in command.params for name in (*each.opts, *each.secondary_opts))
 
 
 def check_pipejax(arguments: list[str]) -> None:

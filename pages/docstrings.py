@@ -16,4 +16,4 @@ class ForTheSite(griffe.Extension):
         """Change one docstring."""
         if obj.docstring is not None:
             text = _SESSION.sub(r"\1Examples:", obj.docstring.value)
-            obj.docstring.value = _PAGE.sub(r"[\1](../\1.html)", text)
+            obj.docstring.value = _PAGE.sub(r"[\1](../\1.md)", text)

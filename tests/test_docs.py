@@ -16,7 +16,7 @@ from mkdocs.config import load_config
 
 import pipejax as pj
 from pages import gallery
-from pages.commands import check_line, command_lines
+from pages.commands import check_line, check_mention, command_lines, mentions
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
 from pipejax.analysis.timeline import bars
@@ -139,6 +139,20 @@ def test_the_page_on_costs_has_every_key():
 def test_commands_on_a_page_can_be_run(path):
     for line in command_lines(path.read_text()):
         check_line(line)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_commands_and_options_that_a_page_mentions_exist(path):
+    for text in mentions(path.read_text()):
+        check_mention(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["pipejax evalute --json", "pipejax evaluate --lnk", "--lnk x", "make papers"]
+)
+def test_a_mention_of_what_does_not_exist_is_found(text):
+    with pytest.raises(ValueError, match=r"evalute|--lnk|papers"):
+        check_mention(text)
 
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: path.stem)
