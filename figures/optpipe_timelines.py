@@ -12,8 +12,8 @@ from figures.rules import describe
 from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.analysis.timeline import Bar
 from pipejax.plots import palette, style
+from pipejax.plots.bars import bar_entries, draw_bars
 from pipejax.plots.memory import LIMIT, Curves, draw_memory
-from pipejax.plots.timeline import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHTS = (1.9, 1.0)  # of a timeline and of its memory [inch]

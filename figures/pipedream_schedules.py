@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from figures.rules import describe
 from figures.timelines import draw_run, run_of
 from pipejax.plots import style
-from pipejax.plots.timeline import bar_entries
+from pipejax.plots.bars import bar_entries
 
 NAMES: Mapping[str, str] = {
     "naive": "Naive pipeline",
@@ -30,7 +30,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     for axes, name in zip(panels, names, strict=True):
         run = run_of(data, name)
         bars = [bar._replace(is_critical=False) for bar in run.bars]
-        draw_run(axes, data, name, run._replace(bars=bars, marked=[]))
+        draw_run(axes, data, name, run._replace(bars=bars, upward=set()))
         drawn += bars
         one = data.sel(schedule=name)
         held = ", ".join(str(int(count)) for count in one.in_flight)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from figures.rules import describe
 from figures.timelines import UPWARD, draw_run, label_of, run_of
 from pipejax.plots import palette, style
-from pipejax.plots.timeline import bar_entries, mark_entry
+from pipejax.plots.bars import bar_entries
 
 COLUMNS = 2
 
@@ -36,7 +36,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.tick_params(labelbottom=True)
     first, *rest = panels.flat[len(names) :]
     first.legend(
-        handles=[*bar_entries(drawn), mark_entry(UPWARD)],
+        handles=bar_entries(drawn, UPWARD),
         loc="center",
         title=f"numbers: {data.microbatches} microbatches",
     )
@@ -51,8 +51,8 @@ def _caption(data: xr.Dataset) -> str:
         "(numbers), drawn with equal slots for forward and backward, as published: an order drawn "
         "anew with longer backwards is another table. One slot is the forward of a microbatch on "
         "a worker; it is shared by the stages of a worker, so those of Hanayo are halves, and "
-        "those of asymmetric Chimera 2/3 and 4/3. A black corner marks what runs from the last "
-        "worker to the first: the second pipe of Chimera, every second pass of Hanayo. White is "
+        "those of asymmetric Chimera 2/3 and 4/3. Strokes mark what runs from the last worker "
+        "to the first: the second pipe of Chimera, every second pass of Hanayo. White is "
         "idle: GPipe and 1F1B idle equally long, at other places; the bidirectional tables fill "
         "the ends of one pipe with the other."
     )

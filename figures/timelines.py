@@ -12,11 +12,11 @@ from figures.cases import LOOK
 from figures.rules import describe
 from pipejax.analysis.timeline import Bar
 from pipejax.plots import palette, style
-from pipejax.plots.timeline import bar_entries, draw_bars, mark_entry
+from pipejax.plots.bars import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHT = 1.1  # of a panel [inch]
-UPWARD = "corner: from the last worker to the first"
+UPWARD = "from the last worker to the first"
 
 
 class Run(NamedTuple):
@@ -24,11 +24,11 @@ class Run(NamedTuple):
 
     Attributes:
       bars: ops; those of a fused pair are one.
-      marked: whether the microbatch of each bar moves towards the first worker.
+      upward: those whose microbatch moves towards the first worker.
     """
 
     bars: list[Bar]
-    marked: list[bool]
+    upward: set[Op]
 
 
 def draw(data: xr.Dataset) -> dict[str, Figure]:
@@ -48,9 +48,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         )
     panels[-1, 0].set_xlabel("time [s]")
     drawn = [bar for run in runs.values() for bar in run.bars]
-    figure.legend(
-        handles=[*bar_entries(drawn), mark_entry(UPWARD)], loc="outside lower center", ncols=4
-    )
+    figure.legend(handles=bar_entries(drawn, UPWARD), loc="outside lower center", ncols=3)
     return {"timelines": describe(figure, _caption(data, order))}
 
 
@@ -58,22 +56,25 @@ def run_of(data: xr.Dataset, name: str) -> Run:
     """Read the ops of a schedule."""
     ops = data.isel(op=np.flatnonzero((data.case == name).values))
     bars: list[Bar] = []
+    upward: set[Op] = set()
     for k in range(ops.sizes["op"]):
         at = ops.isel(op=k)
         op = Op(Phase[str(at.phase.item())], int(at.stage), int(at.microbatch))
+        if bool(at.is_upward):
+            upward.add(op)
         if int(at.part):
             bars[-1] = bars[-1]._replace(ops=(*bars[-1].ops, op))
         else:
             bars.append(
                 Bar(int(at.worker), float(at.start), float(at.finish), (op,), bool(at.is_critical))
             )
-    return Run(bars, ops.is_upward.values[ops.part.values == 0].tolist())
+    return Run(bars, upward)
 
 
 def draw_run(axes: Axes, data: xr.Dataset, name: str, run: Run) -> None:
     """Draw a schedule on given axes, as long as the longest of the dataset."""
     until = float(data.makespan.max())
-    draw_bars(axes, run.bars, workers=data.workers, until=until, marked=run.marked)
+    draw_bars(axes, run.bars, workers=data.workers, until=until, hatched=run.upward)
 
 
 def label_of(name: str) -> str:

@@ -1,11 +1,10 @@
 """The gallery: every registered schedule with its timeline, memory, closed form and command."""
 
 import contextlib
+import io
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import groupby, product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import griffe
@@ -222,11 +221,12 @@ def _linked(source: str) -> str:
 def _picture(each: Shown) -> bytes:
     """Draw the timeline above the memory."""
     # matplotlib takes a second to import
+    from pipejax.plots.caption import unit_of
     from pipejax.plots.memory import Curves
-    from pipejax.plots.timeline import draw_timeline
+    from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
     curves = Curves(_held(each), "activations held", "{:.3g}".format)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.svg"
-        draw_timeline(each.run, path, memory=curves)
-        return path.read_bytes()
+    figure = draw_panels([Panel(each.run.schedule, each.run, curves)], Drawing(unit_of([each.run])))
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg", metadata={"Date": None})
+    return picture.getvalue()

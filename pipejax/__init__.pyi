@@ -65,6 +65,7 @@ from pipejax.engine.recurrence import (
     slack as slack,
     total_negative_slack as total_negative_slack,
 )
+from pipejax.plots.timeline import plot as plot
 from pipejax.schedules.cells.ops import Op as Op, Phase as Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError as ScheduleError
 from pipejax.schedules.cells.weight_rule import WeightRule as WeightRule

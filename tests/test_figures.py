@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.collections import PolyCollection
 
 from figures import (
     __main__ as command,
@@ -255,13 +256,14 @@ def test_timelines(runs):
     for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
         of = (runs.case == name).values
         more = int(runs.is_critical.values[of].sum() + runs.is_upward.values[of].sum())
+        drawn = [c for c in axes.collections if isinstance(c, PolyCollection)]
         assert axes.get_title(loc="left").startswith(f"{LOOK[name]['label']}: ")
-        assert len(axes.patches) == of.sum() + more  # frames and corners
+        assert sum(len(c.get_paths()) for c in drawn) == of.sum() + more  # frames and strokes
         assert axes.get_yticklabels()[0].get_text() == "worker 0"
     assert figure.axes[-1].get_xlabel() == "time [s]"
 
 
-def test_a_corner_marks_what_runs_from_the_last_worker_to_the_first(runs):
+def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
     """The second pipe of Chimera, the second leg of Hanayo's wave, nothing of a loop."""
     up = runs.is_upward.astype(bool)
     pipe_or_leg = {"chimera": runs.microbatch % 2 == 1, "hanayo, 1 wave": runs.stage >= 4}
@@ -280,7 +282,7 @@ def test_schedule_tables(runs):
     assert titles[:2] == [f"{name}: 14 slots, idle 42.9 %" for name in ("GPipe", "1F1B")]
     assert "Chimera: 10 slots, idle 20.0 %" in titles
     named = [text.get_text() for text in legend.get_legend().get_texts()]
-    assert named == ["forward", "backward", timelines.UPWARD]
+    assert named == ["forward", "backward", timelines.UPWARD, "idle"]
 
 
 def test_both_ops_of_a_fused_pair_are_drawn(runs):

@@ -65,6 +65,7 @@ NAMES = [
     "optimize",
     "order",
     "plan",
+    "plot",
     "read_collectives",
     "read_costs",
     "read_formula",

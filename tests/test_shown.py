@@ -107,6 +107,9 @@ def test_a_result_of_any_size_is_short_and_valid(record):
 def check(text):
     """Assert that a table is valid HTML and XML, stands alone, and shows texts as texts."""
     JustHTML(text, strict=True, fragment=True)
+    if text.startswith("<div>"):  # the table of something that is drawn below it
+        ElementTree.fromstring(text)
+        text = text.removeprefix("<div>").partition("<svg")[0]
     for part in ElementTree.fromstring(text).iter():
         assert part.tag in ("table", "caption", "tbody", "tr", "th", "td", "b", "br", "span")
         assert set(part.attrib) <= {"style", "title"}

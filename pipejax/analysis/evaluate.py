@@ -9,6 +9,7 @@ import numpy as np
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.drawn import Drawn
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -30,7 +31,7 @@ PerNode = Float[Array, " nodes"] | Float[NumpyArray, " nodes"]
     "peak_in_flight busy path_share"
 )
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Drawn):
     """What one schedule does under one set of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:

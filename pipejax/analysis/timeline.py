@@ -7,6 +7,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
+from pipejax.schedules.table.table import ScheduleTable
 
 
 class Bar(NamedTuple):
@@ -82,6 +83,15 @@ def bars(evaluation: Evaluation) -> list[Bar]:
         )
         for node, worker, ops in cells + at_end
     ]
+
+
+def second_pipe(table: ScheduleTable) -> frozenset[Op]:
+    """Ops of a bidirectional schedule that belong to its second pipe."""
+    pipe_of = table.pipe_of_microbatch
+    if not np.any(pipe_of):
+        return frozenset()
+    ops = (op for row in table.rows() for cell in row for op in cell or ())
+    return frozenset(op for op in ops if op.microbatch >= 0 and pipe_of[op.microbatch])
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:

@@ -8,6 +8,8 @@ many of them as fit, a notebook all of them (notebook_html.py).
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
+from pipejax.base.drawn import Drawn
+
 LONGEST = 60  # characters of one field
 WHOLE = 400  # characters of a `repr`
 
@@ -83,7 +85,8 @@ def _show(record: Any) -> str:
 def _as_html(record: Any) -> str:
     from pipejax.base.notebook_html import record_html
 
-    return record_html(record)
+    text = record_html(record)
+    return record.above_picture(text) if isinstance(record, Drawn) else text
 
 
 def _fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:

@@ -150,3 +150,16 @@ def check_keys(section: Any, known: Mapping[str, str], where: str) -> None:
         # a quantity without a unit is refused by its reader, which says what is missing
         if key not in legal and not known.get(key):
             raise ValueError(f"{where}: {unknown('key', key, legal)}")
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """Return the unit in which times up to the longest are read best, and its seconds.
+
+    Example:
+      >>> time_unit(0.06), time_unit(0.0)
+      ((0.001, 'ms'), (1.0, 's'))
+    """
+    for name in ("s", "ms", "us", "ns"):
+        if abs(longest) >= UNITS[name][1]:
+            return UNITS[name][1], name
+    return UNITS["ns" if longest else "s"][1], "ns" if longest else "s"

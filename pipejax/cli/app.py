@@ -34,7 +34,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",
     "train": "Train a small objective as an asynchronous schedule does: gap against time.",
-    "show": "Show the timeline of a schedule; without times, in the table's own slots.",
+    "show": "Show timelines of schedules under one time axis; without times, in the tables' own "
+    "slots.",
     "explore": "Write a page that shows schedules and prices them anew as sliders move; no server, "
     "no net.",
     "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",

@@ -1,35 +1,64 @@
 """House style of all drawings: paper sizes and fonts; its colours are those of the palette.
 
-A drawing is saved at its printed size: what is 7 points here is 7 points on paper.
+A drawing is saved at its printed size: what is 7 points here is 7 points on paper. What the library
+draws keeps its style by itself: no setting of matplotlib changes for anybody else, and pyplot, its
+backend and its list of figures are not used.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
 
+from pipejax.base.checks import number
 from pipejax.plots import palette
 
 SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
 COLUMN, PAGE = 3.33, 7.0  # widths of a paper's column and of its page [inch]
 LEAST_FONT = 7.0  # [point]
+INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
+WIDEST = 100.0  # [inch]
+FONT, FONT_SIZE = "DejaVu Sans", 8.0
+
+
+class Paper(NamedTuple):
+    """What a drawing is made for.
+
+    Attributes:
+      width: of the drawing [inch].
+      font: family.
+      font_size: of titles and labels; ticks, legends and numbers have a point less.
+    """
+
+    width: float = PAGE
+    font: str = FONT
+    font_size: float = FONT_SIZE
+
+    @property
+    def small(self) -> float:
+        """Size of ticks, legends and numbers [point]."""
+        return self.font_size - 1
+
+    def settings(self) -> dict[Any, Any]:
+        """Settings of matplotlib."""
+        sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), self.font_size)
+        small = ("legend.fontsize", "legend.title_fontsize", "xtick.labelsize", "ytick.labelsize")
+        return _SETTINGS | sizes | dict.fromkeys(small, self.small) | {"font.family": self.font}
+
 
 _SETTINGS: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "font.family": "DejaVu Sans",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
     "legend.frameon": False,
-    "legend.title_fontsize": 7,
     "savefig.dpi": 200,
     "figure.dpi": SCREEN_DPI,
     "svg.fonttype": "none",
@@ -41,6 +70,75 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
+def paper(
+    size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
+) -> Paper:
+    """Read what a drawing is made for.
+
+    Args:
+      size: "column", "page", or a width: a number of inches, or with a unit as 8.5cm.
+      font: family that is installed; that of the house if None.
+      font_size: of titles and labels [point].
+
+    Raises:
+      ValueError: if the width is none, the font is not there or its size cannot be read.
+    """
+    if not 4.0 <= number(font_size, "font_size") <= 40.0:
+        raise ValueError(f"font_size must be from 4 to 40 points, got {font_size!r}")
+    family = FONT if font is None else font
+    try:
+        findfont(FontProperties(family=family), fallback_to_default=False)
+    except ValueError:
+        raise ValueError(
+            "font must be a family that is installed, or serif, sans-serif or monospace, got "
+            f"{family!r}"
+        ) from None
+    return Paper(_inches(size), family, float(font_size))
+
+
+def _inches(size: str | float) -> float:
+    """Read a width [inch]."""
+    named = {"column": COLUMN, "page": PAGE}
+    if size in named:
+        return named[str(size)]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(in|cm|mm|pt)?", str(size))
+    width = float(found[1]) * INCHES[found[2] or "in"] if found else 0.0
+    if not 1.0 <= width <= WIDEST:
+        raise ValueError(
+            f"size must be column, page or a width from 1 to {WIDEST:g} inches, as 8.5cm or 5in, "
+            f"got {size!r}"
+        )
+    return width
+
+
+class Picture(Figure):
+    """A figure that keeps its style wherever it is drawn, and shows itself in notebooks."""
+
+    def __init__(self, paper: Paper, height: float) -> None:
+        """Make an empty one, as wide as the paper says and so high [inch]."""
+        self._settings = paper.settings()
+        with mpl.rc_context(self._settings):
+            super().__init__(figsize=(paper.width, height), layout="constrained")
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw it in its style."""
+        with mpl.rc_context(self._settings):
+            super().draw(renderer)
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Save it in its style: fonts are embedded in a pdf."""
+        with mpl.rc_context(self._settings):
+            super().savefig(fname, **options)
+
+    def _repr_svg_(self) -> str:
+        """Show it in a notebook."""
+        text = io.StringIO()
+        self.savefig(
+            text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+        return text.getvalue()[text.getvalue().index("<svg") :]
+
+
 def look(phase: str) -> dict[str, Any]:
     """Return how a rectangle of a phase is drawn."""
     fill = palette.look(phase).fill
@@ -49,15 +147,25 @@ def look(phase: str) -> dict[str, Any]:
     return {"facecolor": fill, "edgecolor": palette.WHITE}
 
 
+def small() -> float:
+    """Return the size of ticks, legends and numbers in the style that is in use [point]."""
+    return float(mpl.rcParams["xtick.labelsize"])
+
+
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a chart, the first on top, without marks beside them."""
-    axes.set_yticks(range(len(names)), names)
+    """Name the rows of a chart, the first on top, without marks beside them.
+
+    Where rows are narrower than a line of text, only every second, or fewer, has its name.
+    """
+    points = axes.bbox.height * 72 / axes.figure.dpi / len(names)  # of a row
+    step = max(1, -int(-1.1 * small() // points))
+    axes.set_yticks(range(0, len(names), step), names[::step])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
 def use() -> None:
-    """Apply the house style; drawing needs no screen."""
+    """Apply the house style to all that a program of its own draws; drawing needs no screen."""
     mpl.use("Agg")
-    mpl.rcParams.update(_SETTINGS)
+    mpl.rcParams.update(Paper().settings())

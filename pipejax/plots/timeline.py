@@ -1,212 +1,278 @@
-"""Timelines as pictures: png, pdf, svg."""
+"""Timelines as pictures: one or several runs under one time axis, with their memory or without."""
 
-import itertools
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
-import numpy as np
+import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.markers import MarkerStyle
-from matplotlib.patches import Patch, Polygon, Rectangle
-from matplotlib.path import Path as Outline
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import Bar, arrows, bars
+from pipejax.analysis.activation_memory import activation_memory
+from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.segments import Window, window_of
+from pipejax.analysis.timeline import Bar, arrows, bars, second_pipe
 from pipejax.base.files import drafted
-from pipejax.engine.lowering.program import NO_WORKER
+from pipejax.base.short_repr import abbreviated
+from pipejax.costs.measured import slot_costs
 from pipejax.plots import palette, style
+from pipejax.plots.bars import SECOND_PIPE, bar_entries, draw_bars, draw_messages
+from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headline, named, unit_of
 from pipejax.plots.memory import Curves, draw_memory
-from pipejax.schedules.cells.ops import WAITS, Phase
+from pipejax.schedules.cells.ops import WAITS
+from pipejax.schedules.table.table import ScheduleTable
 
-MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
-_HEIGHT = 0.8  # of a bar, relative to the distance of rows
-
-
-class _Lane(NamedTuple):
-    """Where bars stand in a row, relative to its middle."""
-
-    top: float
-    height: float
+Run = Evaluation | ScheduleTable
+_ROW, _HOST_ROW, _MEMORY_ROW = 0.28, 0.42, 0.34  # heights of a worker's row [inch]
+_HIGHEST = 8.5  # of all rows together [inch]
+_LETTER = 0.55  # width of a letter, relative to the size of its font
+_LINE = 1.35  # distance of lines of text, relative to it
 
 
-# ops, then those on the host link
-_WHOLE_ROW = (_Lane(-_HEIGHT / 2, _HEIGHT), _Lane(_HEIGHT / 2, 0.0))
-_SHARED_ROW = (_Lane(-_HEIGHT / 2, 0.54), _Lane(0.17, 0.25))
-_DIGIT = 4.6  # width of a digit in the least font [point]
+class Panel(NamedTuple):
+    """A run as it is drawn.
+
+    Attributes:
+      name: stands above it.
+      run: the run.
+      memory: drawn below it, if any.
+    """
+
+    name: str
+    run: Evaluation
+    memory: Curves | None = None
+
+    def bars(self, critical: bool) -> list[Bar]:
+        """Ops that have a length: waits are not drawn."""
+        each = (bar for bar in bars(self.run) if bar.ops[0].phase not in WAITS)
+        return [bar if critical else bar._replace(is_critical=False) for bar in each]
 
 
-def draw_timeline(
-    evaluation: Evaluation,
-    path: Path,
+class Drawing(NamedTuple):
+    """How runs are drawn.
+
+    Attributes:
+      unit: of times.
+      paper: size and fonts.
+      window: part of the time axis; all of the longest run if None.
+      messages: whether messages are lines.
+      critical: whether the critical path is framed.
+      caption: text below the picture, if any.
+    """
+
+    unit: TimeUnit
+    paper: style.Paper = style.Paper()
+    window: Window | None = None
+    messages: bool = False
+    critical: bool = True
+    caption: str = ""
+
+
+def plot(
+    runs: Run | Sequence[Run] | Mapping[str, Run],
     *,
     messages: bool = False,
-    unit: str = "s",
-    memory: Curves | None = None,
-) -> None:
-    """Draw a run: one row per worker, phases coloured, critical path framed.
+    memory: bool = False,
+    critical: bool = True,
+    start: float | None = None,
+    stop: float | None = None,
+    part: str | None = None,
+    unit: str | None = None,
+    size: str | float = "page",
+    font: str | None = None,
+    font_size: float = style.FONT_SIZE,
+    caption: bool | str = False,
+) -> Figure:
+    """Draw runs as timelines, one below the other under one time axis.
 
-    Offloads and loads stand as thin bars under the ops of their worker.
+    No setting of matplotlib is changed, neither is its backend, and pyplot does not know the
+    figure: save it with `savefig`, or let a notebook show it.
+
+    Args:
+      runs: evaluations, or tables, which are drawn in their own slots; with a name for each if
+        they come as a mapping.
+      messages: draw messages as lines.
+      memory: draw below each run the activations that its workers hold.
+      critical: frame the critical path.
+      start: left end of the time axis [s]; 0 if None.
+      stop: its right end [s]; the end of the longest run if None.
+      part: in place of both ends a segment: "warmup", "steady" or "cooldown".
+      unit: of the time axis: "s", "ms", "us", "ns" or "slots"; what suits the makespan if None.
+      size: "column" or "page" of a paper, or a width: inches, or as "8.5cm".
+      font: family of the texts.
+      font_size: of titles and labels; numbers and ticks have a point less.
+      caption: write the parameters of the runs below, or this text.
+
+    Returns:
+      The figure. Its label is its caption.
+
+    Raises:
+      TypeError: if a run is something else.
+      ValueError: if nothing is drawn, tables and evaluations are mixed, or an argument is none of
+        the above.
+
+    Example:
+      >>> import pipejax as pj
+      >>> tables = [pj.schedules.build(name, num_workers=2, num_microbatches=4)
+      ...           for name in ("gpipe", "1f1b")]
+      >>> costs = pj.Costs(forward=1.0, backward=2.0)
+      >>> figure = pj.plot([pj.evaluate(table, costs) for table in tables], size="column")
+      >>> [axes.get_title(loc="left") for axes in figure.axes]
+      ['gpipe: 15 s, idle 20.0 %, delay links', '1f1b: 15 s, idle 20.0 %, delay links']
     """
-    style.use()
-    row = 0.42 if evaluation.table.offloads else 0.28
-    heights = [row * evaluation.workers] + [0.34 * evaluation.workers] * (memory is not None)
-    width = 2 * style.PAGE if _is_long(evaluation) else style.PAGE
-    figure, parts = plt.subplots(
-        len(heights),
-        figsize=(width, sum(heights) + 0.7 + 0.4 * len(heights)),
-        sharex=True,
-        height_ratios=heights,
-        squeeze=False,
-    )
-    axes, *below = parts[:, 0]
-    draw_on(axes, evaluation, messages=messages, unit=unit)
-    if memory is not None:
-        draw_memory(below[0], memory, until=evaluation.makespan)
-        below[0].set_xlabel(axes.get_xlabel())
-        axes.set_xlabel("")
-    figure.legend(
-        handles=legend_entries(evaluation, messages=messages), loc="outside lower right", ncols=9
-    )
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
-    with drafted(path) as draft:
-        figure.savefig(draft, metadata=metadata)
-    plt.close(figure)
-
-
-def draw_on(axes: Axes, evaluation: Evaluation, *, messages: bool = False, unit: str = "s") -> None:
-    """Draw a run on given axes."""
-    draw_bars(axes, _shown(evaluation), workers=evaluation.workers, until=evaluation.makespan)
-    if messages:
-        _draw_messages(axes, evaluation)
-    axes.set_xlabel(f"time [{unit}]")
-    axes.set_title(
-        f"{evaluation.schedule}: {evaluation.makespan:.5g} {unit}, "
-        f"idle {100 * evaluation.bubble_ratio:.1f} %, {evaluation.links.model} links",
-        loc="left",
-        parse_math=False,  # the name is a file's, not a formula
-    )
-
-
-def draw_bars(
-    axes: Axes, drawn: Sequence[Bar], *, workers: int, until: float, marked: Sequence[bool] = ()
-) -> None:
-    """Draw ops on given axes, one row per worker; those that are marked have a black corner."""
-    lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
-    for bar in drawn:
-        row = workers if bar.worker == NO_WORKER else bar.worker
-        _draw_bar(axes, bar, row, lanes[bar.on_host_link])
-    for bar in itertools.compress(drawn, marked):
-        _mark(axes, bar, lanes[bar.on_host_link])
-    _number(axes, drawn, until, lanes)
-    labels = [f"worker {w}" for w in range(workers)]
-    has_collectives = any(bar.worker == NO_WORKER for bar in drawn)
-    style.name_rows(axes, labels + ["all-reduce"] * has_collectives)
-    axes.set_xlim(0, until or 1)
-
-
-def _is_long(evaluation: Evaluation) -> bool:
-    return evaluation.table.num_slots > 60
-
-
-def _shown(evaluation: Evaluation) -> list[Bar]:
-    """What has a length: waits are not drawn."""
-    return [bar for bar in bars(evaluation) if bar.ops[0].phase not in WAITS]
-
-
-def _draw_bar(axes: Axes, bar: Bar, row: int, lane: _Lane) -> None:
-    """One op, or a fused pair as two halves; a frame marks the critical path."""
-    top, part, length = row + lane.top, lane.height / len(bar.ops), bar.finish - bar.start
-    parts = [
-        Rectangle(
-            (bar.start, top + k * part),
-            length,
-            part,
-            linewidth=0.4,
-            **style.look(op.phase.name),
+    named = _named(runs)
+    in_slots = {isinstance(run, ScheduleTable) for run in named.values()}
+    if len(in_slots) > 1:
+        raise ValueError(
+            "tables are drawn in slots and evaluations in seconds: evaluate the tables"
         )
-        for k, op in enumerate(bar.ops)
+    evaluated = {
+        name: evaluate(run, slot_costs(run)) if isinstance(run, ScheduleTable) else run
+        for name, run in named.items()
+    }
+    shown = list(evaluated.values())
+    scale = unit_of(shown, unit or (SLOTS if in_slots == {True} else None))
+    window = window_of(shown, start, stop, part)
+    text = caption_of_runs(evaluated, scale, window=window) if caption is True else caption or ""
+    look = Drawing(scale, style.paper(size, font, font_size), window, messages, critical, text)
+    panels = [
+        Panel(name, run, _activations(run) if memory else None) for name, run in evaluated.items()
     ]
-    if bar.is_critical:
-        frame: dict[str, Any] = {
-            "facecolor": "none",
-            "edgecolor": "black",
-            "linewidth": 0.9,
-            "zorder": 3,
-        }
-        parts.append(Rectangle((bar.start, top), length, lane.height, **frame))
-    for each in parts:
-        axes.add_patch(each)
+    return draw_panels(panels, look)
 
 
-def _mark(axes: Axes, bar: Bar, lane: _Lane) -> None:
-    """Blacken the upper right corner of an op."""
-    right, top = bar.finish, bar.worker + lane.top
-    width, height = 0.25 * (bar.finish - bar.start), 0.3 * lane.height
-    corner = [(right - width, top), (right, top), (right, top + height)]
-    axes.add_patch(Polygon(corner, facecolor=palette.BLACK, linewidth=0, zorder=3))
-
-
-def _number(axes: Axes, drawn: Sequence[Bar], until: float, lanes: tuple[_Lane, _Lane]) -> None:
-    """Write microbatch numbers where they fit."""
-    if len(drawn) > MAX_LABELS:
-        return
-    points_per_time = axes.bbox.width * 72 / style.SCREEN_DPI / (until or 1)
-    for bar in (bar for bar in drawn if bar.worker != NO_WORKER):
-        for k, op in enumerate(bar.ops):
-            room = (bar.finish - bar.start) * points_per_time
-            if op.microbatch < 0 or room < _DIGIT * len(str(op.microbatch)):
-                continue
-            lane = lanes[bar.on_host_link]
-            part = lane.height / len(bar.ops)
-            axes.text(
-                (bar.start + bar.finish) / 2,
-                bar.worker + lane.top + (k + 0.5) * part,
-                str(op.microbatch),
-                ha="center",
-                va="center",
-                zorder=4,
-                fontsize=style.LEAST_FONT,
-                color=palette.look(op.phase.name).ink,
+def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
+    """Give every run a name of its own: its schedule, numbered where that stands twice."""
+    if isinstance(runs, Mapping):
+        found = {str(name): run for name, run in runs.items()}
+    else:
+        alone = isinstance(runs, Run) or not isinstance(runs, Iterable)
+        each: Any = [runs] if alone else runs
+        found = named((getattr(run, "schedule", getattr(run, "name", "")), run) for run in each)
+    for run in found.values():
+        if not isinstance(run, Run):
+            raise TypeError(
+                f"runs must be evaluations or tables, or several of them, got {abbreviated(run)}, "
+                f"a {type(run).__name__}"
             )
+    if not found:
+        raise ValueError("runs must be at least one evaluation or table, got none")
+    return found
 
 
-def _draw_messages(axes: Axes, evaluation: Evaluation) -> None:
-    """Lines from the edge of the sender's row to the edge of the receiver's."""
-    sent = arrows(evaluation)
-    edges = [np.sign(a.receiver - a.sender) * _HEIGHT / 2 for a in sent]
-    lines = [
-        [(a.start, a.sender + edge), (a.finish, a.receiver - edge)]
-        for a, edge in zip(sent, edges, strict=True)
-    ]
-    colours = ["black" if a.is_critical else palette.PURPLE for a in sent]
-    widths = [1.0 if a.is_critical else 0.5 for a in sent]
-    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths, zorder=5))
+def _activations(run: Evaluation) -> Curves:
+    return Curves(activation_memory(run), "activations held", "{:.4g}".format)
 
 
-def legend_entries(evaluation: Evaluation, *, messages: bool) -> list[Patch | Line2D]:
-    """List what the colours and lines of a timeline mean."""
-    entries: list[Patch | Line2D] = [*bar_entries(_shown(evaluation))]
-    if messages:
-        entries.append(Line2D([], [], color=palette.PURPLE, linewidth=0.8, label="message"))
+def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
+    """Draw runs one below the other; what is shared is said once."""
+    heights = [height for panel in panels for height in _heights(panel)]
+    squeezed = min(1.0, _HIGHEST / sum(heights))
+    drawn = [panel.bars(look.critical) for panel in panels]
+    entries = _legend(panels, [bar for each in drawn for bar in each], look)
+    columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
+    caption = _wrapped(look.caption, look.paper, look.paper.font_size)
+    line = _LINE * look.paper.font_size / 72  # [inch]
+    below = len(caption) + -(-len(entries) // columns)
+    high = squeezed * sum(heights) + line * (2.5 + below + 1.5 * len(heights))
+    window = look.window or Window(0.0, max(panel.run.makespan for panel in panels))
+    with mpl.rc_context(look.paper.settings()):
+        figure = style.Picture(look.paper, high)
+        axes = figure.subplots(
+            len(heights), sharex=True, height_ratios=heights, squeeze=False
+        ).ravel()
+        places = iter(axes)
+        for panel, each in zip(panels, drawn, strict=True):
+            _draw_panel(next(places), panel, each, look, window)
+            if panel.memory is not None:
+                draw_memory(next(places), panel.memory, until=panel.run.makespan)
+        _name_times(axes[-1], look.unit, window)
+        _write_below(figure, entries, columns, caption)
+    runs = {panel.name: panel.run for panel in panels}
+    figure.set_label(look.caption or caption_of_runs(runs, look.unit, window=look.window))
+    return figure
+
+
+def _name_times(axes: Axes, unit: TimeUnit, window: Window) -> None:
+    axes.set_xlim(window.start, window.stop or 1.0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time / unit.seconds:.6g}"))
+    axes.set_xlabel(f"time [{unit.name}]")
+
+
+def _write_below(
+    figure: Figure, entries: Sequence[Patch | Line2D], columns: int, lines: Sequence[str]
+) -> None:
+    """Put the legend at the lower edge, lines of text below it, and keep all else above."""
+    pitch = _LINE * float(mpl.rcParams["font.size"]) / 72 / figure.get_figheight()
+    low = pitch * (len(lines) + 0.6 * bool(lines))
+    figure.text(0.01, 0.4 * pitch, "\n".join(lines), linespacing=1.1)
+    legend = figure.legend(
+        handles=entries, loc="lower center", ncols=columns, bbox_to_anchor=(0.5, low)
+    )
+    low += legend.get_window_extent().height / figure.bbox.height
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # that of a constrained one
+
+
+def _heights(panel: Panel) -> list[float]:
+    """Heights of a run and of its memory [inch]."""
+    row = _HOST_ROW if panel.run.table.offloads else _ROW
+    return [row * panel.run.workers] + [_MEMORY_ROW * panel.run.workers] * bool(panel.memory)
+
+
+def _draw_panel(
+    axes: Axes, panel: Panel, drawn: Sequence[Bar], look: Drawing, window: Window
+) -> None:
+    run = panel.run
+    draw_bars(
+        axes,
+        drawn,
+        workers=run.workers,
+        since=window.start,
+        until=window.stop,
+        hatched=second_pipe(run.table),
+    )
+    if look.messages:
+        draw_messages(
+            axes, [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
+        )
+    title = headline(panel.name, run, look.unit)
+    room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
+    lines = _wrapped(title, room, look.paper.font_size)
+    axes.set_title("\n".join(lines), loc="left", parse_math=False)  # a name is no formula
+
+
+def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
+    """What colours, strokes and lines mean, in all runs."""
+    has_pipes = any(panel.run.table.pipe_of_microbatch.any() for panel in panels)
+    entries = bar_entries(drawn, SECOND_PIPE * has_pipes)
+    if look.messages:
+        entries.append(Line2D([], [], color=palette.MESSAGE, linewidth=0.8, label="message"))
     return entries
 
 
-def bar_entries(drawn: Sequence[Bar]) -> list[Patch]:
-    """List what the colours and frames of ops mean."""
-    used = np.unique([op.phase for bar in drawn for op in bar.ops])
-    phases = [
-        Patch(**style.look(name), label=palette.look(name).name)
-        for name in (Phase(int(code)).name for code in used)
-    ]
-    frame = Patch(facecolor="none", edgecolor="black", label="critical path")
-    return [*phases, frame] if any(bar.is_critical for bar in drawn) else phases
+def _columns(labels: Sequence[str], paper: style.Paper) -> int:
+    """Return how many entries of a legend stand beside each other."""
+    widest = [(_LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
+    for count in range(len(labels), 1, -1):
+        columns = [max(widest[k::count]) for k in range(count)]
+        if sum(columns) <= paper.width - 0.2:
+            return count
+    return 1
 
 
-def mark_entry(label: str) -> Line2D:
-    """Say what a black corner means."""
-    corner = MarkerStyle(Outline([(-1, 1), (1, 1), (1, -1), (-1, 1)]))
-    return Line2D([], [], linestyle="", marker=corner, color=palette.BLACK, label=label)
+def _wrapped(text: str, paper: style.Paper, font_size: float) -> list[str]:
+    """Break a text into lines that are no wider than the paper."""
+    return textwrap.wrap(text, max(20, int(paper.width * 72 / (_LETTER * font_size))))
+
+
+def save(picture: Figure, path: Path) -> None:
+    """Write a picture as its suffix says; the same picture is the same file."""
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    with drafted(path) as draft:
+        picture.savefig(draft, metadata=metadata)

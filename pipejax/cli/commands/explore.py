@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pipejax as pj
-from pipejax.base.checks import MismatchError
 from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.chosen_tables import chosen_tables
 from pipejax.cli.options.declared import JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
-from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import PAGE, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
@@ -44,7 +43,7 @@ def explore(
     # a line in the curves of any schedule, and what those are planned for that know a limit
     options = options._replace(of_runs=(*OF_RUNS, "memory_limit"))
     choice = choice._replace(options=options)
-    tables, missing = _tables(options, choice, pricing, schedules)
+    tables, missing = chosen_tables(options, choice, pricing, schedules)
     limit = options.options.get("memory_limit")
     runs = save_page(tables, pricing, links, activations, out, limit=limit)
     if json:
@@ -57,28 +56,6 @@ def explore(
         print_written("the page is", out.written)
     if open and out.written is not None:
         webbrowser.open(out.written.resolve().as_uri())
-
-
-def _tables(
-    options: TableOptions, choice: TableChoice, pricing: Pricing | None, schedules: str | None
-) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
-    """Build or read the tables; of several that are named, some may not exist: these say why."""
-    if schedules is None:
-        return [choice.build()], {}
-    if choice.is_given:
-        raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
-    listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
-    counts = None if choice.microbatches is None else [choice.microbatches]
-    tables, missing_names = [], {}
-    for point in listed.sized(counts):
-        own = options.of(point.name)
-        try:
-            tables.append(own.build(*point, pricing))
-        except MismatchError as error:
-            missing_names[point.name] = getattr(error, "reason", str(error))
-    if not tables:
-        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
-    return tables, missing_names
 
 
 def _print(runs: list["pj.Evaluation"], unit: str) -> None:

@@ -1,85 +1,174 @@
-"""`pipejax show`: the timeline, in the terminal or drawn."""
+"""`pipejax show`: timelines, in the terminal or drawn."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 from rich.markup import escape
-from rich.text import Text
 
 import pipejax as pj
+from pipejax.base.files import write_file
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag
+from pipejax.cli.options.chosen_tables import chosen_tables
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
+from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.picture import PictureSettings, by_name, caption_file, setting_of
 from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.explored import save_page
-from pipejax.cli.output.files import NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.numbers import console, percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_written
-from pipejax.schedules.cells.ops import WAITS
+from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
+from pipejax.cli.output.numbers import console, percent, print_json
+from pipejax.cli.output.report import pick, print_plain, print_written
+from pipejax.cli.output.terminal_timeline import (
+    NAMES,
+    ShownRun,
+    label_width,
+    print_legend,
+    print_run,
+)
 
 if TYPE_CHECKING:
-    from pipejax.analysis.activation_memory import ActivationMemory
-    from pipejax.analysis.timeline import Arrow, Bar
+    from pipejax.analysis.segments import Window
+    from pipejax.plots.caption import TimeUnit
+    from pipejax.plots.style import Paper
 
 
-TERMINAL = {
-    pj.Phase.F: "black on bright_blue",
-    pj.Phase.B: "black on bright_green",
-    pj.Phase.I: "black on bright_cyan",
-    pj.Phase.W: "black on bright_yellow",
-    pj.Phase.R: "black on bright_magenta",
-    pj.Phase.U: "black on bright_red",
-    pj.Phase.O: "white on blue",
-    pj.Phase.L: "white on magenta",
-}
-OTHER = "black on white"
-BLOCKS = " ▁▂▃▄▅▆▇█"
-NAMES = {"activations": "activations held", "bytes": "activation memory"}
-PAIR = "black on bright_magenta"
+NO_TIMES = Pricing(lambda table: or_slots(None, table))
+
+
+class Scene(NamedTuple):
+    """What is shown.
+
+    Attributes:
+      runs: by name.
+      held: memory of each run, or None where it is not shown.
+      unit: of times.
+      window: part of the time axis, if not all of it.
+      messages: whether messages are shown.
+      picture: how it is shown.
+      caption: parameters of the runs in words.
+    """
+
+    runs: "Mapping[str, pj.Evaluation]"
+    held: Sequence[HeldMemory | None]
+    unit: "TimeUnit"
+    window: "Window | None"
+    messages: bool
+    picture: PictureSettings
+    caption: str
 
 
 def show(
-    table: pj.ScheduleTable,
+    options: TableOptions,
+    choice: TableChoice,
     pricing: Pricing | None,
     links: pj.Links,
     activations: ActivationOptions,
+    picture: PictureSettings,
+    schedules: Text = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
     memory: bool = False,
     width: CountIfGiven = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show the timeline of a schedule; without times, in the table's own slots.
+    """Show timelines of schedules under one time axis; without times, in the tables' own slots.
 
     Options:
+      schedules: one below the other.
       out: .png, .pdf, .svg, or a page as `explore` writes (.html).
 
     Example:
       pipejax show -s hanayo -P 4 -M 4 --waves 2 --messages
     """
-    costs = or_slots(pricing, table)
-    evaluation = pj.evaluate(table, costs, link=links)
-    unit = "s" if pricing is not None else "slots"
-    sized = Pricing(lambda table: costs) if pricing is None else pricing
-    sizes = activations.of(table, sized.workload, sized.microbatches)
-    shown = sizes.held(evaluation) if memory else None
-    if out.path is not None and out.path.suffix == ".html":
+    suffix = None if out.path is None else out.path.suffix
+    picture.check(suffix)
+    paper = None if suffix in (None, ".html") else picture.paper()
+    beside = _caption_output(picture, out)
+    tables, missing = chosen_tables(options, choice, pricing, schedules)
+    scene = _scene(tables, pricing, links, activations, picture, messages, memory)
+    if suffix == ".html":
         more = [name for name, wanted in (("messages", messages), ("memory", memory)) if wanted]
-        save_page([table], pricing, links, activations, out, show=more)
-    elif out.path is not None:
-        # matplotlib is an extra, slow to import
-        from pipejax.plots.memory import Curves
-        from pipejax.plots.timeline import draw_timeline
-
-        curves = None if shown is None else Curves(shown.memory, NAMES[sizes.unit], sizes.text)
-        drawn = partial(draw_timeline, messages=messages, unit=unit, memory=curves)
-        out.save(lambda draft: drawn(evaluation, draft))
+        save_page(tables, pricing, links, activations, out, show=more)
+    elif paper is not None:
+        _draw(scene, paper, out, beside)
     if json:
-        print_json(_as_json(evaluation, out) | ({} if shown is None else _memory_json(shown)))
-    elif out.path is not None:
-        print_written("drawn to", out.written)
-    else:
-        _print(evaluation, messages, shown, unit, width)
+        print_json(_as_json(scene, out, missing, several=schedules is not None))
+        return
+    for name, reason in missing.items():
+        print_plain(f"{name} is not there: {reason}")
+    if out.path is None:
+        _print(scene, width)
+    print_written("drawn to", out.written)
+    print_written("caption in", beside.written)
+    beside.end(json=json)
+
+
+def _caption_output(picture: PictureSettings, out: Output) -> Output:
+    """Where the caption goes, if a file of its own is asked for."""
+    if picture.caption != "beside" or out.path is None:
+        return Output()
+    return Output(out.path.with_suffix(".md"), "--caption beside: --out", out.force).check(ANY)
+
+
+def _scene(
+    tables: Sequence[pj.ScheduleTable],
+    pricing: Pricing | None,
+    links: pj.Links,
+    activations: ActivationOptions,
+    picture: PictureSettings,
+    messages: bool,
+    memory: bool,
+) -> Scene:
+    """Run the tables."""
+    from pipejax.plots.caption import caption_of_runs
+
+    evaluated, held = [], []
+    priced = pricing or NO_TIMES
+    for table in tables:
+        run = pj.evaluate(table, priced.of(table), link=links)
+        sizes = activations.of(table, priced.workload, priced.microbatches)
+        evaluated.append(run)
+        held.append(sizes.held(run) if memory else None)
+    runs = by_name(evaluated)
+    unit = picture.time_unit(evaluated, in_slots=pricing is None)
+    window = picture.window(evaluated)
+    caption = caption_of_runs(runs, unit, setting=setting_of(pricing), window=window)
+    return Scene(runs, held, unit, window, messages, picture, caption)
+
+
+def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
+    """Draw to a file, and write the caption beside it where that is asked for."""
+    from pipejax.plots.memory import Curves
+    from pipejax.plots.timeline import Drawing, Panel, draw_panels, save
+
+    panels = []
+    for (name, run), held in zip(scene.runs.items(), scene.held, strict=True):
+        sizes = None if held is None else held.stages
+        curves = (
+            None
+            if held is None or sizes is None
+            else Curves(held.memory, NAMES[sizes.unit], sizes.text)
+        )
+        panels.append(Panel(name, run, curves))
+    caption = scene.caption if scene.picture.caption == "under" else ""
+    critical = not scene.picture.no_critical
+    look = Drawing(scene.unit, paper, scene.window, scene.messages, critical, caption)
+    drawn = draw_panels(panels, look)
+    out.save(lambda draft: save(drawn, draft))
+    text = caption_file(str(out.path and out.path.name), scene.caption)
+    beside.save(lambda draft: write_file(draft, text), lambda: text)
+
+
+def _as_json(
+    scene: Scene, out: Output, missing: Mapping[str, str], *, several: bool
+) -> dict[str, Any]:
+    """What `--json` says: of one schedule as it is, of several as a list."""
+    runs = [
+        _run_json(run) | ({} if held is None else _memory_json(held))
+        for run, held in zip(scene.runs.values(), scene.held, strict=True)
+    ]
+    more = {"caption": scene.caption, **out.as_json()}
+    return {"runs": runs, "missing": missing, **more} if several else {**runs[0], **more}
 
 
 def _memory_json(held: HeldMemory) -> dict[str, object]:
@@ -88,12 +177,11 @@ def _memory_json(held: HeldMemory) -> dict[str, object]:
     return {"activation_memory": held.as_json() | {"curves": steps}}
 
 
-def _as_json(evaluation: "pj.Evaluation", out: Output) -> dict[str, object]:
+def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
     from pipejax.analysis.timeline import arrows, bars
 
     return {
         **pick(evaluation, "schedule makespan"),
-        **out.as_json(),
         "ops": [
             {"op": bar.label, **pick(bar, "worker start finish"), "critical": bar.is_critical}
             for bar in bars(evaluation)
@@ -109,88 +197,28 @@ def _as_json(evaluation: "pj.Evaluation", out: Output) -> dict[str, object]:
     }
 
 
-def _print(
-    evaluation: "pj.Evaluation",
-    messages: bool,
-    held: HeldMemory | None,
-    unit: str,
-    width: int | None,
-) -> None:
-    from pipejax.analysis.timeline import arrows, bars
+def _print(scene: Scene, width: int | None) -> None:
+    """Print runs one below the other, under one time axis."""
+    from pipejax.analysis.segments import Window
 
     out = console()
-    peaks = [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
-    label = max(map(len, [f"worker {evaluation.workers - 1}", *peaks]))
-    columns = (width or out.width) - label - 3
-    end = evaluation.makespan or 1.0
-    total = seconds(evaluation.makespan) if unit == "s" else f"{evaluation.makespan:g} slots"
-    out.print(
-        f"[bold]{escape(evaluation.schedule)}[/] on {evaluation.workers} workers: {total}, idle "
-        f"{percent(evaluation.bubble_ratio)}, {evaluation.links.model} links"
-    )
-    drawn, sent = bars(evaluation), arrows(evaluation)
-    for worker in range(evaluation.workers):
-        row = [bar for bar in drawn if bar.worker == worker]
-        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
-        lines = {f"worker {worker}": _row(compute, columns, end)}
-        if evaluation.table.offloads:
-            on_host = [bar for bar in row if bar.on_host_link]
-            lines["host"] = _row(on_host, columns, end)
-        if held is not None:
-            lines[peaks[worker]] = _curve(held.memory, worker, columns, end)
-        if messages:
-            lines[""] = _lines([arrow for arrow in sent if arrow.sender == worker], columns, end)
-        for name, line in lines.items():
-            text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
-            out.print(Text(f"{text} ").append_text(line), no_wrap=True)
-    legend = Text("number: microbatch, underlined: critical path  ")
-    for phase, style in TERMINAL.items():
-        if any(op.phase is phase for bar in drawn for op in bar.ops):
-            legend.append(f" {phase.name} ", style).append(" ")
-    if any(len(bar.ops) == 2 for bar in drawn):
-        legend.append(" F+B ", PAIR).append(" ")
-    if messages:
-        legend.append(" ─ message under its sender")
-    if held is not None:
-        legend.append(f" ▃ {NAMES[held.stages.unit]}, at its peak the number")
-    out.print(legend)
-
-
-def _row(row: "list[Bar]", columns: int, end: float) -> Text:
-    """One worker's ops as coloured cells; each at least one column while there is room."""
-    # times over the end first: columns over an end of 1e-310 s are beyond a float
-    cells = [(" ", "")] * columns
-    for bar in row:
-        first = min(round(bar.start / end * columns), columns - 1)
-        size = min(max(round(bar.finish / end * columns), first + 1), columns) - first
-        style = PAIR if len(bar.ops) == 2 else TERMINAL.get(bar.ops[0].phase, OTHER)
-        style += " underline" if bar.is_critical else ""
-        held = [op for op in bar.ops if op.microbatch >= 0]
-        number = "+".join(str(op.microbatch) for op in held)
-        lettered = "+".join(f"{op.phase.name}{op.microbatch}" for op in held)
-        label = next((text for text in (lettered, number) if len(text) <= size), "").center(size)
-        for k, letter in enumerate(label):
-            cells[first + k] = (letter, style)
-    return Text.assemble(*cells)
-
-
-def _curve(memory: "ActivationMemory", worker: int, columns: int, end: float) -> Text:
-    """The most that a worker holds in each column, relative to the largest peak of all."""
-    time, held = memory.curve(worker)
-    edges = np.arange(columns + 1) / columns * end
-    first = np.searchsorted(time, edges[:-1], side="right") - 1
-    after = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
-    steps = zip(first.tolist(), after.tolist(), strict=True)
-    most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
-    size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
-    return Text("".join(BLOCKS[k] for k in size), "bright_black")
-
-
-def _lines(lines: "list[Arrow]", columns: int, end: float) -> Text:
-    """Messages of one sender as thin lines, from leaving to arriving."""
-    cells = [(" ", "")] * columns
-    for arrow in lines:
-        first = min(round(arrow.start / end * columns), columns - 1)
-        for k in range(first, max(first + 1, min(round(arrow.finish / end * columns), columns))):
-            cells[k] = ("─", "bold red" if arrow.is_critical else "dim")
-    return Text.assemble(*cells)
+    whole = Window(0.0, max(run.makespan for run in scene.runs.values()))
+    critical = not scene.picture.no_critical
+    shown = [
+        ShownRun(run, held, scene.window or whole, scene.messages, critical)
+        for run, held in zip(scene.runs.values(), scene.held, strict=True)
+    ]
+    label = label_width(shown)
+    for name, each in zip(scene.runs, shown, strict=True):
+        run = each.run
+        out.print(
+            f"[bold]{escape(name)}[/] on {run.workers} workers: {scene.unit.text(run.makespan)}, "
+            f"idle {percent(run.bubble_ratio)}, {run.links.model} links"
+        )
+        print_run(out, each, label, (width or out.width) - label - 3)
+    if scene.window is not None:
+        low, high = (scene.unit.text(time) for time in scene.window)
+        out.print(f"shown: {low} to {high}")
+    print_legend(out, shown)
+    if scene.picture.caption == "under":
+        print_plain(scene.caption)

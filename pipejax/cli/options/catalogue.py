@@ -38,6 +38,7 @@ FOLDER = ValueKind("FOLDER")
 FILE_OR_FOLDER = ValueKind("FILE|FOLDER")
 NAME_OR_FILE = ValueKind("NAME|FILE")
 RULES = ValueKind("TEXT")
+SIZE = ValueKind("SIZE")
 TIME = ValueKind("TIME", note="40us, 1ms, 2.5s, or a plain number of seconds")
 TIMES = ValueKind("TIMES", note=TIME.note)
 TIME_OF_STAGES = ValueKind("TIME,..", note=TIME.note)
@@ -74,6 +75,9 @@ _PARALLEL = "accelerators that split"
 
 _LINKS = ("delay", "queued", "blocking", "rendezvous")
 _QUEUES = ("worker", "pair", "direction")
+_SEGMENTS = ("warmup", "steady", "cooldown")
+_TIME_UNITS = ("s", "ms", "us", "ns")
+_PLACES = ("under", "beside")
 _FORMATS = ("text", "markdown", "latex", "csv")
 
 PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
@@ -268,6 +272,19 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "no_store": OptionRecord(FLAG, "neither use nor keep solved problems"),
         "scheduler": OptionRecord(RULES, "Dask scheduler whose workers evaluate"),
     },
+    "Picture": {
+        "from_": OptionRecord(TIME, "left end of the time axis"),
+        "to": OptionRecord(TIME, "right end of the time axis"),
+        "part": OptionRecord(NAME, "segment to show: warmup, steady or cooldown", names=_SEGMENTS),
+        "unit": OptionRecord(NAME, "unit of the time axis", names=_TIME_UNITS),
+        "messages": OptionRecord(FLAG, "show messages as thin lines"),
+        "no_critical": OptionRecord(FLAG, "leave the critical path unmarked"),
+        "caption": OptionRecord(NAME, "write the parameters under or beside", names=_PLACES),
+        "width": OptionRecord(ValueKind("N", 20, 100_000), "columns of the terminal's timeline"),
+        "size": OptionRecord(SIZE, "column, page or a width, as 8.5cm"),
+        "font": OptionRecord(NAME, "family of the texts"),
+        "font_size": OptionRecord(NUMBER, "size of the texts in points"),
+    },
     "Output": {
         "out": _often(FILE, "write to this file", "o"),
         "save": OptionRecord(FILE, "write all runs to this store (.zarr)"),
@@ -277,8 +294,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "exchange": OptionRecord(FLAG, "run A with the row of B on one worker"),
         "force": OptionRecord(FLAG, "replace files that are there"),
         "resume": OptionRecord(FLAG, "go on with a store that is there"),
-        "messages": OptionRecord(FLAG, "show messages as thin lines"),
-        "width": OptionRecord(ValueKind("N", 20, 100_000), "columns of the terminal's timeline"),
         "worst": OptionRecord(WHOLE, "waiting transfers to list"),
         "format": _often(NAME, "|".join(_FORMATS), "f", _FORMATS),
         "json": _often(FLAG, "print one JSON object and nothing else", "j"),
@@ -303,7 +318,7 @@ EXCEPTIONS = {
 
 def flag(name: str) -> str:
     """Return how an option is written on the command line."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.rstrip('_').replace('_', '-')}"  # from_: the word is Python's own
 
 
 def begun(head: str) -> str:

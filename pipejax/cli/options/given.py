@@ -40,6 +40,9 @@ NEEDS: Mapping[str, Needs] = {
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
+    "size": Needs("out"),
+    "font": Needs("out"),
+    "font_size": Needs("out"),
     "distinct_counts": Needs("paths"),
 }
 # arguments of the library whose option has another name
@@ -50,6 +53,8 @@ _RENAMED = {
     "num_batches": "batches",
     "sizes": "activation_sizes",
     "distribution": "op",
+    "start": "from_",
+    "stop": "to",
     **PLANNED,
 }
 _NAMES = {flag(name): name for name in CATALOGUE}

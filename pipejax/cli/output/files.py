@@ -186,15 +186,15 @@ def drawing(out: Output, columns: int, height: float) -> "Iterator[tuple[Figure,
 
     Only where `check` has passed.
     """
-    import matplotlib.pyplot as plt  # an extra, slow to import
+    import matplotlib as mpl  # an extra, slow to import
 
     from pipejax.plots import style
 
-    style.use()
-    figure, axes = plt.subplots(figsize=((style.COLUMN, style.PAGE)[columns - 1], height))
-    yield figure, axes
+    paper = style.Paper((style.COLUMN, style.PAGE)[columns - 1])
+    figure = style.Picture(paper, height)
+    with mpl.rc_context(paper.settings()):
+        yield figure, figure.subplots()
     out.save(figure.savefig)
-    plt.close(figure)
 
 
 def save_table(table: pj.ScheduleTable, out: Output) -> None:

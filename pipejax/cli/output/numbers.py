@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from pipejax.base.units import time_unit
+
 NARROWEST = 40  # columns: in fewer, tables lose their text
 
 
@@ -42,10 +44,8 @@ def seconds(value: float) -> str:
       >>> seconds(0.0616), seconds(33.0), seconds(0.0)
       ('61.6 ms', '33 s', '0 s')
     """
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(value) >= factor:
-            return f"{value / factor:.5g} {unit}"
-    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+    factor, unit = time_unit(value)
+    return f"{value / factor:.5g} {unit}"
 
 
 def percent(value: float | None) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_numbers
+from pipejax.base.drawn import Drawn
 from pipejax.base.remembered import remembered
 from pipejax.base.short_repr import abbreviated
 from pipejax.schedules.cells import placement as placements
@@ -37,7 +38,7 @@ _IN_NOTEBOOKS = (16, 24)  # most workers and slots that are shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ScheduleTable(Content):
+class ScheduleTable(Content, Drawn):
     """A pipeline schedule: what each worker executes, in order.
 
     ```
@@ -262,7 +263,8 @@ class ScheduleTable(Content):
 
         workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
         texts = [[format_cell(self.cell(w, slot)) for slot in slots] for w in workers]
-        return grid_html(repr(self), (f"worker {w}" for w in workers), texts)
+        grid = grid_html(repr(self), (f"worker {w}" for w in workers), texts)
+        return self.above_picture(grid)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields alone; cached results are recomputed."""

@@ -1,0 +1,30 @@
+"""Tables of commands that show one schedule, or several beside each other."""
+
+import pipejax as pj
+from pipejax.base.checks import MismatchError
+from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule_list import ScheduleList
+
+
+def chosen_tables(
+    options: TableOptions, choice: TableChoice, pricing: Pricing | None, schedules: str | None
+) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
+    """Build or read the tables; of several that are named, some may not exist: these say why."""
+    if schedules is None:
+        return [choice.build()], {}
+    if choice.is_given:
+        raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
+    listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
+    counts = None if choice.microbatches is None else [choice.microbatches]
+    tables, missing_names = [], {}
+    for point in listed.sized(counts):
+        own = options.of(point.name)
+        try:
+            tables.append(own.build(*point, pricing))
+        except MismatchError as error:
+            missing_names[point.name] = getattr(error, "reason", str(error))
+    if not tables:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
+    return tables, missing_names

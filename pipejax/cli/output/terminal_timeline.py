@@ -1,0 +1,227 @@
+"""A run in the terminal: a line of cells for each worker, in the colours of the figures.
+
+Where there are no colours, as in a file, bars part the ops and letters tell their phases.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+import pipejax as pj
+from pipejax.cli.options.activations import HeldMemory
+from pipejax.plots import palette
+from pipejax.schedules.cells.ops import WAITS, Op
+
+if TYPE_CHECKING:
+    from pipejax.analysis.activation_memory import ActivationMemory
+    from pipejax.analysis.segments import Window
+    from pipejax.analysis.timeline import Arrow, Bar
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+NAMES = {"activations": "activations held", "bytes": "activation memory"}
+IDLE, STROKE, EDGE, CRITICAL_EDGE, BORDER = "·", "/", "│", "┃", "▏"
+
+
+class ShownRun(NamedTuple):
+    """A run as the terminal shows it.
+
+    Attributes:
+      run: the run.
+      held: its memory, if that is shown.
+      window: part of the time axis that is shown [s].
+      messages: whether messages are shown.
+      critical: whether the critical path is marked.
+    """
+
+    run: "pj.Evaluation"
+    held: HeldMemory | None
+    window: "Window"
+    messages: bool
+    critical: bool
+
+
+class _Line(NamedTuple):
+    """The columns of a line, and what cells may look like.
+
+    Attributes:
+      columns: how many there are.
+      window: times of its ends [s].
+      in_colour: whether the terminal has colours.
+    """
+
+    columns: int
+    window: "Window"
+    in_colour: bool
+
+    def place(self, start: float, finish: float) -> tuple[int, int]:
+        """First column of a part of the time axis, and how many it takes: at least one."""
+        # times over the length first: columns over a length of 1e-310 s are beyond a float
+        length = (self.window.stop - self.window.start) or 1.0
+        low, high = ((time - self.window.start) / length * self.columns for time in (start, finish))
+        first = min(max(round(low), 0), self.columns - 1)
+        return first, min(max(round(high), first + 1), self.columns) - first
+
+    def shows(self, start: float, finish: float) -> bool:
+        """Whether something of it lies in the window."""
+        low, high = self.window
+        return (start < high and finish > low) or (start == finish and low <= start <= high)
+
+
+def label_width(shown: Sequence[ShownRun]) -> int:
+    """Return the width of what stands before the lines: names of workers, and peaks."""
+    names = [f"worker {each.run.workers - 1}" for each in shown]
+    return max(map(len, [*names, *(peak for each in shown for peak in _peaks(each.held))]))
+
+
+def _peaks(held: HeldMemory | None) -> list[str]:
+    return [] if held is None else [held.stages.text(peak) for peak in held.memory.peak]
+
+
+def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
+    """Print the lines of a run, each behind a label of one width."""
+    from pipejax.analysis.timeline import arrows, bars, second_pipe
+
+    run, held = shown.run, shown.held
+    line = _Line(columns, shown.window, out.color_system is not None)
+    second = second_pipe(run.table)
+    drawn = [bar if shown.critical else bar._replace(is_critical=False) for bar in bars(run)]
+    for worker in range(run.workers):
+        row = [bar for bar in drawn if bar.worker == worker]
+        compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
+        lines = {f"worker {worker}": _row(compute, line, run, second)}
+        if run.table.offloads:
+            on_host = [bar for bar in row if bar.on_host_link]
+            lines["host"] = _row(on_host, line, run, second)
+        if held is not None:
+            lines[_peaks(held)[worker]] = _curve(held.memory, worker, line)
+        if shown.messages:
+            lines[""] = _messages([a for a in arrows(run) if a.sender == worker], line)
+        for name, cells in lines.items():
+            text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
+            out.print(Text(f"{text} ").append_text(cells), no_wrap=True)
+
+
+def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
+    """Print what colours, letters and lines of all runs mean."""
+    in_colour = out.color_system is not None
+    mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "
+    number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
+    legend = Text(f"{number}{mark if shown[0].critical else ''}{IDLE} idle  ")
+    phases = {op.phase.name for each in shown for cell in _cells(each.run.table) for op in cell}
+    for name, look in palette.PHASES.items():
+        if name in phases:
+            letter = f" {name} " if in_colour else f"{name} "
+            legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
+    if any(each.run.table.is_fused.any() for each in shown):
+        legend.append("+ fused pair  ")
+    if any(each.run.table.pipe_of_microbatch.any() for each in shown):
+        legend.append(f"{STROKE} second pipe  ")
+    if shown[0].messages:
+        legend.append("─ message under its sender  ")
+    if shown[0].held is not None:
+        legend.append(f"▃ {NAMES[shown[0].held.stages.unit]}, peak left")
+    out.print(legend)
+
+
+def _cells(table: pj.ScheduleTable) -> "list[tuple[Op, ...]]":
+    return [cell for row in table.rows() for cell in row if cell]
+
+
+def _style(look: palette.Look, is_second: bool = False) -> str:
+    return f"{look.ink} on {look.shade if is_second else look.fill}"
+
+
+def _row(row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset[Op]") -> Text:
+    """One worker's ops as cells; each at least one column while there is room."""
+    cells = [(" ", "")] * line.columns
+    if run.makespan > line.window.start:
+        first, size = line.place(line.window.start, run.makespan)
+        cells[first : first + size] = [(IDLE, "dim")] * size
+    with_stage = run.stages > run.workers or bool(second)  # a worker has several
+    for bar in row:
+        if not line.shows(bar.start, bar.finish):
+            continue
+        first, size = line.place(bar.start, bar.finish)
+        left = size - size // 2 if len(bar.ops) == 2 else size
+        for op, begin, width in zip(bar.ops, (0, left), (left, size - left), strict=False):
+            edge = "+" if begin else CRITICAL_EDGE if bar.is_critical else EDGE
+            look = _OpCells(op, width, edge, op in second, with_stage, bar.is_critical)
+            shown = look.coloured() if line.in_colour else look.plain()
+            cells[first + begin : first + begin + width] = shown
+    return Text.assemble(*cells)
+
+
+class _OpCells(NamedTuple):
+    """An op as cells.
+
+    Attributes:
+      op: the op.
+      width: how many cells.
+      edge: what parts it from the op before it.
+      is_second: whether it belongs to the second pipe.
+      with_stage: whether its stage does not follow from its worker.
+      is_critical: whether it is on the critical path.
+    """
+
+    op: "Op"
+    width: int
+    edge: str
+    is_second: bool
+    with_stage: bool
+    is_critical: bool
+
+    def coloured(self) -> list[tuple[str, str]]:
+        """Its colour tells the phase, a thin white line parts it from its neighbour."""
+        look = palette.look(self.op.phase.name)
+        ground = look.shade if self.is_second else look.fill
+        edge = (self.edge if self.edge == "+" else BORDER)[: self.width - 1]
+        text = self._label(self.width - len(edge), str(self.op.microbatch))
+        style = f"{look.ink} on {ground}" + " underline" * self.is_critical
+        inside = text.center(self.width - len(edge), self._stroke)
+        over = f"{look.ink if self.edge == '+' else palette.WHITE} on {ground}"
+        return [(edge, over)] * len(edge) + [(letter, style) for letter in inside]
+
+    def plain(self) -> list[tuple[str, str]]:
+        """Its letter tells the phase."""
+        edge = self.edge[: self.width - 1]
+        text = edge + self._label(self.width - len(edge), self.op.phase.name)
+        return [(letter, "") for letter in text.ljust(self.width, self._stroke)]
+
+    @property
+    def _stroke(self) -> str:
+        return STROKE if self.is_second else " "
+
+    def _label(self, room: int, shortest: str) -> str:
+        """The longest name for which there is room."""
+        phase, microbatch = self.op.phase.name, self.op.microbatch
+        texts = [str(self.op)] * self.with_stage + [f"{phase}{microbatch}", shortest]
+        texts = [phase] if microbatch < 0 else texts
+        return next((text for text in texts if len(text) <= room), "")
+
+
+def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
+    """The most that a worker holds in each column, relative to the largest peak of all."""
+    time, held = memory.curve(worker)
+    low, high = line.window
+    edges = low + np.arange(line.columns + 1) / line.columns * ((high - low) or 1.0)
+    first = np.searchsorted(time, edges[:-1], side="right") - 1
+    after = np.maximum(np.searchsorted(time, edges[1:], side="left"), first + 1)
+    steps = zip(first.tolist(), after.tolist(), strict=True)
+    most = np.array([held[max(a, 0) : b].max(initial=0) for a, b in steps])
+    size = np.ceil(most / (memory.peak.max() or 1) * (len(BLOCKS) - 1)).astype(int)
+    return Text("".join(BLOCKS[k] for k in size), palette.HELD)
+
+
+def _messages(sent: "list[Arrow]", line: _Line) -> Text:
+    """Messages of one sender as thin lines, from leaving to arriving."""
+    cells = [(" ", "")] * line.columns
+    for arrow in sent:
+        if line.shows(arrow.start, arrow.finish):
+            first, size = line.place(arrow.start, arrow.finish)
+            cells[first : first + size] = [
+                ("─", "bold" if arrow.is_critical else palette.MESSAGE)
+            ] * size
+    return Text.assemble(*cells)

@@ -1,0 +1,146 @@
+"""What runs are, in words: headlines and captions, for pictures and the terminal alike.
+
+A caption names the parameters that a reader needs to repeat the run: schedule, workers,
+microbatches, times, link model, and what came out.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.segments import Window
+from pipejax.base.checks import one_of
+from pipejax.base.units import UNITS, time_unit
+from pipejax.costs.costs import PHASE_FIELDS
+from pipejax.schedules.cells.ops import Phase
+
+Run = TypeVar("Run")
+SLOTS = "slots"
+TIME_UNITS = ("s", "ms", "us", "ns")
+_FREE = ("A", "U", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # if not given
+
+
+class TimeUnit(NamedTuple):
+    """The unit in which times are written.
+
+    Attributes:
+      seconds: of one; 1 for the slots of a table.
+      name: behind the number.
+    """
+
+    seconds: float
+    name: str
+
+    def text(self, time: float) -> str:
+        """Write a time."""
+        return f"{time / self.seconds:.5g} {self.name}"
+
+
+def unit_of(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
+    """Return the unit that is asked for, or else that in which the longest run is read best.
+
+    Raises:
+      ValueError: if it is none of s, ms, us, ns and slots.
+    """
+    if unit is None:
+        return TimeUnit(*time_unit(max(run.makespan for run in runs)))
+    name = one_of(unit, (*TIME_UNITS, SLOTS), "unit")
+    return TimeUnit(1.0 if name == SLOTS else UNITS[name][1], name)
+
+
+def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
+    """Give every run a name of its own: its schedule, numbered where that stands twice."""
+    found: dict[str, Run] = {}
+    seen = Counter[str]()
+    for name, run in runs:
+        seen[name] += 1
+        found[f"{name} ({seen[name]})" if seen[name] > 1 else name] = run
+    return found
+
+
+def headline(name: str, run: Evaluation, unit: TimeUnit) -> str:
+    """Say in a line what a run is and takes."""
+    idle = f"idle {100 * run.bubble_ratio:.1f} %"
+    return f"{name}: {unit.text(run.makespan)}, {idle}, {run.links.model} links"
+
+
+def caption_of_runs(
+    runs: Mapping[str, Evaluation],
+    unit: TimeUnit,
+    *,
+    setting: str = "",
+    window: Window | None = None,
+) -> str:
+    """Say in a caption what is drawn: what runs share is said once.
+
+    Args:
+      runs: by name.
+      unit: of times.
+      setting: where times come from, such as a model and a system.
+      window: part of the time axis that is shown, if not all of it.
+    """
+    facts = [_facts(run, unit) for run in runs.values()]
+    shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in each for each in facts)]
+    sentences = [", ".join([setting] * bool(setting) + shared)]
+    for (name, run), given in zip(runs.items(), facts, strict=True):
+        own = [fact for fact in given if fact not in shared]
+        sentences.append(f"{name}: {', '.join(own + _results(run, unit))}")
+    if window is not None:
+        low, high = (f"{time / unit.seconds:.5g}" for time in window)
+        sentences.append(f"Shown: {low} to {high} {unit.name}")
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+
+def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
+    """What was given: sizes, times, links."""
+    costs = run.costs
+    letters = [Phase(code).name for code in np.unique(run.table.ops.phase).tolist()]
+    times = [f"{k} {text}" for k in letters if (text := _range(_cost(costs, k), unit))]
+    free = [f"{k} {_range(_cost(costs, k), unit)}" for k in _FREE if np.any(_cost(costs, k))]
+    pair = [] if costs.pair is None else [f"fused pair {_range(costs.pair, unit)}"]
+    sent = [
+        f"{name} {_range(cost, unit)}"
+        for name, cost in (("latency", costs.latency), ("transmit", costs.transmit))
+        if np.any(np.asarray(cost))
+    ]
+    messages = f"messages {' + '.join(sent)}" if sent else "messages free"
+    return [
+        f"{run.workers} workers",
+        f"{run.microbatches} microbatches",
+        *dict.fromkeys([*times, *free, *pair]),
+        messages,
+        _links(run.links),
+    ]
+
+
+def _cost(costs: Any, letter: str) -> Any:
+    return getattr(costs, PHASE_FIELDS[letter]) if letter in PHASE_FIELDS else None
+
+
+def _range(cost: Any, unit: TimeUnit) -> str:
+    """Write a cost: one number, or the least and the largest of those that differ."""
+    if cost is None:
+        return ""
+    values = np.asarray(cost, float)
+    low, high = float(values.min(initial=np.inf)), float(values.max(initial=0.0))
+    if not values.size:
+        return ""
+    if low == high:
+        return unit.text(low)
+    return f"{low / unit.seconds:.5g} to {unit.text(high)}"
+
+
+def _links(links: Any) -> str:
+    """Name the link model, with what is not as it always is."""
+    more = [f"{links.queues} queues"] * (links.queues != "worker")
+    more += [f"{links.posting} posting"] * (links.posting != "early")
+    more += ["shared links"] * bool(links.shared_links)
+    more += ["shared host links"] * bool(links.host_links)
+    return f"{links.model} links" + (f" ({', '.join(more)})" if more else "")
+
+
+def _results(run: Evaluation, unit: TimeUnit) -> list[str]:
+    return [f"makespan {unit.text(run.makespan)}", f"bubble ratio {run.bubble_ratio:.4g}"]

@@ -1,0 +1,240 @@
+"""Timelines as pictures and in the terminal: one axis, crop, sizes, pipes, captions, no side effects."""
+
+import io
+import sys
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from colorspacious import cspace_convert
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from rich.console import Console
+
+import pipejax as pj
+from figures.rules import caption_of, faults
+from pipejax.analysis.segments import segment_of
+from pipejax.base import drawn
+from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
+from pipejax.plots import palette
+from pipejax.plots.bars import HATCH, _Number
+
+COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
+# two pipes in opposite directions; a forward of the second runs with a backward of the first
+DUAL = [["0F0", "(1F1;0B0)OVERLAP_F_B", "1B1"], ["0F1", "1F0", "1B0", "0B1"]]
+
+
+def run(name, workers=4, microbatches=8, costs=COSTS, **options):
+    size = {"num_workers": workers, "num_microbatches": microbatches}
+    return pj.evaluate(pj.schedules.build(name, **size, **options), costs)
+
+
+@pytest.fixture(scope="module")
+def chimera():
+    return run("chimera")
+
+
+@pytest.fixture(scope="module")
+def figure(chimera):
+    return pj.plot([chimera, run("zb-h1")], messages=True, caption=True)
+
+
+def hatches(axes):
+    return [c.get_hatch() for c in axes.collections if isinstance(c, PolyCollection)]
+
+
+def test_matplotlib_stays_as_it_is(chimera, tmp_path):
+    before, backend, figures = dict(mpl.rcParams), mpl.get_backend(), plt.get_fignums()
+    picture = chimera.plot(size="column", font="serif", font_size=9)
+    picture.savefig(tmp_path / "one.pdf")
+    assert chimera._repr_svg_().startswith("<svg")
+    assert (dict(mpl.rcParams), mpl.get_backend(), plt.get_fignums()) == (before, backend, figures)
+    pdf = (tmp_path / "one.pdf").read_bytes()
+    assert (b"/FontFile2" in pdf, b"/Type3" in pdf) == (True, False)  # embedded, as TrueType
+
+
+def test_runs_share_one_axis_and_none_is_cut(figure):
+    one, other = figure.axes
+    assert one.get_xlim() == other.get_xlim() == pytest.approx((0, 32.6))
+    assert one.get_title(loc="left") == "chimera: 32.6 s, idle 26.4 %, delay links"
+    assert [text.get_text() for text in other.get_yticklabels()] == [
+        f"worker {w}" for w in range(4)
+    ]
+    assert other.get_xlabel() == "time [s]"
+
+
+def test_it_can_be_printed_and_says_what_it_shows(figure):
+    assert faults(figure) == []
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "forward",
+        "backward",
+        "input gradient",
+        "weight gradient",
+        "second pipe",
+        "critical path",
+        "idle",
+        "message",
+    ]
+    assert caption_of(figure) == (
+        "4 workers, 8 microbatches, F 1 s, messages transmit 0.3 s, delay links. chimera: B 2 s, "
+        "makespan 32.6 s, bubble ratio 0.2638. zb-h1: I 1 s, W 1 s, makespan 30.6 s, bubble ratio "
+        "0.2157."
+    )
+    below = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
+    assert below == caption_of(figure)
+
+
+@pytest.mark.parametrize(
+    ("size", "width"), [("column", 3.33), ("page", 7.0), ("9.5cm", 9.5 / 2.54), (5, 5.0)]
+)
+def test_sizes(chimera, size, width):
+    assert pj.plot(chimera, size=size).get_figwidth() == pytest.approx(width)
+
+
+def test_a_column_can_be_printed(chimera):
+    picture = pj.plot(chimera, size="column", part="warmup", messages=True)
+    assert faults(picture) == []
+    assert picture.axes[0].get_xlim() == pytest.approx((0, 7.2))
+    assert caption_of(picture).endswith("Shown: 0 to 7.2 s.")
+
+
+def test_numbers_stand_where_they_fit(chimera):
+    for size, some in (("page", True), (1.0, False)):
+        picture = pj.plot(chimera, size=size, stop=31.0)
+        picture.draw_without_rendering()
+        (axes,) = picture.axes
+        numbers = [text for text in axes.findobj(_Number) if text.get_visible()]
+        assert bool(numbers) is some
+        bars = [
+            path.get_extents(axes.transData)
+            for group in axes.collections
+            if isinstance(group, PolyCollection)
+            for path in group.get_paths()
+        ]
+        for number in numbers:
+            box = number.get_window_extent()
+            assert any(bar.x0 <= box.x0 and box.x1 <= bar.x1 for bar in bars), number
+            assert axes.bbox.x0 <= box.x0
+            assert box.x1 <= axes.bbox.x1
+
+
+def test_pipes_are_told_apart_by_strokes(chimera):
+    (axes,) = chimera.plot().axes
+    strokes = [c for c in axes.collections if isinstance(c, PolyCollection) and c.get_hatch()]
+    drawn_second = sum(len(c.get_paths()) for c in strokes)
+    table = chimera.table
+    second = np.isin(table.ops.microbatch, np.flatnonzero(table.pipe_of_microbatch))
+    assert drawn_second == second.sum() > 0
+    assert {c.get_hatch() for c in strokes} == {HATCH}
+    (one_pipe,) = run("1f1b").plot().axes
+    assert not any(hatches(one_pipe))
+
+
+def test_a_fused_pair_of_two_pipes_is_two_halves():
+    """As DualPipe's: the hatched forward of one pipe above the backward of the other."""
+    table = pj.ScheduleTable.from_rows(DUAL, placement=[[0, 1], [1, 0]], pipe_of_microbatch=[0, 1])
+    (axes,) = table.plot().axes
+    groups = [c for c in axes.collections if isinstance(c, PolyCollection)]
+    heights = [path.get_extents().height for c in groups if c.get_hatch() for path in c.get_paths()]
+    assert len(heights) == 4
+    assert min(heights) == pytest.approx(max(heights) / 2)
+
+
+def grey(colours):
+    return cspace_convert(colours, "sRGB1", "CIELab")[..., 0]
+
+
+@pytest.mark.parametrize("size", ["page", "column"])
+def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
+    """Mean lightness of what is drawn, strokes and numbers with it."""
+    picture = pj.plot(chimera, size=size, critical=False)
+    canvas = FigureCanvasAgg(picture)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+    (axes,) = picture.axes
+    seen = {}
+    for cell in chimera.table.ops.cell[chimera.table.ops.microbatch == 1].tolist():
+        worker, slot = divmod(cell, chimera.table.num_slots)
+        (op,) = chimera.table.cell(worker, slot)
+        ends = [
+            (chimera.start[worker, slot], worker - 0.3),
+            (chimera.finish[worker, slot], worker + 0.3),
+        ]
+        (x0, y0), (x1, y1) = axes.transData.transform(ends)
+        high = pixels.shape[0]
+        patch = pixels[int(high - y0) : int(high - y1), int(x0) + 1 : int(x1)]
+        seen.setdefault(op.phase.name, []).append(grey(patch).mean())
+    assert min(seen["F"]) - max(seen["B"]) >= 12, seen
+
+
+def test_segments():
+    """On a worker the warm-up ends with its first backward, the cool-down begins behind its last F."""
+    one = run("1f1b", costs=pj.Costs(forward=1.0, backward=2.0))
+    windows = [tuple(segment_of(one, name)) for name in ("warmup", "steady", "cooldown")]
+    assert windows == [(0.0, 10.0), (10.0, 22.0), (22.0, 33.0)]
+    with pytest.raises(ValueError, match="gpipe has none"):
+        segment_of(run("gpipe"), "steady")
+
+
+def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
+    monkeypatch.setattr(drawn, "MOST_CELLS", 10)
+    assert chimera._repr_svg_() is None
+    monkeypatch.setattr("pipejax.plots.bars.MAX_SHAPES", 10)
+    assert "<image" in chimera.plot()._repr_svg_()
+
+
+def test_without_matplotlib_a_notebook_shows_text(chimera, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [
+        name for name in sys.modules if name.startswith(("pipejax.plots.", "matplotlib."))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(pj), "plot", raising=False)
+    assert chimera._repr_svg_() is None
+
+
+def terminal(shown, colours):
+    out = Console(
+        file=io.StringIO(), force_terminal=colours is not None, color_system=colours, width=100
+    )
+    print_run(out, shown, 8, 80)
+    print_legend(out, [shown])
+    return out.file.getvalue()
+
+
+def test_the_terminal_has_the_colours_of_the_figures(chimera):
+    whole = segment_of(chimera, "warmup")._replace(stop=chimera.makespan)
+    shown = ShownRun(chimera, None, whole, False, True)
+    coloured, plain = terminal(shown, "truecolor"), terminal(shown, None)
+    for letter in "FB":
+        for colour in (palette.PHASES[letter].fill, palette.PHASES[letter].shade):
+            red, green, blue = (round(255 * part) for part in to_rgb(colour))
+            assert f"48;2;{red};{green};{blue}" in coloured
+    first = plain.splitlines()[0]
+    assert first.startswith("worker 0 ┃F")  # its edge says that it is critical
+    assert "·" in first
+    assert "/" in first
+    assert "\x1b" not in plain
+
+
+def test_show_of_several(call, answer, tmp_path):
+    three = ["show", "-S", "gpipe,1f1b,chimera", "-P", "2", "-M", "4", "-W", "F=1,B=2"]
+    _, out, _ = call(*three, "--to", "4", "--caption", "under", "--width", "60")
+    assert [line.split()[0] for line in out.splitlines() if "links" in line][:3] == [
+        "gpipe",
+        "1f1b",
+        "chimera",
+    ]
+    assert "shown: 0 s to 4 s" in out
+    assert "2 workers, 4 microbatches" in out
+    said = answer(*three)
+    assert [one["schedule"] for one in said["runs"]] == ["gpipe", "1f1b", "chimera"]
+    picture = tmp_path / "three.svg"
+    answer(*three, "--size", "8.5cm", "--caption", "beside", "--out", picture)
+    assert (
+        picture.with_suffix(".md").read_text() == f"![three.svg](three.svg)\n\n{said['caption']}\n"
+    )
+    assert 'width="240.944' in picture.read_text()[:2000]
