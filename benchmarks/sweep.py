@@ -80,7 +80,7 @@ def timed_sweep(sweep, store):
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("sweep", total=sweep.num_points)
         run_sweep(
-            sweep, store, on_progress=lambda done, _: bar.update(task, completed=done)
+            sweep, store, on_progress=lambda done, *_: bar.update(task, completed=done)
         ).close()
     return time.perf_counter() - began
 

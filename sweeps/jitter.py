@@ -4,6 +4,8 @@ An op varies by 5 %, a worker by 2 % from step to step, a message by 30 %, and n
 is a straggler. All schedules do the same work and see the same samples.
 """
 
+import itertools
+
 import xarray as xr
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -47,7 +49,7 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("samples", total=samples * len(SHOWN))
-        for case in SHOWN:
+        for before, case in zip(itertools.count(0, samples), SHOWN, strict=False):
             table = build(case, WORKERS, MICROBATCHES, SLOTS)
             runs[case] = pj.jitter(
                 table,
@@ -55,7 +57,9 @@ def sweep(samples: int = SAMPLES) -> xr.Dataset:
                 JITTER,
                 samples=samples,
                 seed=SEED,
-                on_progress=lambda count: progress.advance(task, count),
+                on_progress=lambda done, *_, before=before: progress.update(
+                    task, completed=before + done
+                ),
             )
     data = jitter_dataset(runs)
     return data.assign_attrs({f"{name} [s]": value for name, value in {**TIMES, **MESSAGE}.items()})

@@ -75,10 +75,17 @@ def test_more_samples_parts_and_precision_change_no_sample():
     done = []
     whole = pj.jitter(table, costs, ALL, samples=2800, link="queued")
     parts = pj.jitter(
-        table, costs, ALL, samples=2800, link="queued", max_bytes=4 * 10**5, on_progress=done.append
+        table,
+        costs,
+        ALL,
+        samples=2800,
+        link="queued",
+        max_bytes=4 * 10**5,
+        on_progress=lambda *told: done.append(told),
     )
     few = pj.jitter(table, costs, ALL, samples=70, link="queued")
-    assert sum(done) == 2800
+    assert done[-1] == (2800, 2800, "samples")
+    assert done == sorted(done)
     assert len(done) > 20
     assert whole.makespans.tolist() == parts.makespans.tolist()
     assert whole.node_share.tolist() == parts.node_share.tolist()

@@ -455,7 +455,7 @@ def test_a_second_call_compiles_nothing():
     compiled = [each._cache_size() for each in jitted]
     seen = []
     system = pj.load_system("b200")
-    again = pj.tune("1f1b", 4, workload, system, method="both", on_progress=seen.append)
+    again = pj.tune("1f1b", 4, workload, system, method="both", on_best=seen.append)
     times = [each.step_time for each in seen]
     assert len(times) > 4
     assert times == sorted(times, reverse=True)

@@ -14,6 +14,7 @@ from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.machine import check_fits
+from pipejax.base.progress import OnProgress, telling
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -105,7 +106,7 @@ def jitter(
     seed: int = 0,
     link: str | Links = "delay",
     max_bytes: int = MAX_BYTES,
-    on_progress: Callable[[int], object] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Jittered:
     """Evaluate a schedule many times, each with random durations of its ops and messages.
 
@@ -122,7 +123,8 @@ def jitter(
       link: link model, or `Links`.
       max_bytes: durations at once, about; more samples go through in parts, which changes no
         result.
-      on_progress: called with the number of samples of each part that is done.
+      on_progress: called after each part with the samples that are done, all of them, and
+        "samples"; a bar in notebooks if None.
 
     Returns:
       The makespans, and how often each op and message is on the critical path.
@@ -153,12 +155,11 @@ def jitter(
     run = evaluate(table, costs, link=link)
     own = per_op_costs(run.program, _price(run, costs))
     makespans, counts = np.empty(samples), np.zeros(0)
-    with _settings():
+    with _settings(), telling("jitter", on_progress) as tell:
         for first, values, on_path in _parts(own, factors, run.workers, samples, seed, max_bytes):
             makespans[first : first + len(values)] = values
             counts = counts + on_path if first else on_path
-            if on_progress is not None:
-                on_progress(len(values))
+            tell(first + len(values), samples, "samples")
     with np.errstate(over="ignore", invalid="ignore"):
         check_finite([makespans, makespans.sum()], costs)
     nodes, messages = np.zeros(run.program.num_nodes), np.zeros(len(own.messages))

@@ -1,12 +1,13 @@
 """Run a sweep: every incomplete block is evaluated, here or on a cluster, and written."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
 from pipejax.base.checks import check_types
+from pipejax.base.progress import OnProgress, telling
 from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
@@ -20,7 +21,7 @@ def run_sweep(
     resume: bool = False,
     replace: bool = False,
     scheduler: str | None = None,
-    on_progress: Callable[[int, int], object] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> xr.Dataset:
     """Evaluate a grid into a Zarr store.
 
@@ -30,8 +31,8 @@ def run_sweep(
       resume: whether to go on with a store that is there; blocks that are whole stay.
       replace: whether to begin anew a store that is there, of this grid or another.
       scheduler: address of a Dask scheduler whose workers evaluate; this process if None.
-      on_progress: called with the points that are done and those of the grid, first for what an
-        earlier run left, then after every block.
+      on_progress: called with the points that are done, those of the grid and "points", first for
+        what an earlier run left, then after every block; a bar in notebooks if None.
 
     Returns:
       The dataset, opened from the store: values are read when they are used.
@@ -58,16 +59,18 @@ def run_sweep(
     )
     sweep = given if isinstance(given, Sweep) else read_sweep(given)
     path = Path(out)
-    tell = on_progress or (lambda points, num_points: None)
-    with opened(sweep, path, resume=resume, replace=replace) as store:
+    with (
+        telling("sweep", on_progress) as tell,
+        opened(sweep, path, resume=resume, replace=replace) as store,
+    ):
         blocks = [get_block(sweep, number) for number in range(num_blocks(sweep))]
         missing = [block.number for block in blocks if not store.is_whole(block)]
         done = sweep.num_points - sum(blocks[number].num_points for number in missing)
-        tell(done, sweep.num_points)
+        tell(done, sweep.num_points, "points")
         for number, values in _evaluated(sweep, missing, scheduler):
             store.write(blocks[number], values)
             done += blocks[number].num_points
-            tell(done, sweep.num_points)
+            tell(done, sweep.num_points, "points")
     return xr.open_zarr(path, chunks=None)
 
 

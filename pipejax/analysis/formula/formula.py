@@ -1,6 +1,5 @@
 """`formula`: the makespan of a program as an exact form in a few parameters."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -12,6 +11,7 @@ from pipejax.analysis.formula.facets import find_facets
 from pipejax.analysis.formula.form import Box, Formula
 from pipejax.analysis.formula.parameters import LinearCosts, Weights, linear_costs
 from pipejax.base.checks import check_types, unknown, whole_number
+from pipejax.base.progress import OnProgress, telling
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.recurrence_host import run_many_on_host
 
@@ -25,6 +25,7 @@ def formula(
     *,
     box: Box | None = None,
     max_facets: int = MOST_FACETS,
+    on_progress: OnProgress | None = None,
 ) -> Formula:
     """Find the makespan of a program as a maximum of linear forms in a few parameters.
 
@@ -40,6 +41,8 @@ def formula(
         I and W, R and O where the program has them, and c_F and c_B where there are messages.
       box: range (low, high) of parameters [s]; those that are not named are at least 0.
       max_facets: at which the search ends.
+      on_progress: called with how many runs were evaluated, None and "runs"; a bar in notebooks if
+        None.
 
     Returns:
       The form.
@@ -69,8 +72,16 @@ def formula(
     costs = linear_costs(program, parameters)
     ranges = dict(box or {})
     domain = _domain(costs, ranges)
-    run = functools.partial(solve, costs.program, costs.weights)
-    found = find_facets(run, domain, len(costs.names), max_facets)
+    with telling("formula", on_progress) as tell:
+        evaluated = 0
+
+        def run(points: Vectors) -> tuple[Whole, Vectors]:
+            nonlocal evaluated
+            evaluated += len(points)
+            tell(evaluated, None, "runs")
+            return solve(costs.program, costs.weights, points)
+
+        found = find_facets(run, domain, len(costs.names), max_facets)
     if found.gap == np.inf:
         raise ValueError(
             f"max_facets = {max_facets} is too few: the makespan exceeds them by any factor"

@@ -161,10 +161,15 @@ def _run(
     """Run every table, with progress on stderr where a person sees it."""
     drawn = pick(sampling, "samples seed") | {"link": links}
     with progress("sampling", sampling.samples * len(tables)) as bar:
-        drawn["on_progress"] = lambda count: bar.move(advance=count)
         return {
-            name: pj.jitter(table, pricing.of(table), factors, **drawn)
-            for name, table in tables.items()
+            name: pj.jitter(
+                table,
+                pricing.of(table),
+                factors,
+                on_progress=bar.after(place * sampling.samples),
+                **drawn,
+            )
+            for place, (name, table) in enumerate(tables.items())
         }
 
 

@@ -145,9 +145,7 @@ def plan(
             out=out.path,
             resume=resume,
             replace=out.force,
-            on_progress=lambda what, done, total: bar.move(
-                description=f"layouts {what}", completed=done, total=total
-            ),
+            on_progress=bar.tell,
         )
     _draw(found, figure)
     if json:

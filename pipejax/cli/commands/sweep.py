@@ -58,9 +58,9 @@ def sweep(
         progress("sweep", grid.num_points, *columns, transient=False) as bar,
     ):
 
-        def on_progress(points: int, _: int) -> None:
-            done.append(points)
-            bar.move(completed=points)
+        def on_progress(points: float, total: float | None, text: str) -> None:
+            done.append(int(points))
+            bar.tell(points, total, text)
 
         run_sweep(
             grid,

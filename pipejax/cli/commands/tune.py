@@ -94,7 +94,7 @@ def tune(
             microbatch_size=microbatch_size,
             prices=None if prices is None else _parse_prices(prices),
             budget=None if budget is None else parse_number(budget, "--budget"),
-            on_progress=keep,
+            on_best=keep,
             **options.of_table(schedule),
         )
     report(found)

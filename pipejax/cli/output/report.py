@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipejax.base.checks import one_of
 from pipejax.base.interruption import if_interrupted
-from pipejax.cli.output.numbers import console, seconds
+from pipejax.cli.output.numbers import console
 from pipejax.cli.output.tables import FORMATS, fitted, lines_of
 
 _chosen = ["text"]  # formats of what is printed: the last one counts
@@ -102,6 +102,14 @@ class ProgressBar(NamedTuple):
     move: Callable[..., None]
     note: Callable[[str], None]
 
+    def tell(self, done: float, total: float | None, text: str) -> None:
+        """Move to where a long call says that it is: the `on_progress` of the library."""
+        self.move(completed=done, total=total, description=text)
+
+    def after(self, before: float) -> Callable[[float, float | None, str], None]:
+        """Return the same for one of several calls, when so much was done before it."""
+        return lambda done, total, text: self.move(completed=before + done, description=text)
+
 
 @contextmanager
 def progress(
@@ -150,12 +158,6 @@ def search_and_report(
         progress("searching", iterations) as bar,
     ):
         keep(search)
-        stopped = search.run(
-            iterations,
-            limit,
-            lambda done, makespan: bar.move(
-                completed=done, description=f"best {seconds(makespan)}"
-            ),
-        )
+        stopped = search.run(iterations, limit, bar.tell)
         show = report(search.result(stopped))
     show()

@@ -1,8 +1,9 @@
 """The entry point of calibration: measured rows in, a system and what is known of it out."""
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipejax.analysis.prediction_errors import PredictionErrors, prediction_erro
 from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.progress import OnProgress, telling
 from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.measured_rows import MeasuredRows
@@ -92,6 +94,7 @@ def calibrate(
     starts: int = 1,
     layer_times: str | None = None,
     seed: int = 0,
+    on_progress: OnProgress | None = None,
 ) -> Calibration:
     """Fit numbers of a system to measured step times.
 
@@ -109,6 +112,8 @@ def calibrate(
       layer_times: columns, as "h,t,b": every combination of their values then has a layer time
         of its own, and only what is beside the layers follows from the system.
       seed: of the draws.
+      on_progress: called with how many steps the fits have taken, None and "steps"; a bar in
+        notebooks if None.
 
     Returns:
       The fitted system with standard errors and residuals.
@@ -134,9 +139,12 @@ def calibrate(
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0
     weights = np.tile(problem.weights, (starts, 1))
-    found = robust_fit(problem.residuals, points, weights)
-    best = int(found.objective.argmin())
-    left_out = _left_out(problem, folds, found.point[best])
+    with telling("calibrate", on_progress) as tell:
+        steps = itertools.count(1)
+        problem = problem._replace(after_step=lambda: tell(next(steps), None, "steps"))
+        found = robust_fit(problem.residuals, points, weights)
+        best = int(found.objective.argmin())
+        left_out = _left_out(problem, folds, found.point[best])
     return _result(problem, found, best, folds, left_out, time.perf_counter() - began)
 
 
@@ -148,6 +156,7 @@ class _Fitting(NamedTuple):
     parameters: Parameters
     num_numbers: int
     step_times: StepTimes
+    after_step: Callable[[], object] = lambda: None
 
     @property
     def independent_share(self) -> float:
@@ -172,6 +181,7 @@ class _Fitting(NamedTuple):
         names = self.parameters.names[: self.num_numbers]
         values = self.parameters.values(points)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
+        self.after_step()
         jacobian = slopes * self.parameters.slopes(points)[:, None] / seconds[..., None]
         return np.log(seconds / self.rows.seconds), jacobian
 

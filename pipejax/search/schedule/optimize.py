@@ -1,10 +1,12 @@
 """`optimize`, which can be imported without OR-Tools: the solver is loaded when it is called."""
 
+import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.progress import OnProgress, telling
 from pipejax.base.short_repr import abbreviated
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
@@ -29,6 +31,7 @@ def optimize(
     time_limit: float = 60.0,
     num_threads: int | None = None,
     store: SolvedProblems | str | Path | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Generator[Solution, None, None]:
     """Optimise a schedule under a memory limit; every solution is better than the one before.
 
@@ -47,6 +50,8 @@ def optimize(
       num_threads: of the solver; one per processor if None.
       store: where solved problems are kept, or its folder: a problem that is in it is answered at
         once, and others begin with the plans and bounds of those like them. None keeps nothing.
+      on_progress: called at every solution with the seconds so far, `time_limit`, and makespan and
+        gap as a text; a bar in notebooks if None.
 
     Yields:
       Solutions, each shorter than the one before, or the same with a better bound; the last one
@@ -84,7 +89,17 @@ def optimize(
             raise
         raise ModuleNotFoundError(NO_SOLVER, name="ortools") from None
     run = AnytimeSearch(problem, table, costs, links, time_limit, num_threads, store)
-    return run.solutions()
+    return _told(run.solutions(), time_limit, on_progress)
+
+
+def _told(
+    solutions: Generator[Solution, None, None], time_limit: float, on_progress: OnProgress | None
+) -> Generator[Solution, None, None]:
+    """Pass solutions on, and tell of each."""
+    with contextlib.closing(solutions), telling("optimize", on_progress) as tell:
+        for found in solutions:
+            tell(found.seconds, time_limit, f"s, best {found.makespan:.6g} s, gap {found.gap:.1%}")
+            yield found
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

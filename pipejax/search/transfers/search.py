@@ -11,7 +11,7 @@ where there are too few of them, any transfer moves a little.
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -48,8 +49,6 @@ PATIENCE = 150  # iterations without a better order after which the best one is 
 SHAKES = 10  # random moves that shake it
 REACH = 32  # positions by which a transfer off the critical path moves at most
 PRECISION = 1e-9  # relative: what is closer is rounding
-
-OnProgress = Callable[[int, float], None]
 
 
 @short_repr_of("makespan gap free_bound queue_bound baselines evaluated stopped table order links")
@@ -144,7 +143,8 @@ def order(
       iterations: most batches of moves to try.
       time_limit: seconds after which no further batch starts; no limit if None.
       seed: of all random choices.
-      on_progress: called after each iteration with its number and the best makespan so far [s].
+      on_progress: called after each iteration with its number, `iterations`, and the best makespan
+        so far as a text; a bar in notebooks if None.
 
     Returns:
       The best order, as a table, beside baselines and bounds.
@@ -167,7 +167,8 @@ def order(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     search = OrderSearch(table, costs, Links.of(link), seed)
-    return search.result(search.run(iterations, time_limit, on_progress))
+    with telling("order", on_progress) as tell:
+        return search.result(search.run(iterations, time_limit, tell))
 
 
 def _own_order(table: ScheduleTable, links: Links) -> Order | None:
@@ -218,9 +219,7 @@ class OrderSearch:
         self.best = self.current = _FoundOrder(orders[first], finish[first])
         return makespans.tolist()
 
-    def run(
-        self, iterations: int, time_limit: float | None, on_progress: OnProgress | None = None
-    ) -> str:
+    def run(self, iterations: int, time_limit: float | None, tell: OnProgress = to_nobody) -> str:
         """Search; return why it ended. The time runs from the start of the clock."""
         deadline = np.inf if time_limit is None else self._begun + time_limit
         try:
@@ -230,8 +229,7 @@ class OrderSearch:
                 if time.monotonic() >= deadline:
                     return "time"
                 self._step(iteration)
-                if on_progress is not None:
-                    on_progress(iteration, self.best.makespan)
+                tell(iteration, iterations, f"best {self.best.makespan:.6g} s")
         except KeyboardInterrupt:
             return "interrupted"
         return "optimal" if self._is_optimal() else "iterations"

@@ -8,7 +8,7 @@ insertions, all neighbours of an order in one batch of the engine.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.microbatches import in_order, of_each_microbatch
@@ -31,7 +32,6 @@ from pipejax.schedules.table.table import ScheduleTable
 Order = Int[NumpyArray, " microbatches"]
 Orders = Int[NumpyArray, "orders microbatches"]
 Places = Int[NumpyArray, " pairs"]
-OnProgress = Callable[[int, float], object]
 
 RANDOM = 256  # random orders that the result is compared with
 EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
@@ -104,7 +104,8 @@ def arrange(
       iterations: most batches of orders to try.
       time_limit: seconds after which no further batch starts; no limit if None.
       seed: of all random choices.
-      on_progress: called after each batch with its number and the best makespan so far [s].
+      on_progress: called after each batch with its number, `iterations`, and the best makespan so
+        far as a text; a bar in notebooks if None.
 
     Returns:
       The best order beside baselines and a bound.
@@ -128,7 +129,8 @@ def arrange(
     check_types(table=(table, ScheduleTable), costs=(costs, Costs))
     iterations, seed = check_local_search(iterations, seed, time_limit)
     search = MicrobatchSearch(table, costs, Links.of(link), seed)
-    return search.result(search.run(iterations, time_limit, on_progress))
+    with telling("arrange", on_progress) as tell:
+        return search.result(search.run(iterations, time_limit, tell))
 
 
 class MicrobatchSearch:
@@ -171,9 +173,7 @@ class MicrobatchSearch:
         self.best = self.current = starts[first]
         self.makespan = self._current = float(times[first])
 
-    def run(
-        self, iterations: int, time_limit: float | None, on_progress: OnProgress | None = None
-    ) -> str:
+    def run(self, iterations: int, time_limit: float | None, tell: OnProgress = to_nobody) -> str:
         """Search; return why it ended. The time runs from the start of the clock."""
         deadline = np.inf if time_limit is None else self._begun + time_limit
         steps = self._every_order() if self._are_few() else self._neighbours()
@@ -184,8 +184,7 @@ class MicrobatchSearch:
                 if time.monotonic() >= deadline:
                     return "time"
                 self._step(orders)
-                if on_progress is not None:
-                    on_progress(iteration, self.makespan)
+                tell(iteration, iterations, f"best {self.makespan:.6g} s")
             if self._are_few() and next(steps, None) is None:  # no order is left
                 self.bound = self.makespan
         except KeyboardInterrupt:

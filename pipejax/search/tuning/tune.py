@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pipejax.base.checks import check_types, one_of, whole_number
+from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
@@ -85,7 +86,8 @@ def tune(
     microbatch_size: int | None = None,
     prices: PartPrices | tuple[float, ...] | None = None,
     budget: float | None = None,
-    on_progress: "OnProgress | None" = None,
+    on_progress: OnProgress | None = None,
+    on_best: "Callable[[TuningResult], object] | None" = None,
     **schedule_options: Any,
 ) -> TuningResult:
     """Find what makes a step the shortest: the microbatch size, or what else is asked for.
@@ -111,7 +113,9 @@ def tune(
       prices: for "system": of a TFLOP/s, of GB/s of memory, inside a node and between nodes, and
         of a GB of capacity.
       budget: for "system": for one accelerator; what the system costs if None.
-      on_progress: called with the best so far when something has been evaluated exactly: one
+      on_progress: called with how many settings are evaluated, None, and the best step time so far
+        as a text; a bar in notebooks if None.
+      on_best: called with the best so far when something has been evaluated exactly: one
         more microbatch size, or all that a method finds.
       **schedule_options: what the schedule takes besides, such as stages_per_worker.
 
@@ -154,10 +158,8 @@ def tune(
     with jax.enable_x64(True):
         if "microbatch_size" not in parts:
             task = task._replace(microbatches=_microbatches(task, what, microbatch_size))
-        return _tune(task, what, method, on_progress)
-
-
-OnProgress = Callable[[TuningResult], object]
+        with telling("tune", on_progress) as tell:
+            return _tune(task, what, method, tell, on_best)
 
 
 def _parts(what: str | Sequence[str]) -> tuple[str, ...]:
@@ -187,7 +189,11 @@ def _microbatches(task: TuningTask, what: str, size: int | None) -> int:
 
 
 def _tune(
-    task: TuningTask, what: str, method: str | None, on_progress: OnProgress | None = None
+    task: TuningTask,
+    what: str,
+    method: str | None,
+    tell_progress: OnProgress = to_nobody,
+    on_best: Callable[[TuningResult], object] | None = None,
 ) -> TuningResult:
     """Take the ways that are asked for, and put together what they find."""
     reason = "as asked for"
@@ -222,8 +228,11 @@ def _tune(
 
         def tell(own: FoundSetting, way: str = way, start: float = start) -> None:
             found[way], told[way] = own, own.told(task, time.perf_counter() - start)
-            if on_progress is not None:
-                on_progress(result(price_told(task)))
+            best = min(each.step_time for each in found.values())
+            done = sum(each.evaluated for each in found.values())
+            tell_progress(done, None, f"evaluated, best {best:.6g} s")
+            if on_best is not None:
+                on_best(result(price_told(task)))
 
         try:
             tell(way_of(what)(task._replace(tell=tell), way))

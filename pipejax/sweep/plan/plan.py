@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from pipejax.analysis.step_report import bands, mfu
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
 from pipejax.costs.flop import model_flop
 from pipejax.costs.model import Model, load_model
@@ -26,7 +27,7 @@ from pipejax.sweep.plan.result import (
     known_step_times,
     save_columns,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, OnProgress, Times, estimate
+from pipejax.sweep.plan.search import Evaluator, Known, Times, estimate
 
 RUNNERS_UP = 9
 PATIENCE = 10.0  # seconds of work that an interruption may cost
@@ -47,7 +48,7 @@ def plan(
     out: str | Path | None = None,
     resume: bool = False,
     replace: bool = False,
-    on_progress: Callable[[str, int, int], object] | None = None,
+    on_progress: OnProgress | None = None,
     **shared: Any,
 ) -> PlanResult:
     """Find the layout of a training job on so many accelerators that takes the shortest step.
@@ -75,7 +76,8 @@ def plan(
       out: Zarr store for all layouts, written now and then; or a CSV, written at the end.
       resume: whether to go on from a store that is there.
       replace: whether to replace what is there.
-      on_progress: called with what is done ("priced" or "evaluated"), how many and of how many.
+      on_progress: called with how many layouts are done, of how many, and what is done with them;
+        a bar in notebooks if None.
       **shared: fields of `Workload` that all layouts have in common: overlap, precision,
         rank_order, scatter_gather.
 
@@ -110,19 +112,19 @@ def plan(
         shared,
     )
     earlier = None if out is None else _left_at(Path(out), request, resume, replace)
-    tell = on_progress or (lambda what, done, total: None)
-    layouts = enumerate_layouts(request)
-    known = estimate(request, layouts, tell)
-    if not known.fits.any():
-        raise ValueError(_nearest(request, layouts, known))
-    if earlier is not None:
-        known.step_time[:] = earlier
-    keep = _Keeper(request, layouts, known, tell, None if out is None else Path(out))
-    evaluator = Evaluator(request, layouts, known, keep.after_program)
-    if exhaustive:
-        evaluator.evaluate_all()
-    best = evaluator.find_best(1 + runners_up)
-    on_front = evaluator.find_front() if front else None
+    with telling("plan", on_progress) as tell:
+        layouts = enumerate_layouts(request)
+        known = estimate(request, layouts, tell)
+        if not known.fits.any():
+            raise ValueError(_nearest(request, layouts, known))
+        if earlier is not None:
+            known.step_time[:] = earlier
+        keep = _Keeper(request, layouts, known, tell, None if out is None else Path(out))
+        evaluator = Evaluator(request, layouts, known, keep.after_program)
+        if exhaustive:
+            evaluator.evaluate_all()
+        best = evaluator.find_best(1 + runners_up)
+        on_front = evaluator.find_front() if front else None
     reasons = bounds_of_steps(request, layouts, best)
     found = [
         _planned(request, layouts, known, row, reason)
@@ -183,7 +185,8 @@ class _Keeper:
     def after_program(self) -> None:
         """Tell, and write if the last time is long ago."""
         known = self._given[2]
-        self._tell("evaluated", int((~np.isnan(known.step_time)).sum()), int(known.fits.sum()))
+        done = int((~np.isnan(known.step_time)).sum())
+        self._tell(done, int(known.fits.sum()), "layouts evaluated")
         if self._out is None or self._out.suffix != ".zarr":
             return
         if time.perf_counter() - self._saved > PATIENCE:

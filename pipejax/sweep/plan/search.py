@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.progress import OnProgress
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.stage_bytes import StageBytes
 from pipejax.sweep.plan.bounds import lower_bounds
@@ -24,7 +25,6 @@ ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in anoth
 
 Times = Float[NumpyArray, " layouts"]
 Rows = Int[NumpyArray, " some"]
-OnProgress = Callable[[str, int, int], object]  # what is done, of how many
 
 
 @short_repr
@@ -76,7 +76,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Known:
         for same in groups_of((own.microbatches,)):
             memory[rows[same]] = _memory(shape, priced, same, int(own.microbatches[same[0]]))
         done += len(rows)
-        tell("priced", done, len(layouts))
+        tell(done, len(layouts), "layouts priced")
     fits = memory <= request.room
     return Known(bound, memory, fits, np.full(len(layouts), np.nan))
 

@@ -1,0 +1,164 @@
+"""Long calls tell how far they are: whoever asks, and a notebook by itself."""
+
+import sys
+import time
+import types
+from xml.etree import ElementTree
+
+import pytest
+
+import pipejax as pj
+from pipejax.base import progress
+from pipejax.base.progress import telling
+
+TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+COSTS = pj.Costs(forward=1.0, backward=2.0, latency=0.5)
+
+
+class Notebook:
+    """A kernel of a notebook, as far as it concerns bars: what it shows, and a clock."""
+
+    def __init__(self):
+        self.shown, self.now = [], 0.0
+
+    def display(self, picture, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.shown.append([picture])
+        return types.SimpleNamespace(update=self.update)
+
+    def update(self, picture, *, raw):
+        assert raw
+        self.shown[-1].append(picture)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Make this process a notebook."""
+    found = Notebook()
+    monkeypatch.setattr(progress, "_notebook", lambda: found.display)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: found.now)
+    return found
+
+
+def test_a_bar_shows_after_a_second_and_not_too_often(notebook):
+    with telling("work <1>", None) as tell:
+        for done in range(1000):
+            notebook.now = done * 0.002  # two seconds in all
+            tell(done, 1000, "best 3 s")
+            assert bool(notebook.shown) == (notebook.now >= 1)
+    (pictures,) = notebook.shown
+    assert 5 <= len(pictures) <= 7  # five in a second, and the end
+    assert pictures[-1]["text/plain"] == "work <1>: 999 of 1000, 2 s, best 3 s"
+    bar = ElementTree.fromstring(pictures[-1]["text/html"])
+    assert (bar[0].tag, bar[0].attrib) == ("progress", {"value": "999", "max": "1000"})
+
+
+def test_what_is_short_shows_nothing(notebook):
+    with telling("work", None) as tell:
+        tell(1, 2, "")
+    assert notebook.shown == []
+
+
+def test_without_a_total_there_is_no_bar_but_a_line(notebook):
+    def work():
+        with telling("work", None) as tell:
+            notebook.now = 1.0
+            tell(3, None, "runs")
+            tell(4, None, "runs")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [picture["text/plain"] for picture in notebook.shown[0]] == [
+        "work: 3, 1 s, runs",
+        "work: 4, 1 s, runs",
+    ]
+    assert "<progress" not in notebook.shown[0][0]["text/html"]
+
+
+def test_scripts_and_terminals_of_ipython_are_no_notebooks(monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert progress._notebook() is None
+    assert "IPython" not in sys.modules
+    core = types.ModuleType("IPython.core.getipython")
+    shown = types.ModuleType("IPython.display")
+    shown.display = print
+    for shell, expected in (
+        (None, None),
+        (object(), None),
+        (types.SimpleNamespace(kernel=1), print),
+    ):
+        core.get_ipython = lambda shell=shell: shell
+        for name, module in (("", core), (".core.getipython", core), (".display", shown)):
+            monkeypatch.setitem(sys.modules, f"IPython{name}", module)
+        assert progress._notebook() is expected
+
+
+def calls():
+    """Long calls, and what they tell last, less what changes from run to run."""
+    slow = pj.Costs(forward=[1.0, 1.3, 0.9, 1.1], backward=2.0, latency=0.5)
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    two = pj.Costs(forward=1.0, backward=2.0, latency=0.9)
+    yield "order", lambda tell: pj.order(table, two, iterations=3, on_progress=tell), (3, 3)
+    uneven = pj.scale_microbatches(slow, [1.0, 1.1, 1.2, 8.0, 2.0, 1.3, 4.0, 1.4])
+    yield "arrange", lambda tell: pj.arrange(TABLE, uneven, iterations=2, on_progress=tell), (2, 2)
+    yield "formula", lambda tell: pj.formula(pj.lower(TABLE), on_progress=tell), (None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "last"), [each[1:] for each in calls()], ids=["order", "arrange", "formula"]
+)
+def test_long_calls_tell(call, last):
+    told = []
+    call(lambda *each: told.append(each))
+    assert told == sorted(told, key=lambda each: each[0])
+    done, total, text = told[-1]
+    assert last == (None, None) or (done, total) == last
+    assert total is None or total >= done > 0
+    assert text
+    with pytest.raises(ValueError, match="on_progress must be a function of done, total and text"):
+        call(3)
+
+
+def test_to_tell_costs_nothing(notebook):
+    notebook.now = 0.5
+    with telling("work", None) as tell:
+        began = time.perf_counter()
+        for done in range(10_000):
+            tell(done, None, "")
+        assert (time.perf_counter() - began) / 10_000 < 20e-6  # a microsecond, on a machine at rest
+
+
+CELLS = """import time
+import pipejax as pj
+from pipejax.base.progress import telling
+table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+with telling("work", None) as tell:
+    for done in range(1, 4):
+        time.sleep(0.6)
+        tell(done, 3, "slow")
+---
+table
+---
+pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+---
+pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.Jitter(), samples=2).mean"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_notebook_shows_bars_and_tables():
+    import nbformat
+    from nbclient import NotebookClient
+
+    cells = [nbformat.v4.new_code_cell(text) for text in CELLS.split("\n---\n")]
+    book = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120).execute()
+    outputs = [[each.data for each in cell.outputs if "data" in each] for cell in book.cells]
+    assert [len(each) for each in outputs] == [1, 1, 1, 1]  # and no error, no stream
+    assert outputs[0][0]["text/plain"].startswith("work: 3 of 3, ")
+    assert '<progress value="3" max="3">' in outputs[0][0]["text/html"]
+    assert "0F0" in outputs[1][0]["text/html"]
+    assert outputs[1][0]["text/plain"].startswith("ScheduleTable('1f1b': 4 workers x ")
+    assert ">makespan<" in outputs[2][0]["text/html"]
+    assert outputs[3][0]["text/plain"] == "33.0"
