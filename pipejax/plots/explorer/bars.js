@@ -322,28 +322,23 @@ export class Bars {
     context.lineTo(axis.x(schedule.arrives(k)), other * rowHeight + (down ? 0 : parts.compute));
   }
 
+  /** Draw messages in sight; where they are too many none: returns how many these are. */
   drawMessages(axis) {
     const { context, palette, schedule } = this;
+    const { leave, arrive } = schedule.messageTimes;
     const inSight = [];
-    for (let k = 0; k < schedule.messages.producer.length; k++) {
-      if (schedule.leaves(k) > axis.to || schedule.arrives(k) < axis.from) continue;
-      if (inSight.push(k) > MOST_MESSAGES) return this.countInSight(axis);
+    let count = 0;
+    for (let k = 0; k < leave.length; k++) {
+      if (leave[k] > axis.to || arrive[k] < axis.from) continue;
+      if (++count <= MOST_MESSAGES) inSight.push(k);
     }
+    if (count > MOST_MESSAGES) return count;
     context.strokeStyle = palette.message;
     context.lineWidth = 1;
     context.beginPath();
     for (const k of inSight) this.traceMessage(axis, k);
     context.stroke();
     return 0;
-  }
-
-  countInSight(axis) {
-    const { schedule } = this;
-    let count = 0;
-    for (let k = 0; k < schedule.messages.producer.length; k++) {
-      count += schedule.leaves(k) <= axis.to && schedule.arrives(k) >= axis.from ? 1 : 0;
-    }
-    return count;
   }
 
   /** Frame an op, and draw what it waits for: the last arrival as a full line. */

@@ -264,8 +264,13 @@ export class Explorer {
 
   // --- what follows
 
-  /** Run all schedules; of changes that come meanwhile only the last is shown. */
-  async evaluate() {
+  /** Run all schedules at what is chosen by the time that earlier runs have ended. */
+  evaluate() {
+    this.evaluated = (this.evaluated ?? Promise.resolve()).then(() => this.evaluateNow());
+    return this.evaluated;
+  }
+
+  async evaluateNow() {
     const { scene, state, view } = this;
     const factors = scene.factors.map(({ key }) => state.factors.get(key));
     for (const schedule of this.schedules) await schedule.evaluate(state.link, factors);

@@ -90,7 +90,7 @@ export class Schedule {
     this.makespan = runProgram(this.program, this.vector);
     this.hasTails = false;
     this.sumUp();
-    this.curves = null; // those of the run before
+    this.curves = this.sentAndHad = null; // those of the run before
   }
 
   /** Lay a program out, and say which op or message each of its nodes is. */
@@ -157,17 +157,28 @@ export class Schedule {
     return this.makespan - this.program.finish[node] - this.program.tail[node];
   }
 
-  /** When a message leaves. */
-  leaves(k) {
-    const carrier = this.program.carrier[k];
-    return carrier > 0 ? this.program.start[carrier] : this.finish(this.messages.producer[k]);
+  /** When each message leaves, and when it arrives. */
+  get messageTimes() {
+    if (this.sentAndHad) return this.sentAndHad;
+    const { carrier, arrives, start, finish } = this.program;
+    const { producer } = this.messages;
+    const leave = new Float64Array(carrier.length);
+    const arrive = new Float64Array(carrier.length);
+    for (let k = 0; k < carrier.length; k++) {
+      const made = this.opFinish[producer[k]];
+      leave[k] = carrier[k] > 0 ? start[carrier[k]] : made;
+      arrive[k] = (carrier[k] > 0 ? finish[carrier[k]] : made) + this.vector[arrives[k]];
+    }
+    this.sentAndHad = { leave, arrive };
+    return this.sentAndHad;
   }
 
-  /** When it arrives. */
+  leaves(k) {
+    return this.messageTimes.leave[k];
+  }
+
   arrives(k) {
-    const { carrier, arrives, finish } = this.program;
-    const sent = carrier[k] > 0 ? finish[carrier[k]] : this.finish(this.messages.producer[k]);
-    return sent + this.vector[arrives[k]];
+    return this.messageTimes.arrive[k];
   }
 
   /** Whether a message lies on the critical path. */

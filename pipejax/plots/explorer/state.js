@@ -15,7 +15,8 @@ export class State {
     this.link = scene.link;
     this.factors = new Map(scene.factors.map(({ key, given }) => [key, given]));
     this.shown = { messages: false, memory: scene.schedules.length === 1, critical: true, ...scene.show };
-    this.curve = "flight";
+    // a limit is one of what is held
+    this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
     this.find = "";
     this.theme = "auto";
     this.range = null;
