@@ -14,7 +14,6 @@ from figures.cases import POINTS, count_axis
 from figures.rules import AXES_DIFFER, describe
 from pipejax.plots import palette, style
 
-COLOURS = (palette.BLACK, palette.SKY, palette.GREEN, palette.ORANGE, palette.PURPLE)  # by delta
 MARKERS = ("o", "s")  # by objective
 TERMS: Mapping[str, Mapping[str, Any]] = {
     "start": {"color": palette.SKY, "linestyle": "--"},
@@ -60,7 +59,7 @@ def _caption(data: xr.Dataset) -> str:
 def _scatter(axes: Axes, data: xr.Dataset) -> None:
     """Every setting; runs of late blocks also on the bound without its delay term."""
     for objective, marker in zip(data.objective.values, MARKERS, strict=True):
-        for delta, colour in zip(data.delta.values, COLOURS, strict=False):
+        for delta, colour in zip(data.delta.values, palette.ORDERED, strict=False):
             at = data.sel(objective=objective, delta=delta)
             axes.plot(at.total, at.measured, marker=marker, color=colour, **POINTS)
     late: dict[str, Any] = {
@@ -100,7 +99,7 @@ def _scatter(axes: Axes, data: xr.Dataset) -> None:
     ]
     deltas = [
         Line2D([], [], color=colour, marker="", label=rf"$\delta$ = {delta}")
-        for delta, colour in zip(data.delta.values, COLOURS, strict=False)
+        for delta, colour in zip(data.delta.values, palette.ORDERED, strict=False)
     ]
     others = [
         Line2D([], [], color=palette.GREY, linewidth=0.8, label="measured = bound"),

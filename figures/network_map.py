@@ -12,14 +12,6 @@ from figures.cases import network_axes, plain_numbers
 from figures.rules import AXES_DIFFER, describe
 from pipejax.plots import palette, style
 
-COLOURS = (
-    palette.SKY,
-    palette.GREEN,
-    palette.YELLOW,
-    palette.ORANGE,
-    palette.VERMILION,
-    palette.PURPLE,
-)
 DASHES = ("-", "--", "-.", ":")
 CURVE = 1.5e-2  # latency of the curve [s]
 WORST = 1.25  # of the best step time, up to which sizes are drawn
@@ -33,7 +25,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     """Draw the map of sizes, step times along one latency, and both elasticities."""
     figure, panels = plt.subplots(2, 2, figsize=(style.PAGE, 5.6))
     at = data.sel({"network.latency": CURVE}, method="nearest")
-    used = {int(size): colour for size, colour in zip(_used(data), COLOURS, strict=False)}
+    used = {int(size): colour for size, colour in zip(_used(data), palette.ORDERED, strict=False)}
     _sizes(panels[0, 0], data, used)
     panels[0, 0].axhline(1e6 * float(at["network.latency"]), color=palette.BLACK, linewidth=0.8)
     _curve(panels[0, 1], at, used)

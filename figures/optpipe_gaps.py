@@ -12,14 +12,6 @@ from matplotlib.lines import Line2D
 from figures.rules import describe
 from pipejax.plots import palette, style
 
-COLOURS = (
-    palette.SKY,
-    palette.GREEN,
-    palette.ORANGE,
-    palette.VERMILION,
-    palette.PURPLE,
-    palette.BLUE,
-)
 KINDS: Mapping[bool, tuple[str, str, str]] = {  # whether something may be offloaded
     False: ("o", palette.BLACK, "nothing offloaded"),
     True: ("s", palette.VERMILION, "may offload"),
@@ -35,7 +27,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.PAGE, 3.3), width_ratios=(1.25, 1), layout="constrained"
     )
-    colour = dict(zip(data.model.values, COLOURS, strict=False))
+    colour = dict(zip(data.model.values, palette.ORDERED, strict=False))
     _gaps(left, each, colour)
     _times(right, each)
     left.set_title(

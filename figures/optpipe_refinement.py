@@ -1,5 +1,8 @@
 """Solutions that get better, and what a job wins that trains on them meanwhile."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
@@ -11,7 +14,10 @@ from figures.optpipe_cases import BOUND, POLICIES
 from figures.rules import describe
 from pipejax.plots import palette, style
 
-HEURISTIC, SEARCHED = palette.GREEN, palette.VERMILION
+FOUND: Mapping[bool, Mapping[str, Any]] = {  # whether by a search
+    False: {"color": palette.GREEN, "marker": "o", "label": "found by a heuristic"},
+    True: {"color": palette.VERMILION, "marker": "s", "label": "found by a search"},
+}
 LEAST = 1e-3  # percent: what is shown of more time
 SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
 
@@ -53,8 +59,9 @@ def _anytime(data: xr.Dataset) -> Figure:
             linewidth=0.9,
         )
         searched = np.array([str(one).startswith(SEARCHES) for one in news.source.values])
-        for which, colour in ((~searched, HEURISTIC), (searched, SEARCHED)):
-            axes.plot(news.seconds[which], news.makespan[which], "o", color=colour, markersize=3.5)
+        for by_search, look in FOUND.items():
+            mine = news.isel(news=np.flatnonzero(searched == by_search))
+            axes.plot(mine.seconds, mine.makespan, linestyle="", markersize=3.5, **look)
         axes.axhline(float(case.bound), **BOUND)
         axes.set_xscale("log")
         axes.set_ylabel("step time [s]")
@@ -64,8 +71,7 @@ def _anytime(data: xr.Dataset) -> Figure:
     panels[-1].set_xlabel("time of the search [s]")
     panels[-min(2, len(panels))].set_xlabel("time of the search [s]")
     handles = [
-        Line2D([], [], color=HEURISTIC, marker="o", linestyle="", label="found by a heuristic"),
-        Line2D([], [], color=SEARCHED, marker="o", linestyle="", label="found by a search"),
+        *(Line2D([], [], linestyle="", **look) for look in FOUND.values()),
         Line2D([], [], label="bound at the end: no schedule is below", **BOUND),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)

@@ -119,12 +119,12 @@ def test_solutions_that_get_better():
         "no host link:\nno schedule is more than 9.1 % shorter"
     )
     assert second.get_title(loc="left").endswith("proven to be the best after 20 s")
-    by_colour = {
-        line.get_color(): line.get_xdata() for line in first.lines if line.get_marker() == "o"
-    }
-    assert by_colour[optpipe_refinement.HEURISTIC].tolist() == [0.1, 1.0]
-    assert by_colour[optpipe_refinement.SEARCHED].tolist() == [4.0, 9.0]
-    none = [line for line in second.lines if line.get_color() == optpipe_refinement.SEARCHED]
+    heuristic, search = (optpipe_refinement.FOUND[which]["marker"] for which in (False, True))
+    assert heuristic != search  # in grey too
+    by_marker = {line.get_marker(): line.get_xdata() for line in first.lines}
+    assert by_marker[heuristic].tolist() == [0.1, 1.0]
+    assert by_marker[search].tolist() == [4.0, 9.0]
+    none = [line for line in second.lines if line.get_marker() == search]
     assert not len(none[0].get_xdata())
     job, _ = drawn["optpipe_training"].axes
     data = made.refinement()

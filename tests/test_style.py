@@ -69,6 +69,12 @@ def test_forward_and_backward_are_far_apart(seen_by):
     assert min(forward - backward, forward - input_grad) >= 15
 
 
+@pytest.mark.parametrize("seen_by", SEEN_BY)
+def test_what_has_an_order_goes_from_light_to_dark(seen_by):
+    steps = -np.diff([lab(colour, seen_by)[0] for colour in palette.ORDERED])
+    assert min(steps) >= LEAST_LIGHTNESS
+
+
 @pytest.mark.parametrize("phase", palette.PHASES)
 def test_text_and_strokes_can_be_read_on_every_phase(phase):
     look = palette.PHASES[phase]

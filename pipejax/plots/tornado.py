@@ -38,11 +38,12 @@ def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float,
         return max(abs(value / step_time - 1) for value in swings[name])
 
     shown = sorted((name for name in swings if width(name) >= LEAST), key=width)
-    for k, colour in enumerate(COLOURS):
-        values = [100 * (swings[name][k] / step_time - 1) for name in shown]
+    changes = [[100 * (swings[name][k] / step_time - 1) for name in shown] for k in range(2)]
+    for values, others, colour in zip(changes, changes[::-1], COLOURS, strict=True):
         axes.barh(range(len(shown)), values, height=0.7, color=colour)
-        for row, value in enumerate(values):
-            if abs(value) >= 1:
+        for row, (value, other) in enumerate(zip(values, others, strict=True)):
+            is_hidden = value * other > 0 and abs(value) <= abs(other)  # behind a longer bar
+            if abs(value) >= 1 and not is_hidden:
                 axes.annotate(
                     f"{value:+.0f}",
                     (value, row),
