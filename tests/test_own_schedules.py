@@ -13,6 +13,7 @@ from pipejax.sweep.declaration import read_sweep
 
 MINE = '''
 """All forwards, then all backwards."""
+import json
 from dataclasses import dataclass
 
 @dataclass
@@ -40,6 +41,9 @@ def nothing(num_workers, num_microbatches):
 
 def leaves(num_workers, num_microbatches):
     raise SystemExit(3)
+
+def reads(num_workers, num_microbatches):
+    return json.loads("{")
 
 def by_position(workers, microbatches):
     return []
@@ -118,6 +122,9 @@ def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, ans
         assert "acme" not in sys.modules  # a built-in name asks nobody
         assert answer("evaluate", "--schedule", "fill", *ONE)["makespan"] == 15.0
         assert pj.schedules.find("fill").source == "acme-schedules 1.5, acme:build"
+        listed = answer("schedules")
+        assert "fill" in [row["name"] for row in listed["schedules"]]
+        assert "acme:no_such" in listed["not_loaded"]["broken"]
         with pytest.raises(ValueError, match=r"broken: entry point acme:no_such: .*AttributeError"):
             pj.schedules.build("broken", **SIZE)
     finally:
@@ -136,8 +143,8 @@ def test_a_function_in_a_file(folder, answer, call):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("mine.py:build --schedule-options depth=3", "mine.py, line 13: ValueError: depth 3 does"),
-        ("mine.py:build --schedule-options kind=wrong", "mine.py, line 15: ZeroDivisionError"),
+        ("mine.py:build --schedule-options depth=3", "mine.py, line 14: ValueError: depth 3 does"),
+        ("mine.py:build --schedule-options kind=wrong", "mine.py, line 16: ZeroDivisionError"),
         ("mine.py:build --schedule-options width=1", "mine.py:build takes no width: its options"),
         ("mine.py:build --waves 2", "takes no waves: its options are --depth, --kind"),
         ("mine.py:build --schedule-options depth", "--schedule-options must be as depth=2"),
@@ -145,7 +152,8 @@ def test_a_function_in_a_file(folder, answer, call):
         ("mine.py:smaller", "made a table of 1 workers and 1 microbatches for 2 and 4"),
         ("mine.py:backwards", "mine.py:backwards: deadlock"),
         ("mine.py:nothing", "must return a ScheduleTable or rows, got None"),
-        ("mine.py:leaves", "mine.py, line 29: SystemExit: 3"),
+        ("mine.py:leaves", "mine.py, line 30: SystemExit: 3"),
+        ("mine.py:reads", "mine.py, line 33: JSONDecodeError"),  # though raised elsewhere
         ("mine.py:by_position", "must take num_workers and num_microbatches by name"),
         ("mine.py:NUMBER", "mine.py:NUMBER is no function, got 3"),
         ("mine.py:biuld", "unknown function 'biuld': known are build, smaller"),

@@ -3,9 +3,9 @@
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.schedule import written
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import pick, print_all
+from pipejax.cli.output.report import pick, print_all, print_plain
 from pipejax.cli.output.tables import grid
-from pipejax.schedules import find, names
+from pipejax.schedules import Builder, find, names
 
 
 def schedules(json: JsonFlag = False) -> None:
@@ -17,13 +17,14 @@ def schedules(json: JsonFlag = False) -> None:
     from pipejax.costs.model import model_names
     from pipejax.costs.system import system_names
 
-    builders = {name: find(name) for name in names()}
+    builders, broken = _builders()
     if json:
         listed = [
             {"name": name, **pick(builder, "summary options source")}
             for name, builder in builders.items()
         ]
-        print_json({"schedules": listed, "models": model_names(), "systems": system_names()})
+        found = {"schedules": listed, "models": model_names(), "systems": system_names()}
+        print_json(found | ({"not_loaded": broken} if broken else {}))
         return
     every = builders.values()
     print_all(
@@ -38,3 +39,16 @@ def schedules(json: JsonFlag = False) -> None:
         "models: " + ", ".join(model_names()),
         "systems: " + ", ".join(system_names()),
     )
+    for reason in broken.values():
+        print_plain(f"not loaded: {reason}")
+
+
+def _builders() -> tuple[dict[str, Builder], dict[str, str]]:
+    """All builders by name; of what is installed and cannot be loaded, why."""
+    found, broken = {}, {}
+    for name in names():
+        try:
+            found[name] = find(name)
+        except ValueError as error:
+            broken[name] = str(error)
+    return found, broken
