@@ -103,6 +103,9 @@ def test_the_command(answer, call, tmp_path):
     assert code == 0
     assert ">0B0<" in out
     assert "backwards that B alone splits into I and W: 32" in out
+    drawn = tmp_path / "both.svg"
+    assert answer(*given[:3], "--figure", drawn)["figure"] == str(drawn)
+    assert "B zb-h1: 27 slots" in drawn.read_text()
     same = answer("diff", "1f1b", "1f1b", "--workers", 2, "--microbatches", 2)
     assert (same["equal"], same["unit"], same["exchanges"]) == (True, "slots", [])
     assert "the same cells in the same order" in call(*given[:2], given[1])[1]

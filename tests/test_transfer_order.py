@@ -410,7 +410,9 @@ def test_command_reports_and_writes(capsys, tmp_path):
     read = pj.read_table(out)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.0)
     assert pj.evaluate(read, costs, link="rendezvous").makespan == result["makespan"]
-    assert run([*SMALL, *TIMES, "--iterations", "3"]) == 0
+    drawn = tmp_path / "both.svg"
+    assert run([*SMALL, *TIMES, "--iterations", "3", "--figure", str(drawn)]) == 0
+    assert all(f">{when}: " in drawn.read_text() for when in ("before", "after"))
     text = capsys.readouterr().out
     for part in ("one per direction", "by producer", "transfers wait", "messages use no resource"):
         assert part in text

@@ -13,8 +13,10 @@ from pipejax.cli.options.declared import CountIfGiven, JsonFlag
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList
+from pipejax.cli.output.drawn_runs import draw_runs
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_plain, progress
+from pipejax.cli.output.report import pick, print_all, print_plain, print_written, progress
 from pipejax.cli.output.tables import grid
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
@@ -36,6 +38,7 @@ def diff(
     workers: CountIfGiven = None,
     microbatches: CountIfGiven = None,
     exchange: bool = False,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Show what two tables do differently, and what it costs: order, workers, phases, messages.
@@ -44,6 +47,7 @@ def diff(
       workers: those of the tables if not given.
       microbatches: those of the tables if not given.
       exchange: each worker in turn, in large tables too, where that takes long.
+      figure: both runs under one time axis (.png, .pdf or .svg).
 
     Example:
       pipejax diff 1f1b zb-h1 -P 4 -M 8 -T F=1,I=1,W=1
@@ -61,6 +65,8 @@ def diff(
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []
+    named_runs = {f"{name} {run.schedule}": run for name, run in zip("AB", runs, strict=True)}
+    draw_runs(named_runs, figure, unit="slots" if pricing is None else None)
     result = {
         "link": links.model,
         "unit": "slots" if pricing is None else "seconds",
@@ -72,8 +78,9 @@ def diff(
         ],
     }
     if json:
-        return print_json(result)
+        return print_json(result | figure.as_json())
     _print(found, result, exchanged)
+    print_written("drawn to", figure.written)
 
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:

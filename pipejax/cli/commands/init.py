@@ -46,11 +46,10 @@ def init(
     out.save(lambda draft: write_file(draft, text), lambda: text)
     command = template.used_by.replace("FILE", str(out.path))
     if json:
-        print_json({"kind": kind, **out.as_json(), "keys": template.meanings, "used_by": command})
-        return out.end(json=True)
+        told = {"keys": template.meanings, "used_by": command}
+        return print_json({"kind": kind, **out.as_json(), **told})
     if out.written is not None:
         print_plain(f"wrote {out.written}")
     print_all(facts(template.meanings.items()))
     print_plain(f"All keys are on the page {template.page} of the documentation. Try:")
     print_plain(f"  {command}")
-    out.end(json=False)

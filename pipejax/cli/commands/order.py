@@ -11,8 +11,10 @@ from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
 from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.certificates import certify
+from pipejax.cli.output.drawn_runs import draw_runs
 from pipejax.cli.output.files import (
     CERTIFICATE,
+    DRAWING,
     NO_OUTPUT,
     TABLE,
     Output,
@@ -42,6 +44,7 @@ def order(
     worst: int = 10,
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     certificate: Annotated[Output, CERTIFICATE] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Find which transfers block others under rendezvous, and search a better order of them.
@@ -49,6 +52,7 @@ def order(
     Options:
       certificate: for `pipejax verify`.
       out: the better table (.csv or .json).
+      figure: runs before and after (.png, .pdf or .svg).
 
     Example:
       pipejax order -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
@@ -73,14 +77,16 @@ def order(
 
         def show() -> None:
             save_table(found.table, out)
+            draw_runs({"before": runs[0], "after": runs[1]}, figure, messages=True)
             if found.stopped != "interrupted" or certificate.path is not None:
                 bounds = {"path": found.free_bound, "queue": found.queue_bound}
                 certify(pj.certificate(runs[1], lower_bounds=bounds), certificate)
             if json:
                 looked_at = {"makespans": makespans, "waits_of": shown, **out.as_json()}
                 looked_at["wait"] = {shown: _total(waits), FOUND: _total(after)}
-                print_json(_as_json(table, found, waits) | looked_at | certificate.as_json())
-                return end_all(out, certificate, json=True)
+                beside = certificate.as_json() | figure.as_json()
+                print_json(_as_json(table, found, waits) | looked_at | beside)
+                return end_all(out, certificate, figure, json=True)
             _print(table, found, _who_waits(shown, waits, after))
             print_all(
                 _makespan_grid(makespans),
@@ -89,7 +95,8 @@ def order(
             )
             print_written("wrote the better table to", out.written)
             print_written("wrote the certificate to", certificate.written)
-            end_all(out, certificate, json=False)
+            print_written("drawn to", figure.written)
+            end_all(out, certificate, figure, json=False)
 
         return show
 
