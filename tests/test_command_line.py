@@ -211,6 +211,25 @@ def test_values_may_have_units(answer, what):
     assert with_unit == plain
 
 
+def test_offloads_take_what_an_option_says_in_every_command(answer, mistake):
+    """The schedule is planned for that time, and runs with it."""
+    given = ["-s", "ada-offload", *ONE[2:], "--memory-limit", "2"]
+    by_option = answer("evaluate", *given, "-T", "F=1,I=1,W=1", "--offload", "500ms")
+    by_letter = answer("evaluate", *given, "-T", "F=1,I=1,W=1,O=0.5")
+    assert by_option == by_letter
+    assert by_option["makespan"] < answer("evaluate", *given, "-T", "F=1,I=1,W=1,O=2")["makespan"]
+    assert "--offload needs op times" in mistake("show", *given, "--offload", "1")
+    assert "--load 1 needs --offload" in mistake("show", *given, "--load", "1")
+
+
+def test_a_memory_limit_is_activations_or_bytes_in_every_command(answer, mistake):
+    given = ["evaluate", "-s", "zero-bubble", *ONE[2:]]
+    assert max(answer(*given, *TIMES, "--memory-limit", "3")["peak_in_flight"]) == 3
+    assert "--memory-limit in bytes needs --model" in mistake(
+        *given, *TIMES, "--memory-limit", "40GB"
+    )
+
+
 def test_a_box_of_parameters_may_have_units(answer):
     made = [answer("formula", *ONE, "--box", box) for box in ("F=1ms:2ms", "F=0.001:0.002")]
     assert made[0]["facets"] == made[1]["facets"]

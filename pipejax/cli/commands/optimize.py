@@ -1,13 +1,11 @@
 """`pipejax optimize`: the fastest schedule that keeps a memory limit, and a bound on all others."""
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import numpy as np
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import pipejax as pj
@@ -18,12 +16,12 @@ from pipejax.cli.commands.optimize_report import (
     as_json,
     print_report,
 )
-from pipejax.cli.options.activations import ActivationOptions, for_each
-from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text, TimeLimit
+from pipejax.cli.options.activations import ActivationOptions
+from pipejax.cli.options.declared import CountIfGiven, JsonFlag, TimeLimit
 from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.host_times import takes_host_time
 from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
-from pipejax.cli.options.numbers import parse_list, parse_seconds
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.output.certificates import certify
 from pipejax.cli.output.files import (
@@ -41,38 +39,6 @@ from pipejax.cli.output.report import best_so_far, progress
 if TYPE_CHECKING:
     from pipejax.search.schedule.solution import Solution
     from pipejax.search.schedule.store import SolvedProblems
-
-
-BY_LINK = "system"  # as --offload: what the host link of the system takes
-
-
-class HostTimes(NamedTuple):
-    """What an activation takes to the host and back.
-
-    Attributes:
-      offload: one for all stages or one for each: lets activations go there; with --model also
-        system, as long as its host link takes.
-      load: likewise; as O if not given.
-    """
-
-    offload: Text = None
-    load: Text = None
-
-    def chosen(self) -> "HostTimes":
-        """Refuse a load of what is never offloaded."""
-        if self.load is not None and self.offload is None:
-            raise ValueError(f"--load {self.load} needs --offload")
-        return self
-
-    @property
-    def seconds(self) -> dict[str, list[float]]:
-        """Times by name, of those that are given: one for all stages, or one for each."""
-        given = self._asdict().items() if self.offload != BY_LINK else ()
-        return {
-            name: parse_list(text, flag(name), seconds=True)
-            for name, text in given
-            if text is not None
-        }
 
 
 class StoreOptions(NamedTuple):
@@ -112,7 +78,6 @@ def optimize(
     links: pj.Links,
     activations: ActivationOptions,
     memory_limit: str,
-    host_times: HostTimes,
     stored: StoreOptions,
     minimize: str = "makespan",
     time_limit: TimeLimit = "60",
@@ -162,7 +127,7 @@ def optimize(
         end_all(out, certificate, json=json)  # here too: it may be the report of an interruption
 
     try:
-        task = _pose(choice, required(pricing), activations, limit, host_times)
+        task = _pose(choice, required(pricing), activations, limit)
         with best_so_far(lambda best: report(best, "interrupted")) as keep, _shown() as show:
             found = pj.optimize(
                 task.table,
@@ -204,25 +169,8 @@ def _pose(
     pricing: Pricing,
     activations: ActivationOptions,
     limit: MemoryLimit,
-    host_times: HostTimes,
 ) -> _PosedTask:
     """Build the table, which may itself be planned for the limit, and its costs."""
-    host, is_plain = host_times.seconds, pricing.workload is None
-
-    def price(table: pj.ScheduleTable) -> "pj.Costs":
-        costs = pricing.of(table)
-        if host_times.offload == BY_LINK and (is_plain or costs.offload is None):
-            raise ValueError("--offload system needs --model, and a --system with a host_link")
-        if host and is_plain and _takes_time(costs):
-            raise ValueError(
-                f"--offload {host_times.offload} and the times of O or L given besides: choose one"
-            )
-        per_stage = {
-            name: for_each(times, table.num_stages, flag(name), "stages")
-            for name, times in host.items()
-        }
-        return dataclasses.replace(costs, **per_stage)
-
     builder = None if choice.schedule is None else pj.schedules.find(choice.schedule)
     if builder is not None and "memory_limit" in builder.options and choice.workers is not None:
         like = pj.schedules.build(
@@ -234,19 +182,12 @@ def _pose(
             "weight_share": float(room.stages.weight_share.max()),
         }
         choice = choice._replace(options=choice.options._replace(options=options))
-    table = choice._replace(pricing=pricing._replace(of=price)).build()
-    costs = price(table)
+    table = choice._replace(pricing=pricing).build()
+    costs = pricing.of(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host
-    is_said = _takes_time(costs) if is_plain else table.offloads
-    return _PosedTask(table, costs, room, host_times.offload is not None or is_said)
-
-
-def _takes_time(costs: "pj.Costs") -> bool:
-    """Whether the costs say what an offload or a load takes."""
-    return any(
-        np.any(np.asarray(time) > 0) for time in (costs.offload, costs.load) if time is not None
-    )
+    is_said = takes_host_time(costs) if pricing.workload is None else table.offloads
+    return _PosedTask(table, costs, room, pricing.offloads or is_said)
 
 
 def _check_solver() -> None:

@@ -7,6 +7,7 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, WeightShare
+from pipejax.cli.options.host_times import HostTimes
 from pipejax.cli.options.microbatches import Microbatches
 from pipejax.cli.options.numbers import parse_seconds, parse_times
 
@@ -19,12 +20,14 @@ class Pricing(NamedTuple):
       workload: where a model gives them.
       system: the machine that it is on.
       microbatches: what options say of microbatches that differ.
+      offloads: whether options say what it takes to offload.
     """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
     workload: "pj.Workload | None" = None
     system: "pj.System | None" = None
     microbatches: Microbatches = Microbatches()
+    offloads: bool = False
 
     def check_alike(self, command: str) -> None:
         """Refuse microbatches that differ.
@@ -81,6 +84,9 @@ class PricingSettings(NamedTuple):
     Attributes:
       stage_times: or F=1ms,I=1ms,W=1ms where the backward is split.
       worker_times: divided over its stages.
+      offload: a number or one for each stage; with --model also system, as long as its host link
+        takes. Where a schedule is searched, it lets activations go there.
+      load: likewise; as O if not given.
       minibatch: of one pipeline, with --model.
       zero: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
       precision: bf16, fp16, fp8, mxfp8 or nvfp4.
@@ -116,6 +122,8 @@ class PricingSettings(NamedTuple):
     latency: Text = None
     transmit: Text = None
     costs: FileIfGiven = None
+    offload: Text = None
+    load: Text = None
     lengths: FileIfGiven = None
     microbatch_scale: Text = None
     microbatch_order: Text = None
@@ -123,7 +131,7 @@ class PricingSettings(NamedTuple):
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
         each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
-        alike = self._alike()
+        alike = self._with_host(self._alike())
         if not each.differ:
             return alike
         if alike is None:
@@ -133,7 +141,18 @@ class PricingSettings(NamedTuple):
             )
         of = each.costs_of(alike.of, alike.workload, alike.system)
         # reports of a step are of microbatches alike
-        return Pricing(of, microbatches=each._replace(workload=alike.workload))
+        microbatches = each._replace(workload=alike.workload)
+        return Pricing(of, microbatches=microbatches, offloads=alike.offloads)
+
+    def _with_host(self, pricing: Pricing | None) -> Pricing | None:
+        """Add the times of O and L that are given."""
+        times = HostTimes(self.offload, self.load)
+        if not times.seconds and self.offload is None:
+            return pricing
+        if pricing is None:
+            raise ValueError("--offload needs op times: give --stage-times, --costs or --model")
+        of = times.costs_of(pricing.of, is_plain=pricing.workload is None)
+        return pricing._replace(of=of, offloads=True)
 
     def _alike(self) -> Pricing | None:
         """Price microbatches that are alike."""
