@@ -278,6 +278,17 @@ def test_explore_writes_a_page_of_several_schedules(call, answer, tmp_path):
         assert finish.max() == row["makespan"] == one["makespan"]
 
 
+def test_show_opens_the_page_at_what_is_asked_for(answer, tmp_path):
+    out = tmp_path / "x.html"
+    sizes = ["--workers", "4", "--microbatches", "6", "--stage-times", "F=1,B=2"]
+    part = ["--from", "2", "--to", "8", "--messages", "--no-critical"]
+    answer("show", "--schedules", "gpipe,1f1b", *sizes, *part, "--out", out)
+    scene = scene_of(out.read_text())
+    assert [schedule["name"] for schedule in scene["schedules"]] == ["gpipe", "1f1b"]
+    assert scene["view"] == [2.0, 8.0]
+    assert scene["show"] == {"messages": True, "critical": False}
+
+
 def test_what_does_not_exist_is_said(answer, tmp_path):
     found = answer(
         "explore",

@@ -248,6 +248,21 @@ def test_a_deep_link_restores_all(alone, visit):
     again.wait("explorer.state.link === 'queued' && explorer.state.find === ''")
 
 
+def test_a_page_can_open_with_a_part_in_sight(alone, tmp_path, visit):
+    path = tmp_path / "part.html"
+    run = alone[1]
+    path.write_text(
+        page([explored(run.table, run.costs)], view=(2.0, 8.0), show={"critical": False})
+    )
+    opened = visit(path)
+    assert seen(opened) == [2.0, 8.0]
+    assert not opened.page.get_by_label("critical path", exact=True).is_checked()
+    opened.page.keyboard.press("0")
+    opened.wait("location.hash === '#view=all'")
+    again = visit(path, "view=all")
+    assert seen(again)[0] == 0
+
+
 def test_an_address_with_nonsense_opens_as_given(alone, visit):
     opened = visit(
         alone[0], "link=no&x.F=-1&x.B=abc&view=9~1&worker=99&focus=7&selected=9F9&theme=pink"

@@ -87,8 +87,10 @@ def show(
     tables, missing = chosen_tables(options, choice, pricing, schedules)
     scene = _scene(tables, pricing, links, activations, picture, messages, memory)
     if suffix == ".html":
-        more = [name for name, wanted in (("messages", messages), ("memory", memory)) if wanted]
-        save_page(tables, pricing, links, activations, out, show=more)
+        given = {"messages": messages, "memory": memory}
+        more = {name: True for name, wanted in given.items() if wanted}
+        more |= {"critical": False} if picture.no_critical else {}
+        save_page(tables, pricing, links, activations, out, show=more, view=scene.window)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if json:

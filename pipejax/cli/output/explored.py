@@ -1,6 +1,6 @@
 """Pages of the explorer, of one schedule or of several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
@@ -20,7 +20,8 @@ def save_page(
     out: Output,
     *,
     limit: MemoryLimit | None = None,
-    show: Sequence[str] = (),
+    show: Mapping[str, bool] | None = None,
+    view: tuple[float, float] | None = None,
 ) -> list["pj.Evaluation"]:
     """Write a page of some tables, in their own slots without times, and return their runs.
 
@@ -31,7 +32,8 @@ def save_page(
       activations: how activations are sized.
       out: where the page goes.
       limit: what a worker may hold; if None, with a model what its system has.
-      show: what is shown at first: "messages", "memory".
+      show: what is shown at first, or not, as for `page`.
+      view: part of the time axis that is shown at first.
 
     Returns:
       (tables) runs.
@@ -47,7 +49,7 @@ def save_page(
         limits = _limits(table, sized, given, activations, limit)
         explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
     with waiting("looking for closed forms"):
-        text = page(explored, unit="slots" if pricing is None else "s", show=show)
+        text = page(explored, unit="slots" if pricing is None else "s", show=show, view=view)
     out.save(lambda draft: write_file(draft, text))
     return [each.run for each in explored]
 

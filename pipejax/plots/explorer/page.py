@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,26 @@ _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def page(explored: Sequence[Explored], *, unit: str = "s", show: Sequence[str] = ()) -> str:
+def page(
+    explored: Sequence[Explored],
+    *,
+    unit: str = "s",
+    show: Mapping[str, bool] | None = None,
+    view: tuple[float, float] | None = None,
+) -> str:
     """Return a page on which runs can be looked at and priced anew.
 
     Args:
       explored: the schedules, all run under the same links.
       unit: of times, "s" or "slots".
-      show: what is shown at first: "messages", "memory".
+      show: whether "messages", "memory" and the "critical" path are shown at first, where the page
+        is not to choose.
+      view: part of the time axis that is shown at first; all of it if None.
 
     Returns:
       HTML that needs no other file and no network.
     """
-    scene = _scene(explored, unit) | {"show": dict.fromkeys(show, True)}
+    scene = _scene(explored, unit) | {"show": dict(show or {}), "view": view}
     parts = {
         "title": html.escape(f"{scene['title']}, {scene['subtitle']}"),
         "style": _read("page.css"),

@@ -1,6 +1,7 @@
 // What can be chosen on the page, and the part of the address behind # that keeps it.
 
 const WAIT = 250; // milliseconds: browsers allow few changes of an address
+const ALL = "all"; // of the time axis
 const FLAGS = ["messages", "memory", "critical"];
 
 export class State {
@@ -19,7 +20,7 @@ export class State {
     this.curve = scene.schedules.some(({ memory }) => memory.limits) ? "memory" : "flight";
     this.find = "";
     this.theme = "auto";
-    this.range = null;
+    this.range = scene.view;
     this.focus = 0; // the schedule that the side panel is about
     this.selected = ""; // label of an op of it
     this.worker = -1; // whose memory is drawn, -1 for the fullest
@@ -46,7 +47,8 @@ export class State {
     for (const name of ["curve", "find", "theme", "focus", "selected", "worker"]) {
       if (this[name] !== plain[name]) add(name, this[name]);
     }
-    if (this.range) add("view", this.range.map((time) => +time.toPrecision(7)).join("~"));
+    const range = writeRangeOf(this.range);
+    if (range !== writeRangeOf(plain.range)) add("view", range);
     return parts.join("&");
   }
 
@@ -67,6 +69,7 @@ export class State {
     this.selected = given.get("selected") ?? "";
     this.focus = within(given.get("focus"), 0, scene.schedules.length - 1, 0);
     this.worker = within(given.get("worker"), 0, scene.schedules[this.focus].workers - 1, -1);
+    if (given.get("view") === ALL) this.range = null;
     const range = (given.get("view") ?? "").split("~").map(Number);
     if (range.length === 2 && range[0] >= 0 && range[1] > range[0]) this.range = range;
   }
@@ -81,6 +84,11 @@ export class State {
       }
     }, WAIT);
   }
+}
+
+/** A part of the time axis, or all of it, as text. */
+function writeRangeOf(range) {
+  return range ? range.map((time) => +time.toPrecision(7)).join("~") : ALL;
 }
 
 function within(text, least, most, otherwise) {
