@@ -76,9 +76,9 @@ def _shown(output: Any, name: str) -> tuple[str, dict[str, bytes]]:
         if kind in data:
             raw = data[kind]
             content = raw.encode() if suffix == "svg" else base64.b64decode(raw)
-            return f"![{data.get('text/plain', '')}]({name}.{suffix})", {
-                f"{name}.{suffix}": content
-            }
+            return f"![What the cell shows]({name}.{suffix})", {f"{name}.{suffix}": content}
+    if "<progress" in data.get("text/html", ""):
+        return "", {}  # a bar that has come to its end
     if "text/html" in data:
         return f'<div class="output" markdown="0">\n{data["text/html"]}\n</div>', {}
     return _block(OUTPUT, data["text/plain"]), {}

@@ -35,7 +35,7 @@ dict(data.step_time.sizes)
 # The same grid as a TOML file goes through `pipejax sweep grid.toml --out llama.zarr`, which shows
 # progress, can be interrupted and resumed, and takes a Dask scheduler.
 #
-# ## What fits
+# ## Memory
 #
 # A point that needs more than an accelerator has is kept and marked. Half of this grid does not fit:
 
@@ -52,7 +52,7 @@ for name in data.schedule.values:
 # GPipe holds all 128 microbatches at once and is out of the question. 1F1B fits by a hair without
 # recomputation; interleaving, which has smaller bubbles, needs more memory and does not.
 #
-# ## What is fastest among what fits
+# ## Speed
 
 # %%
 fits = data.step_time.where(data.status == STATUS.index("feasible"))
@@ -82,7 +82,7 @@ print(
 )
 
 # %% [markdown]
-# ## Does it last when ops take uneven times?
+# ## Robustness
 #
 # Real ops jitter. The runners-up see the same random factors: 5 % on every op, 2 % on every worker.
 
@@ -103,10 +103,13 @@ for row in pj.robustness(runs, quantile=0.95):
 # The order stays. What would change it is on the [next page](network_for_chimera.md); how the
 # microbatch size is tuned for one schedule, on [the one after](tune_the_microbatch_size.md).
 #
-# ## What to hand over
+# ## The schedule
+#
+# As a file for PyTorch, and as a picture of its warm-up:
 
 # %%
 table = pj.schedules.build(
     "interleaved-1f1b", num_workers=8, num_microbatches=64, stages_per_worker=5
 )
 pj.write_table(table, f"{tempfile.mkdtemp()}/schedule.csv")  # PyTorch's format
+pj.plot(pj.evaluate(table, pj.stage_costs(workload, system, table)), part="warmup")

@@ -56,7 +56,7 @@ for count, of_count in zip(wins.microbatches.values, wins.values):
 # 100 GB/s per accelerator; with four times as many 1F1B's bubbles are so small that two copies of the
 # weights do not pay on any network. Latency hardly matters: messages are large.
 #
-# ## Why: what the step time is made of
+# ## Shares of the step time
 #
 # The elasticities say which resource a step waits for. At 8 microbatches and 10 GB/s:
 

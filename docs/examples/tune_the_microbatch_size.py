@@ -56,7 +56,7 @@ int(tuned.sizes.is_known.sum()), int(best.sizes.is_known.sum())  # exact evaluat
 #              --tensor-parallel 8 --method both
 # ```
 #
-# ## What is it worth?
+# ## Elasticity
 #
 # The elasticity says how much a shorter latency would bring at the tuned size:
 
@@ -75,7 +75,7 @@ for k in (0, 2, 4):
     )
 
 # %% [markdown]
-# ## On every network
+# ## All networks
 #
 # `map_networks` (`pipejax.search.tuning.network_map`) finds the best size for many bandwidths and
 # latencies at once, and the elasticities of the best step time: by the envelope theorem they are those of
@@ -88,7 +88,7 @@ for k in (0, 2, 4):
 # best size changes more than once along one line: step times have kinks of their own, where another
 # path becomes the longest.
 #
-# ## Together with layers, recomputation and the system
+# ## Several parts together
 #
 # What is best for one of them depends on the others. `--what` takes several parts, and `pj.tune`
 # likewise (`what=("microbatch_size", "layers", "recompute")`):
