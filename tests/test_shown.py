@@ -92,12 +92,15 @@ class Filler:
         return self.made[record.__name__]
 
 
-FILLER = Filler()
+@pytest.fixture(scope="module")
+def filler():
+    """What makes instances."""
+    return Filler()
 
 
 @pytest.mark.parametrize("record", public_types(), ids=lambda each: each.__name__)
-def test_a_result_of_any_size_is_short_and_valid(record):
-    made = FILLER.of(record)
+def test_a_result_of_any_size_is_short_and_valid(record, filler):
+    made = filler.of(record)
     assert len(repr(made)) <= WHOLE
     assert repr(made).startswith(f"{record.__name__}(")
     if hasattr(made, "_repr_html_"):
@@ -133,8 +136,8 @@ def test_large_tables_and_batches_of_costs(large):
     check(batch._repr_html_())
 
 
-def test_lists_and_dictionaries_of_results_are_short_too():
-    run = FILLER.made["Evaluation"]
+def test_lists_and_dictionaries_of_results_are_short_too(filler):
+    run = filler.made["Evaluation"]
     paths = pj.longest_paths(run, 5)
     assert repr(paths).startswith("[LongPath(length=9, behind=0, counts={'F': 3, 'B': 3, ")
     assert repr(paths).endswith(", ... 5 in all]")
@@ -150,8 +153,8 @@ def test_lists_and_dictionaries_of_results_are_short_too():
     assert len(repr(error)) <= WHOLE
 
 
-def test_what_comes_first_is_what_matters():
-    run = FILLER.made["Evaluation"]
+def test_what_comes_first_is_what_matters(filler):
+    run = filler.made["Evaluation"]
     assert repr(run).startswith(
         "Evaluation(schedule='gpipe', workers=2, stages=2, microbatches=2, "
         "links=Links(model='delay'), makespan=9, bubble_ratio=0.333333, bound_by='B'"
