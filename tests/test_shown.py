@@ -143,10 +143,13 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
     assert repr(paths).endswith(", ... 5 in all]")
     assert paths == list(paths)
     assert paths._repr_html_().count("<tr>") == 6
-    for shown in (paths, pj.certificate(run), ResultList([1.5] * 10**5), ResultList()):
+    of_ops = pj.IncrementalRun(run).finish
+    rows = ResultList([{"row": 1, "file": HOSTILE}] * 100)
+    numbers = ResultList([1.5, [2.0, 3.0]] * 10**5)
+    own = (paths, pj.certificate(run), rows, numbers, ResultList(), of_ops, pj.schedules.REGISTRY)
+    for shown in own:
         assert len(repr(shown)) <= WHOLE
-    check(paths._repr_html_())
-    check(pj.certificate(run)._repr_html_())
+        check(shown._repr_html_())
     assert repr(ResultList([1, 2])) == "[1, 2]"
     error = pj.ScheduleError("deadlock: " + "0F0 -> " * 1000, "a grid" * 1000, (0, 1))
     assert repr(error).startswith("ScheduleError(reason='deadlock: 0F0 -> ")

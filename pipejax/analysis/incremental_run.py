@@ -14,7 +14,7 @@ from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
 from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.short_repr import ResultDict, short_repr_of
 from pipejax.base.topological_sort import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
@@ -103,7 +103,7 @@ class IncrementalRun:
     @property
     def finish(self) -> dict[str, float]:
         """When each op ends, by its text [s]."""
-        return {label: self._path.finish[node] for label, node in self._node.items()}
+        return ResultDict((name, self._path.finish[node]) for name, node in self._node.items())
 
     @property
     def table(self) -> ScheduleTable:

@@ -15,7 +15,7 @@ from pipejax.analysis.prediction_errors import (
 from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr, short_repr_of
+from pipejax.base.short_repr import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.measured_rows import MeasuredRows, joined
 from pipejax.costs.rows_file import read_predictions, read_rows
 from pipejax.costs.stage_bytes import memory_bytes
@@ -105,24 +105,26 @@ class Validation:
     def groups(self) -> "dict[str, Validation]":
         """The same of each group, in the order in which they come."""
         names = self.names
-        return {name: self.take(names == name) for name in dict.fromkeys(names.tolist())}
+        return ResultDict({x: self.take(names == x) for x in dict.fromkeys(names.tolist())})
 
     def worst(self, count: int) -> list[dict[str, Any]]:
         """List the rows with the largest errors of the step time [%], the worst first."""
         errors = self.errors
         order = np.argsort(-np.abs(np.nan_to_num(errors)), kind="stable")[:count]
-        return [
-            {
-                "file": str(self.measured.file[i]),
-                "row": int(self.measured.row[i]),
-                "group": str(self.measured.group[i]),
-                "measured": float(self.measured.seconds[i]),
-                "predicted": float(self.predicted.seconds[i]),
-                "error": float(100 * errors[i]),
-            }
-            for i in order
-            if np.isfinite(errors[i])
-        ]
+        return ResultList(
+            [
+                {
+                    "file": str(self.measured.file[i]),
+                    "row": int(self.measured.row[i]),
+                    "group": str(self.measured.group[i]),
+                    "measured": float(self.measured.seconds[i]),
+                    "predicted": float(self.predicted.seconds[i]),
+                    "error": float(100 * errors[i]),
+                }
+                for i in order
+                if np.isfinite(errors[i])
+            ]
+        )
 
 
 def _errors(

@@ -50,10 +50,15 @@ def facts_html(
 
 
 def list_html(records: Collection[Any]) -> str:
-    """Return records of one kind as a table with a row for each."""
-    said = [dict(facts(record)) for record in [*records][:ENTRIES]]
-    if not said:
+    """Return records of one kind as a table with a row for each, other values as a line."""
+    if not all(hasattr(record, "_says") or isinstance(record, Mapping) for record in records):
+        return _table("", [_row("td", [_value([*records])])])
+    if not records:
         return _table("none", [])
+    said = [
+        record if isinstance(record, Mapping) else dict(facts(record))
+        for record in [*records][:ENTRIES]
+    ]
     names = list(dict.fromkeys(name for each in said for name in each))
     rows = [_row("th", map(_escaped, names))]
     rows += [_row("td", (_value(each.get(name, "")) for name in names)) for each in said]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
 from pipejax.base.machine import check_fits
+from pipejax.base.short_repr import ResultDict
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
@@ -128,9 +129,9 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
     return build
 
 
-REGISTRY: Mapping[str, Builder] = {
-    name: builder._replace(function=_checked(builder)) for name, builder in _PUBLISHED.items()
-}
+REGISTRY: Mapping[str, Builder] = ResultDict(
+    (name, builder._replace(function=_checked(builder))) for name, builder in _PUBLISHED.items()
+)
 
 
 def check_size(

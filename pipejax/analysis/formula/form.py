@@ -19,7 +19,7 @@ from pipejax.analysis.formula.parameters import LinearCosts
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
-from pipejax.base.short_repr import short_repr, short_repr_of
+from pipejax.base.short_repr import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.precision import is_traced
 from pipejax.engine.lowering.program import NO_WORKER, Program
@@ -94,10 +94,10 @@ class Formula:
     @property
     def facets(self) -> list[tuple[int | Fraction, ...]]:
         """Counts of each facet, fractions where parameters weigh costs by fractions."""
-        return [
+        return ResultList(
             tuple(int(count) if count.denominator == 1 else count for count in facet)
             for facet in self._fractions
-        ]
+        )
 
     @property
     def text(self) -> str:
@@ -232,22 +232,24 @@ class Formula:
 
     def as_json(self) -> dict[str, Any]:
         """What `pipejax formula --json` prints, but for the certificate."""
-        return {
-            "schedule": self.program.name,
-            "link": self.program.links.model,
-            "parameters": list(self.parameters),
-            "facets": [
-                [count if isinstance(count, int) else float(count) for count in facet]
-                for facet in self.facets
-            ],
-            "exact": self.exact,
-            "gap": self.gap,
-            "evaluations": self.evaluations,
-            "text": self.text,
-            "latex": self.latex,
-            "bound_by": list(self.bound_by),
-            "borders": [border._asdict() for border in self.borders],
-        }
+        return ResultDict(
+            {
+                "schedule": self.program.name,
+                "link": self.program.links.model,
+                "parameters": list(self.parameters),
+                "facets": [
+                    [count if isinstance(count, int) else float(count) for count in facet]
+                    for facet in self.facets
+                ],
+                "exact": self.exact,
+                "gap": self.gap,
+                "evaluations": self.evaluations,
+                "text": self.text,
+                "latex": self.latex,
+                "bound_by": list(self.bound_by),
+                "borders": [border._asdict() for border in self.borders],
+            }
+        )
 
     def certificate(self, table: ScheduleTable) -> dict[str, Any]:
         """State the form with its proof, which `verify` checks by other means than the engine.

@@ -17,7 +17,7 @@ from pipejax.analysis.formula.form import Formula, smallest
 from pipejax.analysis.formula.formula_text import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.short_repr import ResultDict, short_repr_of
 
 
 @short_repr_of("texts counts rays")
@@ -73,12 +73,14 @@ class Versus(NamedTuple):
         """What `pipejax formula --versus --json` prints of it."""
         sides = {"one_at_most": self.one_at_most, "other_at_most": self.other_at_most}
         slower = {"one_slower": self.one_slower, "other_slower": self.other_slower}
-        return {
-            "schedules": list(self.names),
-            "verdict": self.verdict,
-            **{name: [list(region.texts) for region in side] for name, side in sides.items()},
-            **{name: {"at": dict(at), "ratio": ratio} for name, (at, ratio) in slower.items()},
-        }
+        return ResultDict(
+            {
+                "schedules": list(self.names),
+                "verdict": self.verdict,
+                **{name: [list(region.texts) for region in side] for name, side in sides.items()},
+                **{name: {"at": dict(at), "ratio": ratio} for name, (at, ratio) in slower.items()},
+            }
+        )
 
 
 def versus(one: Formula, other: Formula) -> Versus:
