@@ -16,6 +16,7 @@ from pipejax.schedules.table.links import LINKS
 
 GIVEN = {
     "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
+    "tiny": ("gpipe", {}, {"forward": 1e-300, "backward": 2e-300}),
     "free messages": ("gpipe", {}, {"forward": 1.0, "backward": 2.0}),
     "by stage": (
         "zb-h1",

@@ -1,5 +1,7 @@
 // Numbers for people, as the command line writes them.
 
+const MOST_DECIMALS = 10;
+
 /** A time with the prefix that suits it; slots have none. */
 export function writeTime(value, unit) {
   if (unit !== "s") return `${digits(value, 6)} ${unit}`;
@@ -51,5 +53,8 @@ export function tickLabels({ found, step }, to, unit) {
   const scales = unit === "s" ? [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]] : [[1, unit]];
   const [factor, name] = scales.find(([each]) => to >= each) ?? scales[scales.length - 1];
   const decimals = Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9));
-  return { labels: found.map((time) => (time / factor).toFixed(decimals)), name };
+  const write = decimals < MOST_DECIMALS // tiny times are written with a power of ten
+    ? (time) => (time / factor).toFixed(decimals)
+    : (time) => digits(time / factor, 4);
+  return { labels: found.map(write), name };
 }
