@@ -66,12 +66,15 @@ def draw_bars(
     style.name_rows(axes, labels + ["all-reduce"] * has_collectives)
     seen = [bar for bar in drawn if bar.start < until and bar.finish > since]
     seen = seen if seen or not drawn else list(drawn)  # of a run that takes no time
-    lanes = _SHARED_ROW if any(bar.on_host_link for bar in drawn) else _WHOLE_ROW
+    lanes = _lanes(any(bar.on_host_link for bar in drawn))
     parts = [part for bar in seen for part in _parts(bar, workers, lanes)]
     groups: dict[tuple[str, bool], list[_DrawnOp]] = {}
     for part in parts:
         groups.setdefault((part.op.phase.name, part.op in hatched), []).append(part)
-    shapes: dict[str, Any] = {"rasterized": len(parts) > MAX_SHAPES}
+    is_dense = len(parts) > MAX_SHAPES
+    shapes: dict[str, Any] = {"rasterized": is_dense}
+    if is_dense:  # ops narrower than a pixel share it, where else they would hide each other
+        shapes["snap"] = False
     for (phase, is_hatched), group in groups.items():
         _draw_group(axes, group, phase, is_hatched, shapes)
     frames = [bar for bar in seen if bar.is_critical]
@@ -81,9 +84,17 @@ def draw_bars(
         for lane in [lanes[bar.on_host_link]]
     ]
     _outline(axes, outlines, palette.CRITICAL, _FRAME, zorder=3, **shapes)
-    _draw_idle(axes, seen, workers, since, until)
+    end = min(until, max((bar.finish for bar in seen), default=since))
+    middle = lanes[0].top + lanes[0].height / 2  # idle is where a thin line shows
+    axes.hlines(
+        np.arange(workers) + middle, since, end, color=palette.IDLE, linewidth=0.5, zorder=0.5
+    )
     if len(parts) <= MAX_LABELS:
         _number(axes, [p for p in parts if p.top < workers - 0.5], hatched)
+
+
+def _lanes(has_host_link: bool) -> tuple[Lane, Lane]:
+    return _SHARED_ROW if has_host_link else _WHOLE_ROW
 
 
 def _row(bar: Bar, workers: int) -> int:
@@ -144,12 +155,6 @@ def _outline(
         axes.add_collection(PolyCollection(_corners(parts), linewidths=widths, **frame))
 
 
-def _draw_idle(axes: Axes, seen: Sequence[Bar], workers: int, since: float, until: float) -> None:
-    """A thin line through every row as long as the run lasts: idle is where it shows."""
-    end = min(until, max((bar.finish for bar in seen), default=since))
-    axes.hlines(range(workers), since, end, color=palette.IDLE, linewidth=0.5, zorder=0.5)
-
-
 class _Number(Text):
     """A number that is drawn only where its op has room for it."""
 
@@ -191,13 +196,14 @@ def _number(axes: Axes, parts: Sequence[_DrawnOp], hatched: Collection[Op]) -> N
         )
 
 
-def draw_messages(axes: Axes, sent: Sequence[Arrow]) -> None:
-    """Lines from the edge of the sender's row to the edge of the receiver's."""
-    edges = [np.sign(a.receiver - a.sender) * _HEIGHT / 2 for a in sent]
-    lines = [
-        [(a.start, a.sender + edge), (a.finish, a.receiver - edge)]
-        for a, edge in zip(sent, edges, strict=True)
-    ]
+def draw_messages(axes: Axes, sent: Sequence[Arrow], *, has_host_link: bool = False) -> None:
+    """Lines from the edge of the sender's ops to the edge of the receiver's."""
+    top, height = _lanes(has_host_link)[0]
+    bottom = top + height
+    lines = []
+    for a in sent:
+        leaves, arrives = (bottom, top) if a.receiver > a.sender else (top, bottom)
+        lines.append([(a.start, a.sender + leaves), (a.finish, a.receiver + arrives)])
     colours = [palette.CRITICAL if a.is_critical else palette.MESSAGE for a in sent]
     widths = [1.0 if a.is_critical else 0.5 for a in sent]
     rasterized = len(lines) > MAX_SHAPES
@@ -217,7 +223,11 @@ def bar_entries(drawn: Sequence[Bar], hatched: str = "") -> list[Patch | Line2D]
     if hatched:
         entries.append(
             Patch(
-                facecolor="none", edgecolor=palette.BLACK, linewidth=0, hatch=HATCH, label=hatched
+                facecolor="none",
+                edgecolor=palette.BLACK,
+                linewidth=_EDGE,
+                hatch=HATCH,
+                label=hatched,
             )
         )
     if any(bar.is_critical for bar in drawn):

@@ -19,6 +19,7 @@ from pipejax.analysis.timeline import Bar, arrows, bars, second_pipe
 from pipejax.base.files import drafted
 from pipejax.base.short_repr import abbreviated
 from pipejax.costs.measured import slot_costs
+from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.plots.bars import SECOND_PIPE, bar_entries, draw_bars, draw_messages
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headline, named, unit_of
@@ -170,9 +171,9 @@ def _activations(run: Evaluation) -> Curves:
 
 def draw_panels(panels: Sequence[Panel], look: Drawing) -> style.Picture:
     """Draw runs one below the other; what is shared is said once."""
-    heights = [height for panel in panels for height in _heights(panel)]
-    squeezed = min(1.0, _HIGHEST / sum(heights))
     drawn = [panel.bars(look.critical) for panel in panels]
+    heights = [h for panel, each in zip(panels, drawn, strict=True) for h in _heights(panel, each)]
+    squeezed = min(1.0, _HIGHEST / sum(heights))
     entries = _legend(panels, [bar for each in drawn for bar in each], look)
     columns = _columns([str(entry.get_label()) for entry in entries], look.paper)
     caption = _wrapped(look.caption, look.paper, look.paper.font_size)
@@ -219,10 +220,12 @@ def _write_below(
     layout.set(rect=(0, low, 1, 1 - low))  # type: ignore[call-arg]  # that of a constrained one
 
 
-def _heights(panel: Panel) -> list[float]:
+def _heights(panel: Panel, drawn: Sequence[Bar]) -> list[float]:
     """Heights of a run and of its memory [inch]."""
+    workers = panel.run.workers
+    rows = workers + any(bar.worker == NO_WORKER for bar in drawn)  # that of collectives
     row = _HOST_ROW if panel.run.table.offloads else _ROW
-    return [row * panel.run.workers] + [_MEMORY_ROW * panel.run.workers] * bool(panel.memory)
+    return [row * rows] + [_MEMORY_ROW * workers] * bool(panel.memory)
 
 
 def _draw_panel(
@@ -238,9 +241,8 @@ def _draw_panel(
         hatched=second_pipe(run.table),
     )
     if look.messages:
-        draw_messages(
-            axes, [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
-        )
+        sent = [a if look.critical else a._replace(is_critical=False) for a in arrows(run)]
+        draw_messages(axes, sent, has_host_link=run.table.offloads)
     title = headline(panel.name, run, look.unit)
     room = look.paper._replace(width=look.paper.width - 0.8)  # beside the names of rows
     lines = _wrapped(title, room, look.paper.font_size)
