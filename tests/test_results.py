@@ -102,6 +102,12 @@ def test_conditions(store, answer, mistake):
     limit = float(rows.memory_bytes.median())
     found = answer("results", store, "--where", f"memory_bytes<{limit}", "--no-memory-limit")
     assert found["selected"] == int((rows.memory_bytes < limit).sum())
+    fitting = answer("results", store, "--where", "memory.capacity=80GB", "--no-memory-limit")
+    assert (fitting["selected"], {row["memory.capacity"] for row in fitting["best"]}) == (
+        12,
+        {80e9},
+    )
+    assert "unknown unit 'ms'" in mistake("results", store, "--where", "memory_bytes<3ms")
     assert answer("results", store, "--where", "workers=3")["best"] == []  # all have 2
     assert "did you mean fast_nw_slow_cp" in mistake(
         "results", store, "--where", "system=fast_nw_slow"

@@ -12,6 +12,7 @@ from pipejax.plots import palette
 from pipejax.plots.plan import COLOURS, MARKERS
 
 WIDE = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
+MANY = 5000  # points, from which they are small
 SCALES = {  # what a measure is shown in
     "step_time": (1.0, "step time [s]"),
     "memory_bytes": (1e9, "most memory of an accelerator [GB]"),
@@ -62,7 +63,8 @@ def draw_results(
       best: points that are ringed.
     """
     x, y = (side.scaled for side in sides)
-    plain: dict[str, Any] = {"linestyle": "", "markersize": 3, "rasterized": True, "zorder": 2}
+    size = 3 if len(x) <= MANY else 1
+    plain: dict[str, Any] = {"linestyle": "", "markersize": size, "rasterized": True, "zorder": 2}
     if len(groups) > len(COLOURS):
         groups = {"points": np.logical_or.reduce([*groups.values()])}
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)

@@ -12,6 +12,7 @@ import xarray as xr
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import known_as, meant, one_of, unknown
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
+from pipejax.base.units import WRITTEN, read_quantity
 from pipejax.sweep.dataset_layout import FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 from pipejax.sweep.store import CHECKSUM
 
@@ -66,7 +67,7 @@ class SweepResults(NamedTuple):
         return labels | values | bound | fits
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
-        """Return which points keep all conditions, as system=h100 or memory_bytes<80e9."""
+        """Return which points keep all conditions, as system=h100 or memory_bytes<80GB."""
         kept = np.ones(len(self.status), bool)
         for text in conditions:
             kept &= self._keeps(text)
@@ -115,17 +116,24 @@ class SweepResults(NamedTuple):
     def _keeps(self, text: str) -> NumpyArray:
         found = _CONDITION.fullmatch(text)
         if found is None:
-            raise ValueError(f"where must be as system=h100 or memory_bytes<80e9, got {text!r}")
+            raise ValueError(f"where must be as system=h100 or memory_bytes<80GB, got {text!r}")
         given, sign, value = found.groups()
         name = meant(_KEYS.get(given, given), [*self.axes, *self.fixed, *self.measures])
         if name is None:
             known = [*self.axes, *self.measures, *self.fixed]
             raise ValueError(f"where {text}: {unknown('axis', given, known)}")
+        value = self._in_si(name, value, text)
         if name in self.measures:
             return _compared(self.measures[name], sign, value, text)
         labels = self.axes[name] if name in self.axes else np.array([self.fixed[name]])
         is_kept = _compared(labels, sign, value, text)
         return self._along(name, is_kept) if name in self.axes else is_kept
+
+    def _in_si(self, name: str, value: str, condition: str) -> str:
+        """Convert a number with a unit behind it, as 60GB."""
+        unit = self.units.get(name, "")
+        found = read_quantity(value, unit, f"where {condition}:") if unit in WRITTEN else None
+        return value if found is None else repr(found)
 
 
 def _compared(values: NumpyArray, sign: str, text: str, condition: str) -> NumpyArray:
@@ -177,10 +185,11 @@ def _flat(data: xr.Dataset) -> SweepResults:
         names = np.array([*data["bound_by"].attrs["flag_meanings"].split(), "-"])
         codes = data["bound_by"].values.ravel()
         bound = names[np.where(codes == NO_RESOURCE, len(names) - 1, codes)]
-    named = {name: data[name] for name in (*dims, *measures)}
+    fixed = {str(name): each.item() for name, each in data.coords.items() if each.ndim == 0}
+    named = {name: data[name] for name in (*dims, *measures, *fixed)}
     return SweepResults(
         axes={dim: data[dim].values for dim in dims},
-        fixed={str(n): each.item() for n, each in data.coords.items() if each.ndim == 0},
+        fixed=fixed,
         units={name: each.attrs.get("units", "") for name, each in named.items()},
         status=np.where(is_whole, status.values.ravel(), 0).astype(int),
         measures=measures,

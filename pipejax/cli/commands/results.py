@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from rich.markup import escape
 
 from pipejax.cli.options.declared import Count, JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, SWEEPS, Output, check_modules, drawing
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 3.4  # inches, the legend above included
 REASONS = 5  # that are listed
+LONGEST = 50  # rows of a table
 AXES = "step_time,memory_bytes"
 SHOWN: dict[str, Callable[[Any], str]] = {
     "step_time": seconds,
@@ -113,7 +115,7 @@ def _print_counts(found: "SweepResults", dataset: Path, kept: int, is_filtered: 
 
 def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
     """Print points; axes that are the same in all of them are told once, above."""
-    rows = _points(found, places)
+    rows = _points(found, places[:LONGEST])
     alike = {
         name: rows[0][name]
         for name in found.axes
@@ -123,10 +125,14 @@ def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
     for name in rows[0]:
         if name != "fits" and name not in alike:
             form = SHOWN.get(name, _text)
-            columns.append((_words(name), [form(row[name]) for row in rows]))
+            unit = "" if name in SHOWN else found.units.get(name, "").replace("1", "")
+            head = f"{_words(name)} [{unit}]" if unit else _words(name)
+            columns.append((escape(head), [form(row[name]) for row in rows]))
     if not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
     print_all(grid(columns, title=title))
+    if len(places) > LONGEST:
+        print_plain(f"and {len(places) - LONGEST:,} more: --json lists all")
     if alike:
         print_plain("all: " + ", ".join(f"{_words(n)} {_text(v)}" for n, v in alike.items()))
 
