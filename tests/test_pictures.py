@@ -21,6 +21,7 @@ from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_r
 from pipejax.plots import palette
 from pipejax.plots.bars import HATCH, _Number
 
+LEAST_LIGHTNESS = 9.0  # between forwards and backwards, in CIE L*
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
 # two pipes in opposite directions; a forward of the second runs with a backward of the first
 DUAL = [["0F0", "(1F1;0B0)OVERLAP_F_B", "1B1"], ["0F1", "1F0", "1B0", "0B1"]]
@@ -128,6 +129,8 @@ def test_pipes_are_told_apart_by_strokes(chimera):
     table = chimera.table
     second = np.isin(table.ops.microbatch, np.flatnonzero(table.pipe_of_microbatch))
     assert drawn_second == second.sum() > 0
+    at_once = [p.get_extents() for c in strokes for p in c.get_paths() if p.get_extents().x0 == 0]
+    assert [round((box.y0 + box.y1) / 2) for box in at_once] == [3]  # it begins at the last worker
     assert {c.get_hatch() for c in strokes} == {HATCH}
     (one_pipe,) = run("1f1b").plot().axes
     assert not any(hatches(one_pipe))
@@ -155,19 +158,23 @@ def test_forward_and_backward_stay_apart_in_grey_with_strokes(chimera, size):
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
     (axes,) = picture.axes
-    seen = {}
-    for cell in chimera.table.ops.cell[chimera.table.ops.microbatch == 1].tolist():
-        worker, slot = divmod(cell, chimera.table.num_slots)
-        (op,) = chimera.table.cell(worker, slot)
-        ends = [
-            (chimera.start[worker, slot], worker - 0.3),
-            (chimera.finish[worker, slot], worker + 0.3),
-        ]
+    table, seen = chimera.table, {}
+    for cell, microbatch in zip(
+        table.ops.cell.tolist(), table.ops.microbatch.tolist(), strict=True
+    ):
+        worker, slot = divmod(cell, table.num_slots)
+        (op,) = table.cell(worker, slot)
+        start, finish = chimera.start[worker, slot], chimera.finish[worker, slot]
+        ends = [(start, worker - 0.3), (finish, worker + 0.3)]
         (x0, y0), (x1, y1) = axes.transData.transform(ends)
-        high = pixels.shape[0]
-        patch = pixels[int(high - y0) : int(high - y1), int(x0) + 1 : int(x1)]
-        seen.setdefault(op.phase.name, []).append(grey(patch).mean())
-    assert min(seen["F"]) - max(seen["B"]) >= 12, seen
+        patch = pixels[int(len(pixels) - y0) : int(len(pixels) - y1), int(x0) + 1 : int(x1)]
+        pipe = int(table.pipe_of_microbatch[microbatch])
+        seen.setdefault((op.phase.name, pipe), []).append(grey(patch).mean())
+    forward, backward = (
+        [lightness for (name, _), each in seen.items() if name == letter for lightness in each]
+        for letter in "FB"
+    )
+    assert min(forward) - max(backward) >= LEAST_LIGHTNESS, (min(forward), max(backward))
 
 
 def test_segments():
@@ -228,7 +235,7 @@ def test_show_of_several(call, answer, tmp_path):
         "1f1b",
         "chimera",
     ]
-    assert "shown: 0 s to 4 s" in out
+    assert "shown: 0 to 4 s" in out
     assert "2 workers, 4 microbatches" in out
     said = answer(*three)
     assert [one["schedule"] for one in said["runs"]] == ["gpipe", "1f1b", "chimera"]

@@ -219,8 +219,8 @@ def _print(scene: Scene, width: int | None) -> None:
         )
         print_run(out, each, label, (width or out.width) - label - 3)
     if scene.window is not None:
-        low, high = (scene.unit.text(time) for time in scene.window)
-        out.print(f"shown: {low} to {high}")
+        low, high = scene.window
+        out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")
     print_legend(out, shown)
     if scene.picture.caption == "under":
         print_plain(scene.caption)

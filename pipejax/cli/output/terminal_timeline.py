@@ -113,7 +113,7 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     phases = {op.phase.name for each in shown for cell in _cells(each.run.table) for op in cell}
     for name, look in palette.PHASES.items():
         if name in phases:
-            letter = f" {name} " if in_colour else f"{name} "
+            letter = f" {name} " if in_colour else name
             legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
     if any(each.run.table.is_fused.any() for each in shown):
         legend.append("+ fused pair  ")
