@@ -143,7 +143,7 @@ table
 ---
 pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
 ---
-pj.jitter(table, pj.Costs(forward=1.0, backward=2.0), pj.Jitter(), samples=2).mean"""
+pj.order(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).makespan"""
 
 
 @pytest.mark.slow
