@@ -67,7 +67,7 @@ RUNS = {
             "4",
             "--microbatches",
             "16",
-            "--save",
+            "--out",
             "{}/x.zarr",
         ],
     ),

@@ -51,7 +51,7 @@ KEYS = {
     "batch_order",
     "rule",
     "out",
-    "save",
+    "figure",
 }
 
 
@@ -102,7 +102,7 @@ def library_rpd(**law):
 
 def test_along_a_timeline(answer, tmp_path):
     out, save = tmp_path / "gap.svg", tmp_path / "runs.zarr"
-    result = answer("train", *TABLE, *SMALL, *SIZES, "--out", out, "--save", save)
+    result = answer("train", *TABLE, *SMALL, *SIZES, "--figure", out, "--out", save)
     runs = in_cli_precision(library_replay)
     assert {*result} == KEYS | {"microbatches"}
     assert (result["method"], result["schedule"], result["unit"]) == (
@@ -144,7 +144,7 @@ def test_noise_orders_rules_and_reports(answer, call, tmp_path):
     out, save = tmp_path / "f.svg", tmp_path / "runs.zarr"
     how = "--noise", "0.5", "--batch-order", "cyclic", "--rule", "stable", "--report", "value"
     given = *TABLE, *SMALL, *SIZES, "--objective", "logistic"
-    result = answer("train", *given, *how, "--out", out, "--save", save)
+    result = answer("train", *given, *how, "--figure", out, "--out", save)
     assert [result[key] for key in ("noise", "batch_order", "rule")] == [0.5, "cyclic", "stable"]
     table = pj.schedules.build("pipedream", num_workers=2, num_microbatches=24)
     objective = in_cli_precision(random_logistic, 2, **OBJECTIVE)
@@ -194,7 +194,7 @@ def test_rules_choose_a_step_size():
 def test_randomized_pipedream(answer, tmp_path):
     save = tmp_path / "runs.zarr"
     rpd = "train", "--rpd", "--updates", "48", *SMALL, *SIZES
-    result = answer(*rpd, "--workers", "2", "--delta", "3", "--save", save)
+    result = answer(*rpd, "--workers", "2", "--delta", "3", "--out", save)
     assert {*result} == KEYS | {"delta"}
     assert (result["method"], result["delta"], result["schedule"], result["time"]) == (
         "rpd",
@@ -444,10 +444,10 @@ def test_summary_needs_its_axes():
             ],
             "must be at least that of stages, 4, got 3: the pipe is never full",
         ),
-        ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, got 'gap.txt'"),
+        ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, .zarr, got 'gap.txt'"),
         ([*TABLE, "--out", "no/gap.png"], "--out no/gap.png: there is no folder no"),
-        ([*TABLE, "--save", "runs.nc"], "--save must end in .zarr, got 'runs.nc'"),
-        ([*TABLE, "--save", "{tmp}/full.zarr"], "exists: give another, or --force"),
+        ([*TABLE, "--out", "runs.nc"], "--out must end in one of .*, .zarr, got 'runs.nc'"),
+        ([*TABLE, "--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
     ],
 )
 def test_mistakes(mistake, tmp_path, arguments, message):

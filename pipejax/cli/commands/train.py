@@ -16,7 +16,14 @@ from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import written
-from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing, write_dataset
+from pipejax.cli.output.files import (
+    DRAWING,
+    DRAWING_OR_DATASET,
+    NO_OUTPUT,
+    Output,
+    drawing,
+    write_dataset,
+)
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import pick, print_all, print_written, waiting
 from pipejax.cli.output.tables import grid
@@ -144,8 +151,8 @@ def train(
     pricing: Pricing | None,
     links: pj.Links,
     training: TrainingOptions,
-    out: Annotated[Output, DRAWING] = NO_OUTPUT,
-    save: Annotated[Output, DATASET] = NO_OUTPUT,
+    out: Annotated[Output, DRAWING_OR_DATASET] = NO_OUTPUT,
+    figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     json: JsonFlag = False,
 ) -> None:
     """Train a small objective as an asynchronous schedule does: gap against time.
@@ -154,24 +161,23 @@ def train(
     without times. Every step size is run with every seed.
 
     Options:
-      out: a picture (.png, .pdf, .svg).
-      save: all runs (.zarr).
+      out: a picture (.png, .pdf, .svg), or all runs (.zarr).
+      figure: beside the runs.
 
     Example:
       pipejax train -s pipedream -P 8 -M 800 --objective nesterov
     """
     task = TrainingTask(choice, objectives, pricing, links, training.chosen())
     trained = _randomized(task) if training.rpd else _timeline(task)
-    if save.path is not None:
-        _save(save, trained)
-    if out.path is not None:
-        _draw(out, trained)
+    for output in (out, figure):
+        if output.path is not None:
+            (_save if output.path.suffix == ".zarr" else _draw)(output, trained)
     if json:
-        print_json(_as_json(trained, out, save))
+        print_json(_as_json(trained, out, figure))
         return
     _print(trained)
-    print_written("drawn to", out.written)
-    print_written("runs in", save.written)
+    print_written("written to", out.written)
+    print_written("drawn to", figure.written)
 
 
 def _timeline(task: TrainingTask) -> Trained:
@@ -242,7 +248,7 @@ def _table(table: pj.ScheduleTable) -> dict[str, Any]:
     return {"schedule": table.name, "microbatches": table.num_microbatches}
 
 
-def _as_json(trained: Trained, out: Output, save: Output) -> dict[str, Any]:
+def _as_json(trained: Trained, out: Output, figure: Output) -> dict[str, Any]:
     """Collect what `--json` prints; null wherever a seed diverged."""
     found, runs = trained.summary, trained.runs
     best = found.best
@@ -257,7 +263,7 @@ def _as_json(trained: Trained, out: Output, save: Output) -> dict[str, Any]:
         "updates": runs.update,
         **{name: None if best is None else mean[best] for name, mean in means.items()},
         **out.as_json(),
-        **save.as_json(),
+        **figure.as_json(),
     }
 
 
@@ -325,7 +331,7 @@ def _bars(curve: Float[NumpyArray, " samples"]) -> str:
     return "".join(HEIGHTS[round(float(each))] for each in height)
 
 
-def _save(save: Output, trained: Trained) -> None:
+def _save(out: Output, trained: Trained) -> None:
     from pipejax.training.training_run import training_dataset
 
     seeds, named = range(trained.seeds), trained.named.items()
@@ -333,7 +339,7 @@ def _save(save: Output, trained: Trained) -> None:
     data = training_dataset(
         trained.runs, trained.step_sizes, seeds, unit=trained.unit, attributes=attributes
     )
-    write_dataset(data, save)
+    write_dataset(data, out)
 
 
 def _draw(out: Output, trained: Trained) -> None:

@@ -287,7 +287,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     },
     "Output": {
         "out": _often(FILE, "write to this file", "o"),
-        "save": OptionRecord(FILE, "write all runs to this store (.zarr)"),
         "figure": OptionRecord(FILE, "draw a picture to this file"),
         "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),
         "open": OptionRecord(FLAG, "open what is written in the browser"),

@@ -32,6 +32,7 @@ class OutputKind(NamedTuple):
       is_folder: whether it is a Zarr store.
       resumes: whether one that is there may be gone on with.
       plain: suffixes of files that none of the modules writes.
+      other: kind of a file with other suffixes, if the option takes that too.
     """
 
     suffixes: tuple[str, ...]
@@ -41,6 +42,7 @@ class OutputKind(NamedTuple):
     is_folder: bool = False
     resumes: bool = False
     plain: tuple[str, ...] = ()
+    other: "OutputKind | None" = None
 
 
 ANY = OutputKind(())
@@ -53,6 +55,7 @@ CERTIFICATE = OutputKind((".json",))
 ORDER = OutputKind((".json",))
 SYSTEM = OutputKind((".json",))
 DATASET = OutputKind((".zarr",), ("xarray", "zarr"), "datasets need", "sweeps", is_folder=True)
+DRAWING_OR_DATASET = DRAWING._replace(other=DATASET)
 PLAN = OutputKind((".zarr", ".csv"), SWEEPS, "plans need", "sweeps", resumes=True)
 GRID = OutputKind((), SWEEPS, "sweeps need", "sweeps", is_folder=True, resumes=True)
 
@@ -87,8 +90,11 @@ class Output:
         out = f"{self.option} {self.path}"
         if str(self.path) == "-":
             raise ValueError(f"{self.option} must be the name of a file, got {str(self.path)!r}")
+        if kind.other is not None and self.path.suffix in kind.other.suffixes:
+            return self.check(kind.other)
         if kind.suffixes and self.path.suffix not in kind.suffixes:
-            known = f"one of {', '.join(kind.suffixes)}" if kind.suffixes[1:] else kind.suffixes[0]
+            every = kind.suffixes + (kind.other.suffixes if kind.other else ())
+            known = f"one of {', '.join(every)}" if every[1:] else every[0]
             raise ValueError(f"{self.option} must end in {known}, got {str(self.path)!r}")
         if kind.resumes and os.path.isdir(self.path):  # the store's first step says what is wrong
             return self
