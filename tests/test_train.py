@@ -444,7 +444,10 @@ def test_summary_needs_its_axes():
             ],
             "must be at least that of stages, 4, got 3: the pipe is never full",
         ),
-        ([*TABLE, "--out", "gap.txt"], "--out must end in one of .png, .pdf, .svg, .zarr, got 'gap.txt'"),
+        (
+            [*TABLE, "--out", "gap.txt"],
+            "--out must end in one of .png, .pdf, .svg, .zarr, got 'gap.txt'",
+        ),
         ([*TABLE, "--out", "no/gap.png"], "--out no/gap.png: there is no folder no"),
         ([*TABLE, "--out", "runs.nc"], "--out must end in one of .*, .zarr, got 'runs.nc'"),
         ([*TABLE, "--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
