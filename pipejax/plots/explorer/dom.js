@@ -13,3 +13,12 @@ export function make(tag, attributes = {}, ...children) {
   element.append(...children);
   return element;
 }
+
+/** Put an element beside the pointer, where it is not cut by the window. */
+export function placeBeside(element, { clientX, clientY }) {
+  const { width, height } = element.getBoundingClientRect();
+  const left = clientX + 14 + width > window.innerWidth ? clientX - 14 - width : clientX + 14;
+  const top = clientY + 16 + height > window.innerHeight ? clientY - 12 - height : clientY + 16;
+  element.style.left = `${Math.max(4, left)}px`;
+  element.style.top = `${Math.max(4, top)}px`;
+}

@@ -4,7 +4,7 @@ import { Axis } from "./axis.js";
 import { Bars, GUTTER } from "./bars.js";
 import { Curves } from "./curves.js";
 import { detailsOf, spoken, tipOf } from "./details.js";
-import { byId, make } from "./dom.js";
+import { byId, make, placeBeside } from "./dom.js";
 import { listenToKeys } from "./keyboard.js";
 import { listen, listenToAxis } from "./mouse.js";
 import { readPalette } from "./palette.js";
@@ -16,6 +16,7 @@ import { Schedule } from "./schedule.js";
 import { search } from "./search.js";
 import { State } from "./state.js";
 import { View } from "./view.js";
+import { found } from "./walk.js";
 
 const ROW = { least: 4, most: 40, several: 18 }; // pixels
 const CURVES = { alone: 130, several: 84, margin: 4 };
@@ -106,7 +107,7 @@ export class Explorer {
     byId("help").onclick = () => this.help();
     byId("reset").onclick = () => this.resetTimes();
     byId("find").oninput = (event) => this.find(event.target.value);
-    byId("find").onkeydown = (event) => { if (event.key === "Enter") this.nextFound(event.shiftKey ? -1 : 1); };
+    byId("find").onkeydown = (event) => { if (event.key === "Enter") this.go(found, event.shiftKey ? -1 : 1); };
     window.addEventListener("resize", () => this.layOut());
     window.addEventListener("scroll", () => this.draw(), { passive: true });
     window.addEventListener("hashchange", () => this.readAddress());
@@ -190,27 +191,11 @@ export class Explorer {
     this.changed();
   }
 
-  /** Go to what the chosen op waited for, or to what waited for it. */
-  follow(direction) {
-    const { focused, selected } = this;
-    if (selected < 0 || focused.error) return;
-    if (direction < 0) {
-      const last = focused.waits(selected).find((wait) => wait.isLast && wait.op >= 0);
-      if (last) this.choose(this.state.focus, last.op);
-      return;
-    }
-    const after = focused.awaiting(selected);
-    if (after >= 0) this.choose(this.state.focus, after);
-  }
-
-  /** Go to the op before or behind in the row. */
-  neighbour(direction) {
-    const { focused, selected } = this;
-    const worker = selected < 0 ? 0 : focused.ops.worker[selected];
-    if (focused.error || worker < 0) return;
-    const lane = focused.lanes[worker][selected >= 0 && focused.isBeside(selected) ? "beside" : "compute"];
-    const place = selected < 0 ? 0 : lane.indexOf(selected) + direction;
-    if (place >= 0 && place < lane.length) this.choose(this.state.focus, lane[place]);
+  /** Go to another op of the schedule, if `from` finds one. */
+  go(from, direction) {
+    const { focused, selected, state } = this;
+    const op = focused.error ? -1 : from(focused, selected, direction);
+    if (op >= 0) this.choose(state.focus, op);
   }
 
   find(text) {
@@ -226,20 +211,6 @@ export class Explorer {
       if (schedule.found) for (const each of schedule.found) count += each;
     }
     byId("matches").textContent = this.state.find.trim() ? `${count} found` : "";
-  }
-
-  /** Choose the next op that was found, or of the critical path where nothing is looked for. */
-  nextFound(direction) {
-    const { focused, selected } = this;
-    if (focused.error) return;
-    const { op: nodeOf } = focused.program;
-    const isWanted = (op) => (focused.found ? focused.found[op] : focused.isCritical[nodeOf[op]]) && nodeOf[op] > 0;
-    const wanted = [...focused.ops.phase.keys()].filter(isWanted);
-    wanted.sort((one, other) => focused.start(one) - focused.start(other) || one - other);
-    if (wanted.length === 0) return;
-    const place = wanted.indexOf(selected);
-    const next = place < 0 ? (direction > 0 ? 0 : wanted.length - 1) : (place + direction + wanted.length) % wanted.length;
-    this.choose(this.state.focus, wanted[next]);
   }
 
   fit() {
@@ -426,11 +397,7 @@ export class Explorer {
     if (isNew) this.draw();
     if (op < 0) return;
     if (isNew) tip.replaceChildren(...tipOf(schedule, op, this.unit));
-    const { width, height } = tip.getBoundingClientRect();
-    const left = event.clientX + 14 + width > window.innerWidth ? event.clientX - 14 - width : event.clientX + 14;
-    const top = event.clientY + 16 + height > window.innerHeight ? event.clientY - 12 - height : event.clientY + 16;
-    tip.style.left = `${Math.max(4, left)}px`;
-    tip.style.top = `${Math.max(4, top)}px`;
+    placeBeside(tip, event);
   }
 
   /** Mark a range of the axis while it is drawn with the mouse, or null. */

@@ -1,5 +1,7 @@
 // Keys, wherever the focus is but in a field.
 
+import { along, found, inRow } from "./walk.js";
+
 const SHARE = 0.15; // of what is seen, that an arrow moves
 const ZOOM = 1.5;
 
@@ -16,12 +18,12 @@ export function listenToKeys(explorer) {
     "0": () => explorer.fit(),
     "Home": () => explorer.fit(),
     "/": () => document.getElementById("find").focus(),
-    "n": () => explorer.nextFound(1),
-    "p": () => explorer.nextFound(-1),
-    "[": () => explorer.follow(-1),
-    "]": () => explorer.follow(1),
-    ",": () => explorer.neighbour(-1),
-    ".": () => explorer.neighbour(1),
+    "n": () => explorer.go(found, 1),
+    "p": () => explorer.go(found, -1),
+    "[": () => explorer.go(along, -1),
+    "]": () => explorer.go(along, 1),
+    ",": () => explorer.go(inRow, -1),
+    ".": () => explorer.go(inRow, 1),
     "c": flip("critical"),
     "m": flip("messages"),
     "g": flip("memory"),

@@ -30,6 +30,7 @@ SCRIPTS = (  # each after all that it imports
     "details",
     "panels",
     "mouse",
+    "walk",
     "keyboard",
     "explorer",
     "main",
