@@ -27,6 +27,13 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "memory_bytes": gigabytes,
     "bubble_ratio": percent,
 }
+# in which unit a table shows what a dataset holds in SI units
+IN_TABLES: dict[str, tuple[float, str]] = {
+    "B/s": (1e9, "GB/s"),
+    "B": (1e9, "GB"),
+    "FLOP/s": (1e12, "TFLOP/s"),
+    "s": (1e-6, "us"),
+}
 
 
 def results(
@@ -124,25 +131,38 @@ def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
         if name != "fits" and name not in alike:
-            form = SHOWN.get(name, _text)
-            unit = "" if name in SHOWN else found.units.get(name, "").replace("1", "")
+            unit = _scale(found, name)[1]
             head = f"{_words(name)} [{unit}]" if unit else _words(name)
-            columns.append((escape(head), [form(row[name]) for row in rows]))
+            columns.append((escape(head), [_cell(found, name, row[name]) for row in rows]))
     if not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
     print_all(grid(columns, title=title))
     if len(places) > LONGEST:
         print_plain(f"and {len(places) - LONGEST:,} more: --json lists all")
     if alike:
-        print_plain("all: " + ", ".join(f"{_words(n)} {_text(v)}" for n, v in alike.items()))
+        texts = [
+            f"{_words(n)} {_cell(found, n, v)} {_scale(found, n)[1]}" for n, v in alike.items()
+        ]
+        print_plain("all: " + ", ".join(map(str.rstrip, texts)))
 
 
 def _words(name: str) -> str:
     return name.replace("_bytes", "").replace("_", " ")
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _scale(found: "SweepResults", name: str) -> tuple[float, str]:
+    """Find what the numbers of an axis or a measure are divided by, and the unit they then have."""
+    if name in SHOWN:
+        return 1.0, ""  # its texts hold the unit
+    unit = found.units.get(name, "")
+    return IN_TABLES.get(unit, (1.0, unit.replace("1", "")))
+
+
+def _cell(found: "SweepResults", name: str, value: Any) -> str:
+    """Write one value of an axis or a measure, in the unit of `_scale`."""
+    if name in SHOWN:
+        return SHOWN[name](value)
+    return f"{value / _scale(found, name)[0]:.4g}" if isinstance(value, float) else str(value)
 
 
 def _draw(
