@@ -351,7 +351,7 @@ def test_command_marks_what_does_not_exist(call):
         (["--out", "x.nc"], r"--out must end in .zarr, got 'x.nc'"),
         (["--out", "{tmp}/full.zarr"], "exists: give another, or --force"),
         (["--waves", "2"], "--waves: none of gpipe, 1f1b has this"),
-        (["--schedules", "gpipe,gpipe"], "names a schedule twice"),
+        (["--schedules", "gpipe,gpipe"], "names gpipe twice"),
         (["--schedules", "gpipe,x"], "unknown schedule 'x'"),
         (["--schedules", "chimera", "--workers", "3"], "even number of workers"),
     ],

@@ -36,6 +36,7 @@ def compare(
     """
     priced = required(pricing)
     options = listed.options._replace(of_runs=OF_RUNS if priced.workload is not None else ())
+    options.check(listed.names)
     points = listed.sized(None if microbatches is None else _counts(microbatches))
     rows: list[dict[str, Any]] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is

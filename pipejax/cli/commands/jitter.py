@@ -97,6 +97,7 @@ def jitter(
     factors = sampling.factors()
     if not is_number(quantile) or quantile > 1:
         raise ValueError(f"--quantile must be from 0 to 1, got {quantile}")
+    listed.options.check(listed.names)
     points = listed.sized(None if microbatches is None else [microbatches])
     sizes = {(point.workers, point.microbatches) for point in points}
     if len(sizes) > 1:

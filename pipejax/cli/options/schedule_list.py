@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pipejax.base.checks import one_of
 from pipejax.cli.options.declared import CountIfGiven, Text
-from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.schedules import listed
 from pipejax.schedules.table.torch_1f1b import REPAIRS
 
@@ -55,7 +55,8 @@ class ScheduleList(NamedTuple):
             if names.count(name) > 1:
                 option = "--schedules" if self.tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
-        self.options.check(names)
+        # whether an option that says something of runs too has an effect, the command knows
+        self.options._replace(of_runs=(*self.options.of_runs, *OF_RUNS)).check(names)
         repair = self.options.repair
         if repair and all(self.options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")
