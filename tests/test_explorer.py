@@ -343,6 +343,26 @@ def test_a_limit_of_activations_is_drawn_under_any_schedule(answer, tmp_path):
     assert 2 < levels.max() <= 2.5 + 1e-9
 
 
+def test_show_draws_a_memory_limit_as_explore_does(call, answer, tmp_path):
+    """On the page, in a picture and in the terminal, which says who exceeds it."""
+    pages = [tmp_path / "a.html", tmp_path / "b.html"]
+    asked = ["-s", "1f1b", "-P", "3", "-M", "4", "--memory-limit", "2,2,1"]
+    for command, out in zip(("explore", "show"), pages, strict=True):
+        answer(command, *asked, "--out", out)
+    explored, shown = (scene_of(page.read_text())["schedules"] for page in pages)
+    assert explored == shown
+    assert shown[0]["memory"]["limits"] == [2, 2, 1]
+    found = answer("show", *asked, "--memory", "--out", tmp_path / "a.svg")["activation_memory"]
+    assert (found["memory_limit"], found["fits"]) == ([2, 2, 1], False)
+    assert "dashed: limit 1 to 2" in (tmp_path / "a.svg").read_text()
+    printed = call("show", *asked, "--memory")[1]
+    assert "memory limit 1 to 2: exceeded, worker 0 holds 3\n" in printed
+    assert "memory limit 3: kept" in call("show", *asked[:-1], "3", "--memory")[1]
+    code, _, error = call("show", *asked)
+    assert code == 2
+    assert "--memory-limit" in error
+
+
 def test_open_shows_the_page_in_the_browser(call, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.plots import palette, style
 
 _ROOM = 0.72  # of a row, for the largest peak
@@ -20,22 +21,24 @@ class Curves(NamedTuple):
       memory: the steps and peaks.
       name: what the sizes are, for the legend.
       text: prints a level.
-      limit: of every worker; none if None.
+      limit: of every worker, or (workers) of each; none if None.
     """
 
     memory: ActivationMemory
     name: str
     text: Callable[[float], str]
-    limit: float | None = None
+    limit: float | Float[NumpyArray, " workers"] | None = None
 
 
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
     """Draw the activation memory of each worker on given axes, its peak marked with the number.
 
-    The largest peak, or the limit where it is higher, fills a row.
+    The largest peak, or the largest limit where it is higher, fills a row.
     """
     memory = curves.memory
-    largest = max(memory.peak.max(), curves.limit or 0) or 1
+    shared = [] if curves.limit is None else [curves.limit]
+    limits = [np.broadcast_to(each, memory.peak.shape) for each in shared]
+    largest = max(each.max() for each in (memory.peak, *limits)) or 1
     for worker, (peak, at) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
         time, held = memory.curve(worker)
         base = worker + 0.5
@@ -43,8 +46,8 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
         ends = np.append(time, until)
         axes.fill_between(ends, base, level, step="post", color=palette.SKY, alpha=0.6, linewidth=0)
         axes.step(ends, level, where="post", color=palette.BLUE, linewidth=0.8)
-        if curves.limit is not None:
-            axes.hlines(base - _ROOM * curves.limit / largest, 0, until, **LIMIT)
+        for limit in limits:
+            axes.hlines(base - _ROOM * limit[worker] / largest, 0, until, **LIMIT)
         top = base - _ROOM * peak / largest
         is_late = at > 0.9 * until
         axes.plot([at], [top], "o", color=palette.BLACK, markersize=2.5, zorder=4)
@@ -59,5 +62,8 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
             zorder=4,
         )
     style.name_rows(axes, [f"worker {worker}" for worker in range(len(memory.peak))])
-    limit = "" if curves.limit is None else f", dashed: limit {curves.text(curves.limit)}"
-    axes.set_title(f"{curves.name}, peak {curves.text(memory.peak.max())}{limit}", loc="left")
+    title = f"{curves.name}, peak {curves.text(memory.peak.max())}"
+    for limit in limits:
+        names = dict.fromkeys(map(curves.text, (limit.min(), limit.max())))
+        title += f", dashed: limit {' to '.join(names)}"
+    axes.set_title(title, loc="left")

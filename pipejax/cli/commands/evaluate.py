@@ -123,7 +123,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
 def _workers(
     evaluation: "pj.Evaluation", result: dict[str, Any], pricing: Pricing, held: HeldMemory
 ) -> Table:
-    memory, sizes = held
+    memory, sizes = held.memory, held.stages
     peaks = zip(memory.peak, memory.peak_at, strict=True)
     columns: list[tuple[str, Iterable[object]]] = [
         ("worker", range(evaluation.workers)),

@@ -10,7 +10,7 @@ from pipejax.cli.options.chosen_tables import chosen_tables
 from pipejax.cli.options.declared import JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.schedule import OF_RUNS, TableOptions
+from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import PAGE, Output
 from pipejax.cli.output.numbers import percent, print_json, seconds
@@ -40,9 +40,6 @@ def explore(
     Example:
       pipejax explore -S gpipe,1f1b,zb-h1 -P 4 -M 8 -T F=1,I=1,W=1 --comm 0.1
     """
-    # a line in the curves of any schedule, and what those are planned for that know a limit
-    options = options._replace(of_runs=(*OF_RUNS, "memory_limit"))
-    choice = choice._replace(options=options)
     tables, missing = chosen_tables(options, choice, pricing, schedules)
     limit = options.options.get("memory_limit")
     runs = save_page(tables, pricing, links, activations, out, limit=limit)

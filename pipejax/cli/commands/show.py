@@ -11,6 +11,7 @@ from pipejax.cli.options.activations import ActivationOptions, HeldMemory
 from pipejax.cli.options.chosen_tables import chosen_tables
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.memory_limit import MemoryLimit
 from pipejax.cli.options.picture import PictureSettings, by_name, caption_file, setting_of
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.options.schedule import TableOptions
@@ -23,6 +24,7 @@ from pipejax.cli.output.terminal_timeline import (
     ShownRun,
     label_width,
     print_legend,
+    print_limit,
     print_run,
 )
 
@@ -84,13 +86,16 @@ def show(
     picture.check(suffix)
     paper = None if suffix in (None, ".html") else picture.paper()
     beside = _caption_output(picture, out)
-    tables, missing = chosen_tables(options, choice, pricing, schedules)
-    scene = _scene(tables, pricing, links, activations, picture, messages, memory)
+    with_curves = memory or suffix == ".html"
+    tables, missing = chosen_tables(options, choice, pricing, schedules, with_curves=with_curves)
+    limit = options.options.get("memory_limit") if with_curves else None
+    scene = _scene(tables, pricing, links, activations, picture, messages, memory, limit)
     if suffix == ".html":
         given = {"messages": messages, "memory": memory}
         more = {name: True for name, wanted in given.items() if wanted}
         more |= {"critical": False} if picture.no_critical else {}
-        save_page(tables, pricing, links, activations, out, show=more, view=scene.window)
+        view = scene.window
+        save_page(tables, pricing, links, activations, out, limit=limit, show=more, view=view)
     elif paper is not None:
         _draw(scene, paper, out, beside)
     if json:
@@ -120,6 +125,7 @@ def _scene(
     picture: PictureSettings,
     messages: bool,
     memory: bool,
+    limit: MemoryLimit | None,
 ) -> Scene:
     """Run the tables."""
     from pipejax.plots.caption import caption_of_runs
@@ -130,7 +136,8 @@ def _scene(
         run = pj.evaluate(table, priced.of(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
-        held.append(sizes.held(run) if memory else None)
+        limits = limit and limit.levels(table, sizes, activations, priced.workload)
+        held.append(sizes.held(run)._replace(limits=limits) if memory else None)
     runs = by_name(evaluated)
     unit = picture.time_unit(evaluated, in_slots=pricing is None)
     window = picture.window(evaluated)
@@ -149,7 +156,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
         curves = (
             None
             if held is None or sizes is None
-            else Curves(held.memory, NAMES[sizes.unit], sizes.text)
+            else Curves(held.memory, NAMES[sizes.unit], sizes.text, held.limits)
         )
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
@@ -218,6 +225,8 @@ def _print(scene: Scene, width: int | None) -> None:
             f"idle {percent(run.bubble_ratio)}, {run.links.model} links"
         )
         print_run(out, each, label, (width or out.width) - label - 3)
+        if each.held is not None:
+            print_limit(out, each.held)
     if scene.window is not None:
         low, high = scene.window
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 ALIKE = Microbatches()  # nothing is said of them
+_ROUNDING = 1e-9  # relative, of sums of sizes
 
 
 class StageSizes(NamedTuple):
@@ -50,10 +51,17 @@ class StageSizes(NamedTuple):
 
 
 class HeldMemory(NamedTuple):
-    """The memory of a run, and the sizes that it was counted with."""
+    """The memory of a run, and the sizes that it was counted with.
+
+    Attributes:
+      memory: the steps and peaks.
+      stages: the sizes.
+      limits: (workers) what the activations may take, if that is said.
+    """
 
     memory: "ActivationMemory"
     stages: StageSizes
+    limits: Float[NumpyArray, " workers"] | None = None
 
     @property
     def weight_share(self) -> float | list[Any]:
@@ -66,7 +74,17 @@ class HeldMemory(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """What `--json` says of it."""
         peaks = {"peak": self.memory.peak, "peak_at": self.memory.peak_at}
-        return {"unit": self.stages.unit, "weight_share": self.weight_share, **peaks}
+        limit = {} if self.limits is None else {"memory_limit": self.limits, "fits": not self.over}
+        return {"unit": self.stages.unit, "weight_share": self.weight_share, **peaks, **limit}
+
+    @property
+    def over(self) -> list[int]:
+        """Workers whose peak is above the limit."""
+        return (
+            []
+            if self.limits is None
+            else np.flatnonzero(self.memory.peak > (1 + _ROUNDING) * self.limits).tolist()
+        )
 
 
 class ActivationOptions(NamedTuple):

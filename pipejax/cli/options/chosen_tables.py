@@ -9,9 +9,21 @@ from pipejax.cli.options.schedule_list import ScheduleList
 
 
 def chosen_tables(
-    options: TableOptions, choice: TableChoice, pricing: Pricing | None, schedules: str | None
+    options: TableOptions,
+    choice: TableChoice,
+    pricing: Pricing | None,
+    schedules: str | None,
+    *,
+    with_curves: bool = True,
 ) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
-    """Build or read the tables; of several that are named, some may not exist: these say why."""
+    """Build or read the tables; of several that are named, some may not exist: these say why.
+
+    Where their memory curves are shown, a memory limit is a line in those of any schedule, beside
+    what schedules are planned for that know a limit.
+    """
+    if with_curves:
+        options = options._replace(of_runs=(*options.of_runs, "memory_limit"))
+        choice = choice._replace(options=options)
     if schedules is None:
         return [choice.build()], {}
     if choice.is_given:

@@ -83,3 +83,15 @@ class MemoryLimit(NamedTuple):
                     f"{gigabytes(own)}: infeasible"
                 )
         return Room(limits - stages.static, stages)
+
+    def levels(
+        self,
+        table: pj.ScheduleTable,
+        shown: StageSizes,
+        activations: ActivationOptions,
+        workload: "pj.Workload | None",
+    ) -> Float[NumpyArray, " workers"]:
+        """Return it in the unit in which memory curves are shown; raises as `room` does."""
+        limits = self.room(table, activations, workload).limits
+        counts_in_bytes = shown.unit == "bytes" and not self.in_bytes
+        return limits * shown.sizes.max() if counts_in_bytes else limits

@@ -63,9 +63,7 @@ def _limits(
 ) -> Float[NumpyArray, " workers"] | None:
     """What the activations of each worker may take: what is asked, or what the system has left."""
     if limit is not None:
-        asked = limit.room(table, activations, pricing.workload).limits
-        counts_in_bytes = sized.unit == "bytes" and not limit.in_bytes
-        return asked * sized.sizes.max() if counts_in_bytes else asked
+        return limit.levels(table, sized, activations, pricing.workload)
     if sized.static is None or pricing.system is None:
         return None
     return (float(pricing.system.memory_available) - sized.static).clip(min=0.0)

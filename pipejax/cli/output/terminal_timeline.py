@@ -126,6 +126,16 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     out.print(legend)
 
 
+def print_limit(out: Console, held: HeldMemory) -> None:
+    """Print which workers hold more than they may, if a limit is given."""
+    if held.limits is None:
+        return
+    text = held.stages.text
+    ends = " to ".join(dict.fromkeys(map(text, (held.limits.min(), held.limits.max()))))
+    over = [f"worker {worker} holds {text(held.memory.peak[worker])}" for worker in held.over]
+    out.print(f"memory limit {ends}: {', '.join(['exceeded', *over]) if over else 'kept'}")
+
+
 def _cells(table: pj.ScheduleTable) -> "list[tuple[Op, ...]]":
     return [cell for row in table.rows() for cell in row if cell]
 
