@@ -328,11 +328,36 @@ def test_every_table_is_printed_in_every_format(call, name, format):
     elif format == "csv":
         for table in tables:
             assert len({len(row) for row in csv.reader(table)}) == 1
+            headers = next(csv.reader(table))
+            assert "" not in headers
+            assert len({*headers}) == len(headers)
     else:
         assert out.count("\\begin{tabular}") == out.count("\\end{tabular}") > 0
         said = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
         assert all(line == "" or line.endswith(r"\\") for line in said)
         assert not re.search(r"(?<!\\)[%_#$]", " ".join(said))
+
+
+def test_a_csv_keeps_what_lines_say_elsewhere(call):
+    _, out, _ = call("compare", "-S", "gpipe,chimera", "-P", "4", "-M", "3", *TIMES, "-f", "csv")
+    gpipe, chimera = csv.DictReader(out.strip().splitlines())
+    assert (gpipe["bubble: table"], chimera["bubble: table"]) == ("50.00 %", "-")
+    assert chimera["reason"].startswith("not evaluated: ")
+    assert "even" in chimera["reason"]
+
+
+def test_tables_of_several_sizes_go_on_below_with_their_names(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "mine").mkdir()
+    for workers, name in (("4", "four"), ("2", "two")):
+        path = f"mine/{name}.csv"
+        made = ["export", "-s", "1f1b", "-P", workers, "-M", "8", "--format", "torch-csv"]
+        assert call(*made, "--out", path)[0] == 0
+    _, out, _ = call("compare", "--tables", "mine", *TIMES)
+    heads = [line for line in out.splitlines() if line.startswith("┃") and " P " in line]
+    assert len(heads) > 1
+    assert all(" M " in head and "schedule" in head for head in heads)
 
 
 def test_cells_are_written_as_each_format_has_it():

@@ -38,6 +38,14 @@ def test_a_sweep_is_declared_as_it_is(tmp_path, monkeypatch, answer):
     assert read_sweep("more.toml").to_json() == sweep.to_json()
 
 
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_what_keys_mean_is_told_in_full(kind, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    told = " ".join(call("init", kind)[1].split())  # lines are broken where they are long
+    for meaning in TEMPLATES[kind].meanings.values():
+        assert meaning in told
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_a_sweep_runs_as_it_is(tmp_path, monkeypatch, answer):

@@ -1,5 +1,6 @@
 """Runs with random durations: exact without spread, the same in parts, on the command line."""
 
+import csv
 import json
 import re
 import sys
@@ -331,6 +332,15 @@ def test_command_marks_what_does_not_exist(call):
     assert "even number of workers" in rows[1]["error"]
     _, text, _ = call("jitter", "--schedules", "1f1b,chimera", "--workers", "3", *SIZE[2:])
     assert "chimera: not evaluated" in text
+    _, text, _ = call(
+        "jitter", "-S", "1f1b,chimera", "--workers", "3", *SIZE[2:], "--ops", "-f", "csv"
+    )
+    *tables, told = [list(csv.reader(part.splitlines())) for part in text.split("\n\n")[:-1]]
+    for headers, *_ in (*tables, told):
+        assert "" not in headers
+        assert len({*headers}) == len(headers)
+    assert told[1][0] == "chimera"
+    assert "even number of workers" in told[1][1]
 
 
 @pytest.mark.parametrize(

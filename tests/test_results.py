@@ -1,5 +1,6 @@
 """The best points of a sweep and its front, against all points one by one."""
 
+import csv
 import json
 import shutil
 
@@ -154,6 +155,24 @@ def test_what_is_printed_and_drawn(store, tmp_path, call):
     drawn = plot.read_text()
     for word in ("step time [s]", "most memory of an accelerator [GB]", "1f1b", "front"):
         assert word in drawn
+
+
+def test_a_csv_has_all_columns_and_rows(store, call, monkeypatch):
+    monkeypatch.setattr("pipejax.cli.commands.results.LONGEST", 1)
+    _, out, _ = call(
+        "results", store, "--best", 2, "--where", "system=slow_nw_fast_cp", "-f", "csv"
+    )
+    rows = list(csv.DictReader(out.strip().splitlines()))
+    assert [row["system"] for row in rows] == ["slow_nw_fast_cp"] * 2
+    assert {"schedule", "microbatch size", "memory.capacity [GB]", "fits"} <= {*rows[0]}
+
+
+def test_what_to_give_where_nothing_fits(store, call):
+    _, out, _ = call("results", store, "--where", "memory.capacity=80GB")
+    assert "no point can be chosen where these conditions hold" in out
+    assert "--no-memory-limit" in out
+    _, out, _ = call("results", store, "--where", "workers=3")
+    assert "--no-memory-limit" not in out  # it would show none
 
 
 def test_another_word_for_a_figure(tmp_path, mistake):

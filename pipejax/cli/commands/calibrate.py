@@ -170,7 +170,7 @@ def _error_columns(
 ) -> Sequence[tuple[str, Sequence[object]]]:
     percents = ("mape", "median", "p90", "bias", "largest")
     return [
-        ("", [escape(name) for name in parts]),
+        ("part", [escape(name) for name in parts]),
         ("rows", [each.rows for each in parts.values()]),
         *((n, [f"{getattr(each, n):.2f} %" for each in parts.values()]) for n in percents),
     ]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 import pipejax as pj
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.declared import JsonFlag, Text
@@ -11,7 +13,7 @@ from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import OF_RUNS, TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import print_all, print_plain, progress
+from pipejax.cli.output.report import print_all, print_plain, progress, tells_lines
 from pipejax.cli.output.step import step_json
 from pipejax.cli.output.tables import grid
 
@@ -100,10 +102,10 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
     columns: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
         ("makespan", lambda row: _fastest(row, best) + seconds(row["makespan"])),
         ("bubble: formula", lambda row: percent(row["formula_bubble_ratio"])),
-        ("table", lambda row: percent(row["table_bubble_ratio"])),
-        ("run", lambda row: percent(row["bubble_ratio"])),
+        ("bubble: table", lambda row: percent(row["table_bubble_ratio"])),
+        ("bubble: run", lambda row: percent(row["bubble_ratio"])),
         ("in flight: formula", lambda row: _or_dash(row["formula_in_flight"])),
-        ("table", lambda row: row["peak_in_flight"]),
+        ("in flight: table", lambda row: row["peak_in_flight"]),
         ("copies", lambda row: row["weight_copies"]),
         ("bound by", lambda row: row["bound_by"]),
     ]
@@ -112,17 +114,21 @@ def _print(rows: list[dict[str, Any]], slots: dict[str, float], pricing: Pricing
         columns.append(("memory", lambda row: f"{max(row['memory_bytes']) / 1e9:.1f} GB"))
         columns.append(("fits", lambda row: "yes" if row["fits"] else "[red]no"))
     workers = [row["workers"] for row in rows]
-    shown = [
+    keys = [
         *([("P", workers)] if len({*workers}) > 1 else []),  # tables may differ
         ("M", [row["microbatches"] for row in rows]),
         ("schedule", [row["schedule"] for row in rows]),
-        *((name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns),
     ]
+    cells = [(name, ["-" if "error" in r else cell(r) for r in rows]) for name, cell in columns]
+    reasons = [row.get("why") or f"not evaluated: {row['error']}" for row in rows]
+    if not tells_lines():
+        cells.append(("reason", list(map(escape, reasons))))
     ratio = ", ".join(f"{letter} = {slots[letter]:.4g}" for letter in "FBIW")
     title = f"formula: as published; table: idealised, in slots of {ratio}; run: with messages"
-    print_all(grid(shown, keys=2, title=title), "where the levels disagree, and why:")
-    for row in rows:
-        reason = row.get("why") or f"not evaluated: {row['error']}"
+    print_all(
+        grid([*keys, *cells], keys=len(keys), title=title), "where the levels disagree, and why:"
+    )
+    for row, reason in zip(rows, reasons, strict=True):
         print_plain(f"  {row['schedule']}, M = {row['microbatches']}: {reason}")
 
 

@@ -160,7 +160,7 @@ def _costs(one: dict[str, Any], other: dict[str, Any], in_slots: bool) -> Table:
         values = [float(np.max(run[key])) for run in (one, other)]  # of the worker with the most
         told = "=" if values[0] == values[1] else against(values[0], values[1])
         rows.append((title, *map(form, values), told))
-    return grid(zip(("", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
+    return grid(zip(("measure", "A", "B", "B against A"), zip(*rows, strict=True), strict=True))
 
 
 def _ratio(before: float, after: float) -> str:
@@ -206,7 +206,7 @@ def _sentences(found: "TableDifference") -> list[str]:
 
 def _first_differences(rows: Sequence["RowDifference"]) -> Table:
     """Around the first cell that differs on each worker, both rows with the cell marked."""
-    heads = ("worker", "", "from cell", "cells", "reordered")
+    heads = ("worker", "table", "from cell", "cells", "reordered")
     columns: dict[str, list[object]] = {name: [] for name in heads}
     for row in rows:
         for name, (at, cells) in zip("AB", row.around(AROUND), strict=True):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
@@ -50,6 +51,6 @@ def init(
         return print_json({"kind": kind, **out.as_json(), **told})
     if out.written is not None:
         print_plain(f"wrote {out.written}")
-    print_all(facts(template.meanings.items()))
+    print_all(facts((key, escape(meaning)) for key, meaning in template.meanings.items()))
     print_plain(f"All keys are on the page {template.page} of the documentation. Try:")
     print_plain(f"  {command}")

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rich.markup import escape
+
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
@@ -14,7 +16,14 @@ from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
 from pipejax.cli.output.numbers import percent, print_json, seconds
 from pipejax.cli.output.op_values import op_values, values_by_phase
-from pipejax.cli.output.report import pick, print_all, print_plain, print_written, progress
+from pipejax.cli.output.report import (
+    pick,
+    print_all,
+    print_plain,
+    print_written,
+    progress,
+    tells_lines,
+)
 from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
@@ -132,6 +141,9 @@ def jitter(
         )
         return
     _print(runs, ranked, quantile, ops)
+    if missing and not tells_lines():
+        reasons = map(escape, missing.values())
+        print_all(grid([("schedule", missing), ("reason", reasons)]))
     for name, why in missing.items():
         print_plain(f"  {name}: not evaluated: {why}")
     print_written("samples in", out.written)
@@ -222,9 +234,9 @@ def _print(
             f"{level} time",
             (_best(rank) + seconds(rank.makespan) for rank in ranked),
         ),
-        ("rank", (rank.makespan_rank for rank in ranked)),
+        ("rank by time", (rank.makespan_rank for rank in ranked)),
         (f"{level} slowdown", (f"{rank.slowdown:.4f}" for rank in ranked)),
-        ("rank", (rank.slowdown_rank for rank in ranked)),
+        ("rank by slowdown", (rank.slowdown_rank for rank in ranked)),
         ("fastest in", (percent(rank.fastest_share) for rank in ranked)),
     ]
     if not all(rank.fits for rank in ranked):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from pipejax.cli.options.declared import Count, JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, SWEEPS, Output, check_modules, drawing
 from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import print_all, print_plain, print_written
+from pipejax.cli.output.report import print_all, print_plain, print_written, tells_lines
 from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def results(
 
     Options:
       by: step_time, memory_bytes, an output that the sweep kept, or an axis of numbers.
-      where: an axis or a measure, then =, !=, <, <=, > or >=; of several conditions all must hold.
+      where: an axis or a measure, then =, !=, <, <=, > or >=, as memory_bytes<50GB or
+        network.bandwidth>50GB/s; numbers without a unit are in SI units, bandwidths in B/s; of
+        several conditions all must hold.
       pareto: and equals in the other.
       axes: the less the better, but for tokens_per_second.
       figure: all points in these two axes (.png, .pdf or .svg).
@@ -90,6 +92,10 @@ def results(
     _print_counts(found, dataset, int(kept.sum()), bool(where))
     if len(first) == 0:
         print_plain("no point can be chosen" + " where these conditions hold" * bool(where))
+        if np.any(kept & selectable(found, memory_limit=False)):
+            print_plain(
+                "  those that need more memory than there is are shown by --no-memory-limit"
+            )
     else:
         _print_table(found, first, f"best {len(first)} by {_words(rank)}")
     if pareto and len(front):
@@ -122,11 +128,12 @@ def _print_counts(found: "SweepResults", dataset: Path, kept: int, is_filtered: 
 
 def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
     """Print points; axes that are the same in all of them are told once, above."""
-    rows = _points(found, places[:LONGEST])
+    is_short = tells_lines()
+    rows = _points(found, places[:LONGEST] if is_short else places)
     alike = {
         name: rows[0][name]
         for name in found.axes
-        if len(rows) > 1 and len({row[name] for row in rows}) == 1
+        if is_short and len(rows) > 1 and len({row[name] for row in rows}) == 1
     }
     columns: list[tuple[str, list[str]]] = []
     for name in rows[0]:
@@ -134,7 +141,7 @@ def _print_table(found: "SweepResults", places: "Points", title: str) -> None:
             unit = _scale(found, name)[1]
             head = f"{_words(name)} [{unit}]" if unit else _words(name)
             columns.append((escape(head), [_cell(found, name, row[name]) for row in rows]))
-    if not all(row["fits"] for row in rows):
+    if not is_short or not all(row["fits"] for row in rows):
         columns.append(("fits", ["yes" if row["fits"] else "[red]no" for row in rows]))
     print_all(grid(columns, title=title))
     if len(places) > LONGEST:

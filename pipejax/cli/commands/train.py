@@ -314,7 +314,7 @@ def _by_step_size(trained: Trained) -> Table:
         (f"final {SPOKEN[trained.report]}", ends),
         ("spread", spreads),
         ("diverged", [f"{count} of {trained.seeds}" for count in counts]),
-        ("", ["best" * is_best for is_best in best]),
+        ("chosen", ["best" * is_best for is_best in best]),
     ]
     return grid(columns, styles=["bold green" * is_best for is_best in best])
 

@@ -162,7 +162,7 @@ def _print_sizes(result: Mapping[str, Any], capacity: float) -> None:
         ("step time", [seconds(size["step_time"]) for size in sizes]),
         (f"memory (of {gigabytes(capacity)})", [gigabytes(s["memory_bytes"]) for s in sizes]),
         ("fits", ["yes" if size["fits"] else "no" for size in sizes]),
-        ("", ["tuned" * is_chosen for is_chosen in chosen]),
+        ("chosen", ["tuned" * is_chosen for is_chosen in chosen]),
     ]
     styles = ["bold green" * is_chosen for is_chosen in chosen]
     print_all(grid(columns, styles=styles, title=title))

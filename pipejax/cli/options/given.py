@@ -63,7 +63,7 @@ _CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does | are |(?: 
 _LETTER = re.compile(r"\b[a-z]+(?:_[a-z]+)? \(([A-Z])\)|(?<=[A-Z]) \([a-z]+_[a-z]+\)")
 _NUMBER = re.compile(r"\bnum_(\w+) (\d+)")
 _KEYWORD = re.compile(r"((?<![\w-]))(\w+)(?=(=)')")
-_UNKNOWN = re.compile(r"unknown (\w+) ")
+_UNKNOWN = re.compile(r"unknown (\w+) ('.*?')?")
 
 
 class GivenOptions:
@@ -190,7 +190,8 @@ class GivenOptions:
                 return f"{flag(name)} {_in_letters(message)}"
         kind = _UNKNOWN.match(message)
         if kind is not None and (option := self._option(kind[1])):
-            return f"{option}: {message}"
+            having = [flag(name) for name, part in parts if repr(part) == kind[2]]
+            return f"{option if option in having else [*having, option][0]}: {message}"
         message = _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, _in_letters(message)))
         for name, value in self.values:
             if "--" not in message and "_" in name and name.replace("_", " ") in message:

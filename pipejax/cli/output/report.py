@@ -37,6 +37,11 @@ def printing(format: str | None, *, json: bool) -> Iterator[None]:
         _chosen.pop()
 
 
+def tells_lines() -> bool:
+    """Whether lines are printed beside tables: if not, the tables must hold all there is to say."""
+    return _chosen[-1] != "csv"
+
+
 def print_all(*parts: object) -> None:
     """Print lines with markup, and tables."""
     for part in parts:
@@ -65,7 +70,7 @@ def _print_line(text: Text) -> None:
     if _chosen[-1] == "text":
         out = console()
         out.print(text, soft_wrap=not out.is_terminal)
-    elif _chosen[-1] != "csv":
+    elif tells_lines():
         begin, end = ("% ", "") if _chosen[-1] == "latex" else ("", "\n")
         lines = text.plain.strip().splitlines()
         sys.stdout.write("".join(f"{begin}{line}\n" for line in lines) + end)
