@@ -225,7 +225,8 @@ def shown_by(script, folder):
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(folder):
             exec(compile(tree, script.name, "exec"), names)
             value = last and eval(compile(ast.Expression(last.value), script.name, "eval"), names)
-        shown.append((printed.getvalue() + ("" if value is None else f"{value!r}\n")).splitlines())
+        text = printed.getvalue() + ("" if value is None else f"{value!r}\n")
+        shown.append(re.sub(r"size \d+x\d+ ", "", text).splitlines())  # a picture tells no number
     return shown
 
 
