@@ -659,14 +659,14 @@ def test_cost_file_in_full(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("F=1,X=2", "'X=2' is not LETTER=SECONDS"),
+        ("F=1,X=2", "'X=2' is not LETTER=TIME"),
         ("F=1,F=2", "F is given twice"),
         ("B=2", "F is missing"),
         ("F=-1,B=1", "F must be a finite number of at least 0, got '-1'"),
         ("F=one", "got 'one'"),
         ("F=nan,B=1", "got 'nan'"),
         ("F=inf,B=1", "got 'inf'"),
-        ("", "is not LETTER=SECONDS"),
+        ("", "is not LETTER=TIME"),
         ("F", "got ''"),
     ],
 )

@@ -38,7 +38,7 @@ RIGHT = {  # what stands in an answer
 CASES = {
     "stdout closed": ("evaluate", "{} >&-", 2, "error: standard output: Bad file descriptor\n"),
     "stdout full": ("json", "{} >/dev/full", 2, "error: standard output: No space left.*\n"),
-    "reader left": ("help", "{} | true", 141, "error: standard output: Broken pipe\n"),
+    "reader left": ("help", "(sleep 1; {}) | true", 141, "error: standard output: Broken pipe\n"),
     "stderr closed": ("mistake", "{} 2>&-", 2, ""),
     "stdout and stderr closed": ("evaluate", "{} >&- 2>&-", 2, ""),
     "ascii": ("named", "PYTHONIOENCODING=ascii {}", 0, ""),

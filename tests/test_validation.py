@@ -99,6 +99,16 @@ def test_a_row_without_machine_or_prediction_is_named(tmp_path):
         pj.validate(runs, "a100", predict=half)
 
 
+def test_a_row_in_a_precision_that_the_machine_has_no_peak_for_is_named(tmp_path):
+    """It gave a time of NaN, and an error that named no row."""
+    runs = write(tmp_path / "runs.csv", ",2,,x", ",2,,x")
+    runs.write_text("fp8".join(runs.read_text().rsplit("bf16", 1)))
+    wrong = r"runs.csv, row 2: a100: no peak is known for precision 'fp8'"
+    for door in (pj.validate, pj.calibrate):
+        with pytest.raises(ValueError, match=wrong):
+            door(pj.read_rows(runs), pj.load_system("a100"))
+
+
 def test_a_simulator_is_judged_by_the_rows_that_it_predicts(runs, tmp_path):
     guess = tmp_path / "guess.csv"
     guess.write_text("row,seconds\n4,5\n2,1.1\n")

@@ -239,6 +239,7 @@ def predicted_by_costs(rows: MeasuredRows, system: System) -> Predictions:
 
     Memory is predicted where it was measured.
     """
+    check_peaks(rows, system)
     times = _step_times(rows)
     seconds = times.predict(system)
     memory = np.full(len(rows), np.nan)
@@ -247,6 +248,16 @@ def predicted_by_costs(rows: MeasuredRows, system: System) -> Predictions:
     bands = () if system.calibration is None else system.calibration.bands
     low, high = next(((b.low, b.high) for b in bands if b.percent == 90), (np.nan, np.nan))
     return Predictions(seconds, memory, low * seconds, high * seconds)
+
+
+def check_peaks(rows: MeasuredRows, system: System) -> None:
+    """Name the first row in a precision that the system has no peak for."""
+    for precision in dict.fromkeys(rows.precision.tolist()):
+        try:
+            system.peak(precision)
+        except ValueError as error:
+            first = int(np.argmax(rows.precision == precision))
+            raise ValueError(f"{rows.file[first]}, row {rows.row[first]}: {error}") from None
 
 
 def _step_times(rows: MeasuredRows) -> StepTimes:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
 from pipejax.analysis.step_time import StepTimes
+from pipejax.analysis.validation import check_peaks
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.progress import OnProgress, telling
@@ -189,6 +190,7 @@ class _Fitting(NamedTuple):
 def _fitting(
     rows: MeasuredRows, system: System, names: tuple[str, ...], layer_times: str | None
 ) -> _Fitting:
+    check_peaks(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
     numbers = parameters_of(system, names)
