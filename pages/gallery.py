@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from itertools import groupby, product
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import griffe
@@ -30,11 +30,6 @@ FAMILIES: Mapping[str, str] = {  # by the file of the builder
 MOST_SUMS = 4  # of a form that are shown
 NUMBERS = range(WORKERS, 44, WORKERS)  # of microbatches, on which a family is found
 LATER = 64  # on which it is checked
-SIZES = range(1, 7), range(1, 9)  # workers and microbatches that are tried
-LEGAL: Mapping[str, Any] = {  # rules to say in words what can be built
-    "any P and M": lambda p, m: True,
-    "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
-}
 EMPTY_PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
 
 
@@ -142,7 +137,7 @@ def _section(each: Shown, *, whole: bool) -> Iterator[str]:
     yield f"{each.builder.summary}. *{_linked(each.builder.source)}*"
     yield f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
     form, _ = closed_form(each.run.table)
-    facts = {"step time": _exact(each), "legal": _legal(each.name)} if whole else {}
+    facts = {"step time": _exact(each), "legal": each.builder.legal} if whole else {}
     if form.bubble_ratio is not None:
         facts["published"] = (
             f"idle `{form.bubble_ratio[0]}` with {form.assumes} ({_linked(form.source)})"
@@ -185,23 +180,6 @@ def _exact(each: Shown) -> str:
     largest = "the largest of " if len(sums) > 1 else ""
     planned = " (the order that is planned for the times here)" * each.builder.planned
     return f"{largest}{listed}{more}, at P = {WORKERS} and {where}{planned}"
-
-
-def _legal(name: str) -> str:
-    """Say in words which numbers of workers and microbatches can be built, by trying."""
-    built = {(p, m): _can_build(name, p, m) for p, m in product(*SIZES)}
-    for text, rule in LEGAL.items():
-        if all(rule(p, m) == done for (p, m), done in built.items()):
-            return text
-    raise ValueError(f"{name}: no rule of {', '.join(LEGAL)} says what can be built: add one")
-
-
-def _can_build(name: str, workers: int, microbatches: int) -> bool:
-    try:
-        pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
-    except ValueError:
-        return False
-    return True
 
 
 def _options(builder: Builder) -> dict[str, str]:

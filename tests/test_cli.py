@@ -193,9 +193,13 @@ def test_compare_marks_what_does_not_exist(answer):
 
 
 def test_schedules_json(answer):
-    result = answer("schedules")
-    assert [row["name"] for row in result["schedules"]] == list(REGISTRY)
-    assert "gpt3-175b" in result["models"]
+    listed = {row["name"]: row for row in answer("schedules")}
+    assert list(listed) == list(REGISTRY)
+    assert all({"name", "phases", "legal", "source"} <= set(row) for row in listed.values())
+    assert listed["zb-h1"]["phases"] == ["F", "I", "W"]
+    assert listed["chimera"]["legal"] == "P and M even"
+    for option, name in (("--models", "gpt3-175b"), ("--systems", "h100")):
+        assert name in [row["name"] for row in answer("schedules", option)]
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg", "html"])

@@ -107,7 +107,7 @@ def test_a_registered_function_is_a_schedule_like_others(registered, call):
         pj.schedules.build("fill", **SIZE, waves=2)
 
 
-def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, answer):
+def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, answer, call):
     package = tmp_path / "acme_schedules-1.5.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-schedules\nVersion: 1.5\n")
@@ -122,9 +122,12 @@ def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, ans
         assert "acme" not in sys.modules  # a built-in name asks nobody
         assert answer("evaluate", "--schedule", "fill", *ONE)["makespan"] == 15.0
         assert pj.schedules.find("fill").source == "acme-schedules 1.5, acme:build"
-        listed = answer("schedules")
-        assert "fill" in [row["name"] for row in listed["schedules"]]
-        assert "acme:no_such" in listed["not_loaded"]["broken"]
+        code, out, err = call("schedules", "--json")
+        listed = {row["name"]: row for row in json.loads(out)}
+        assert (code, listed["fill"]["legal"]) == (0, None)
+        assert "broken" not in listed
+        assert err.startswith("warning: not loaded: ")
+        assert "acme:no_such" in err
         with pytest.raises(ValueError, match=r"broken: entry point acme:no_such: .*AttributeError"):
             pj.schedules.build("broken", **SIZE)
     finally:

@@ -60,6 +60,23 @@ def test_builds_at_every_legal_size(name, options):
                             assert mine == sorted(mine), (name, p, m, w)
 
 
+LEGAL = {  # what is said, and what it means
+    "any P and M": lambda p, m: True,
+    "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
+    for p, m in itertools.product(range(1, 5), range(1, 4)):
+        try:
+            pj.schedules.build(name, num_workers=p, num_microbatches=m)
+        except ValueError:
+            assert not LEGAL[REGISTRY[name].legal](p, m), (p, m)
+        else:
+            assert LEGAL[REGISTRY[name].legal](p, m), (p, m)
+
+
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_columns_are_start_slots(name, options):
     table = pj.schedules.build(

@@ -260,7 +260,9 @@ def builder_of_table(text: str, repair: str | None = None) -> Builder:
 def _read(path: str, repair: str | None, *_: int) -> Builder:
     table = replace(read_table(path, repair=repair), name=path)
     sizes = (table.num_workers, table.num_microbatches)
-    return Builder(OneTable(path, table), path, sizes=sizes, content=_digest(to_json(table)))
+    legal = f"P = {sizes[0]}, M = {sizes[1]}"
+    content = _digest(to_json(table))
+    return Builder(OneTable(path, table), path, sizes=sizes, legal=legal, content=content)
 
 
 def _told(error: BaseException, file: str) -> str:

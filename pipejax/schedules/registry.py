@@ -34,6 +34,8 @@ class Builder(NamedTuple):
         the run where they are known.
       bytes_per_op: that making a table and its program takes, measured and rounded down.
       sizes: workers and microbatches where there is one table alone, read from a file.
+      legal: numbers of workers P and microbatches M that can be built, in words; of a user's own
+        schedule nothing is known.
       content: of a user's own schedule, what tells it from another one of the same name.
 
     Example:
@@ -46,6 +48,7 @@ class Builder(NamedTuple):
     planned: bool = False
     bytes_per_op: int = 600
     sizes: tuple[int, int] | None = None
+    legal: str = ""
     content: str = ""
 
     @property
@@ -71,6 +74,7 @@ class Builder(NamedTuple):
         return [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
+ANY, EVEN = "any P and M", "P and M even"
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
 
 _PUBLISHED = {
@@ -79,9 +83,11 @@ _PUBLISHED = {
     "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
     "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
     "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
-    "chimera": Builder(chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED),
+    "chimera": Builder(
+        chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED, legal=EVEN
+    ),
     "chimera-asymmetric": Builder(
-        chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED
+        chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED, legal=EVEN
     ),
     "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
     "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
@@ -130,7 +136,8 @@ def _checked(builder: Builder) -> Callable[..., ScheduleTable]:
 
 
 REGISTRY: Mapping[str, Builder] = ResultDict(
-    (name, builder._replace(function=_checked(builder))) for name, builder in _PUBLISHED.items()
+    (name, builder._replace(function=_checked(builder), legal=builder.legal or ANY))
+    for name, builder in _PUBLISHED.items()
 )
 
 

@@ -1,54 +1,91 @@
-"""`pipejax schedules`: what can be built."""
+"""`pipejax schedules`: what can be built, and which models and systems have a name."""
 
+import warnings
+from typing import Any
+
+from pipejax.base.notices import Notice
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.schedule import written
 from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import pick, print_all, print_plain
+from pipejax.cli.output.report import print_all
 from pipejax.cli.output.tables import grid
 from pipejax.schedules import Builder, find, names
+from pipejax.schedules.cells.ops import Phase
+
+SMALL = {"num_workers": 2, "num_microbatches": 2}  # that every built-in schedule has
 
 
-def schedules(json: JsonFlag = False) -> None:
+def schedules(models: bool = False, systems: bool = False, json: JsonFlag = False) -> None:
     """List the schedules that can be built, with their sources; also models and systems.
+
+    With --json it is a list of {name, phases, legal, source, ..}: phases of a table of two workers
+    and two microbatches, and which numbers can be built; both are null where they are not known.
 
     Example:
       pipejax schedules
     """
-    from pipejax.costs.model import model_names
-    from pipejax.costs.system import system_names
+    from pipejax.costs.model import load_model, model_names
+    from pipejax.costs.system import load_system, system_names
 
-    builders, broken = _builders()
-    if json:
-        listed = [
-            {"name": name, **pick(builder, "summary options source")}
-            for name, builder in builders.items()
-        ]
-        found = {"schedules": listed, "models": model_names(), "systems": system_names()}
-        print_json(found | ({"not_loaded": broken} if broken else {}))
+    if models and systems:
+        raise ValueError("--models and --systems: choose one")
+    if models or systems:
+        load, every = (load_model, model_names()) if models else (load_system, system_names())
+        _print_sources({name: load(name).source for name in every}, json)
         return
-    every = builders.values()
+    builders = _builders()
+    if json:
+        print_json([_as_json(name, builder) for name, builder in builders.items()])
+        return
     print_all(
         grid(
             [
                 ("schedule", builders),
-                ("what it is", (builder.summary for builder in every)),
-                ("options", (", ".join(map(written, builder.options)) for builder in every)),
-                ("source", (builder.source for builder in every)),
+                ("what it is", (builder.summary for builder in builders.values())),
+                ("legal", (builder.legal or "-" for builder in builders.values())),
+                ("options", (", ".join(map(written, each.options)) for each in builders.values())),
+                ("source", (builder.source for builder in builders.values())),
             ]
         ),
         "models: " + ", ".join(model_names()),
         "systems: " + ", ".join(system_names()),
     )
-    for reason in broken.values():
-        print_plain(f"not loaded: {reason}")
 
 
-def _builders() -> tuple[dict[str, Builder], dict[str, str]]:
-    """All builders by name; of what is installed and cannot be loaded, why."""
-    found, broken = {}, {}
+def _print_sources(sources: dict[str, str], json: bool) -> None:
+    if json:
+        print_json([{"name": name, "source": source} for name, source in sources.items()])
+    else:
+        print_all(grid([("name", sources), ("source", sources.values())]))
+
+
+def _builders() -> dict[str, Builder]:
+    """All builders by name; what is installed and cannot be loaded is said."""
+    found = {}
     for name in names():
         try:
             found[name] = find(name)
         except ValueError as error:
-            broken[name] = str(error)
-    return found, broken
+            warnings.warn(f"not loaded: {error}", Notice, stacklevel=2)
+    return found
+
+
+def _as_json(name: str, builder: Builder) -> dict[str, Any]:
+    return {
+        "name": name,
+        "phases": _phases(builder),
+        "legal": builder.legal or None,
+        "source": builder.source,
+        "summary": builder.summary,
+        "options": builder.options,
+    }
+
+
+def _phases(builder: Builder) -> list[str] | None:
+    """Letters of the phases of a small table, if there is one."""
+    try:
+        table = builder.function(**SMALL)
+    except Exception:  # a user's own function may have needs, and faults, of its own
+        return None
+    there = set(table.ops.phase.tolist())
+    return [phase.name for phase in Phase if phase in there]

@@ -289,6 +289,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "out": _often(FILE, "write to this file", "o"),
         "figure": OptionRecord(FILE, "draw a picture to this file"),
         "certificate": OptionRecord(FILE, "write what is claimed to this file (.json)"),
+        "models": OptionRecord(FLAG, "list models and their sources"),
+        "systems": OptionRecord(FLAG, "list systems and their sources"),
         "open": OptionRecord(FLAG, "open what is written in the browser"),
         "exchange": OptionRecord(FLAG, "run A with the row of B on one worker"),
         "force": OptionRecord(FLAG, "replace files that are there"),

@@ -22,8 +22,8 @@ def console() -> Console:
     return found
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """Print one JSON object on stdout."""
+def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
+    """Print one JSON object on stdout, or one list of them."""
     sys.stdout.write(json.dumps(data, default=_plain, allow_nan=False) + "\n")
 
 
