@@ -8,13 +8,16 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import pipejax as pj
 from pipejax.base.notices import notices_as_lines
 from pipejax.cli.streams import OutputError
+
+if TYPE_CHECKING:
+    from pipejax.cli.options.given import GivenOptions
 
 COMMANDS = {  # each the function of its name in the module of its name, whose first line this is
     "evaluate": "Evaluate one schedule: step time, bubbles, memory, critical path.",
@@ -109,16 +112,20 @@ def _program(
     """Take the options of the program itself; with it, one command is a command by name too."""
 
 
-def _help(called: str, *, everything: bool) -> None:
-    from pipejax.cli.output.help import command_help
+def _is_helped(called: str | None, given: "GivenOptions | None", arguments: Sequence[str]) -> bool:
+    """Print help if it is asked for: of a command, or of the program."""
+    from pipejax.cli.output.help import command_help, program_help
 
-    sys.stdout.write(command_help(called, command_of(called), everything=everything))
-
-
-def _program_help() -> None:
-    from pipejax.cli.output.help import program_help
-
-    sys.stdout.write(program_help(ABOUT, COMMANDS))
+    if called is None or given is None:
+        if arguments and arguments[0] not in ("--help", "-h"):
+            return False
+        sys.stdout.write(program_help(ABOUT, COMMANDS))
+        return True
+    wanted = [name for name in ("help_all", "help") if given.asks_for(name)]
+    if wanted:
+        everything = "help_all" in wanted
+        sys.stdout.write(command_help(called, command_of(called), everything=everything))
+    return bool(wanted)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -139,19 +146,15 @@ def run(arguments: Sequence[str]) -> int:
             from pipejax.cli.options.given import GivenOptions
 
             given = GivenOptions(arguments[1:], inspect.signature(command_of(called)).parameters)
-            for name in ("help_all", "help"):
-                if given.asks_for(name):
-                    _help(called, everything=name == "help_all")
-                    return 0
-            given.check()
-            given.add_config(called, COMMANDS)
-            given.check_effects()
-            arguments = [called, *given.words]
-        elif not arguments or arguments[0] in ("--help", "-h"):
-            _program_help()
-            return 0
-        with notices_as_lines():
-            result = application(called)(list(arguments), standalone_mode=False)
+        result = None
+        if not _is_helped(called, given, arguments):
+            if called is not None and given is not None:
+                given.check()
+                given.add_config(called, COMMANDS)
+                given.check_effects()
+                arguments = [called, *given.words]
+            with notices_as_lines():
+                result = application(called)(list(arguments), standalone_mode=False)
         sys.stdout.flush()  # what cannot be printed is an error of the command
         return result if isinstance(result, int) else 0
     except OutputError as error:
