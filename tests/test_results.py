@@ -121,6 +121,22 @@ def test_conditions(store, answer, mistake):
     assert "--axes" in mistake("results", store, "--axes", "step_time")
 
 
+def test_conditions_on_rates_have_units():
+    rates = np.array([25e9, 50e9, 100e9])
+    units = {"network.bandwidth": "B/s", "compute.peak": "FLOP/s"}
+    axes = {"network.bandwidth": rates, "compute.peak": np.array([1e15])}
+    found = SweepResults(axes, {}, units, np.ones(3, int), {}, None, np.array([""] * 3))
+    kept = {
+        "network.bandwidth>50GB/s": [False, False, True],
+        "network.bandwidth=50 GB/s": [False, True, False],
+        "network.bandwidth<5e10": [True, False, False],  # a plain number is in B/s
+        "compute.peak>=990TFLOP/s": [True, True, True],
+    }
+    assert {text: found.where([text]).tolist() for text in kept} == kept
+    with pytest.raises(ValueError, match="did you mean GB/s"):  # a size is no rate
+        found.where(["network.bandwidth>50GB"])
+
+
 def test_what_is_not_written_to_its_end_is_not_there(store, tmp_path, answer, call):
     part = shutil.copytree(store, tmp_path / "part.zarr")
     sums = zarr.open_group(str(part), mode="r+")["block_checksum"]

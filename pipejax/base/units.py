@@ -33,6 +33,11 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "USD_per_hour": ("USD/s", 1 / 3600),
 }
 
+_BYTES: Mapping[str, float] = {
+    "B": 1,
+    **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
+}
 # units behind a number, in factors of the SI unit
 WRITTEN: Mapping[str, Mapping[str, float]] = {
     "s": {
@@ -44,10 +49,11 @@ WRITTEN: Mapping[str, Mapping[str, float]] = {
         "min": 60,
         "h": 3600,
     },
-    "B": {
-        "B": 1,
-        **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
-        **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
+    "B": _BYTES,
+    "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
+    "FLOP/s": {
+        "FLOP/s": 1,
+        **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)},
     },
 }
 _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
