@@ -403,11 +403,19 @@ COMPLETED = {
     "pipejax export --format ch": ["chrome-trace"],
     "pipejax evaluate --format la": ["latex"],
     "pipejax completion f": ["fish"],
+    "pipejax init m": ["model"],
+    "pipejax diff eager": ["eager-1f1b"],
+    "pipejax diff 1f1b zb-h": ["zb-h1", "zb-h2"],
+    "pipejax diff 1f1b -P 4 gpi": ["gpipe"],
+    "pipejax diff mi": ["mine.csv"],
+    "pipejax evaluate --schedule mi": ["mine.csv"],
+    "pipejax diff 1f1b gpipe --out": [],
 }
 
 
 @pytest.mark.process
 def test_bash_completes(call, tmp_path):
+    (tmp_path / "mine.csv").touch()
     script = call("completion", "bash")[1]
     ask = [
         f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _pipejax; "

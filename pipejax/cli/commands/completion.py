@@ -11,6 +11,7 @@ from pipejax.cli.options.catalogue import CATALOGUE, record
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.completion import SHELLS, Completable
 from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.templates import TEMPLATES
 from pipejax.schedules import names
 
 
@@ -37,7 +38,8 @@ def completion(
         for called in COMMANDS
     }
     lists = {"schedules": names(), "models": model_names(), "systems": system_names()}
-    script = SHELLS[shell](Completable(COMMANDS, options, lists))
+    arguments = {"completion": [*SHELLS], "init": [*TEMPLATES], "diff": names()}
+    script = SHELLS[shell](Completable(COMMANDS, options, arguments, lists))
     if json:
         print_json({"shell": shell, "script": script})
     else:

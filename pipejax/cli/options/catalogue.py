@@ -253,7 +253,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
     "Points of a sweep": {
         "best": _often(COUNT, "points to list"),
         "by": _often(NAME, "what they are ranked by"),
-        "where": _often(RULES, "points to look at, as systems=h100 or workers>4"),
+        "where": _often(RULES, "points to look at, as systems=h100 or step_time<3s"),
         "pareto": _often(FLAG, "list the points that no other beats in two things"),
         "axes": OptionRecord(NAMES, "these two things, as step_time,memory_bytes"),
     },

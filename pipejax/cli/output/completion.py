@@ -26,9 +26,15 @@ _pipejax() {{
 {options}
     esac
   fi
+  if [[ -z $words && $current != -* && $before != -* ]]; then
+    case "${{COMP_WORDS[1]}}" in
+{arguments}
+    esac
+  fi
   if [[ -n $words ]]; then
     COMPREPLY=($(compgen -P "$head" -W "$words" -- "${{current##*,}}"))
-  else
+  fi
+  if ((${{#COMPREPLY[@]}} == 0)); then
     COMPREPLY=($(compgen -f -- "$current"))
   fi
 }}
@@ -48,11 +54,13 @@ class Completable(NamedTuple):
     Attributes:
       commands: what each does, by name.
       options: of each command, by name.
+      arguments: words that complete what stands beside options, by command.
       names: words that complete a value, by the name of their list.
     """
 
     commands: Mapping[str, str]
     options: Mapping[str, Mapping[str, OptionRecord]]
+    arguments: Mapping[str, Iterable[str]]
     names: Mapping[str, Iterable[str]]
 
     def words(self, option: OptionRecord) -> str:
@@ -66,7 +74,7 @@ def _written(name: str, option: OptionRecord) -> list[str]:
 
 
 def _bash(known: Completable) -> str:
-    values = ['"completion completion") words="bash zsh fish" ;;']
+    values = []
     for command, own in known.options.items():
         for name, option in own.items():
             if option.names:
@@ -78,6 +86,10 @@ def _bash(known: Completable) -> str:
     ]
     return BASH.format(
         commands=" ".join(known.commands),
+        arguments="\n".join(
+            f'      {command}) words="{" ".join(words)}" ;;'
+            for command, words in known.arguments.items()
+        ),
         values="\n".join(f"      {line}" for line in values),
         options="\n".join(f"      {line}" for line in options),
     )
@@ -85,7 +97,9 @@ def _bash(known: Completable) -> str:
 
 def _fish(known: Completable) -> str:
     lines = ["complete -c pipejax -f"]
-    lines += ["complete -c pipejax -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'"]
+    for command, words in known.arguments.items():
+        where = f"-n '__fish_seen_subcommand_from {command}'"
+        lines.append(f"complete -c pipejax {where} -a {_quoted(' '.join(words))}")
     lines += [
         f"complete -c pipejax -n __fish_use_subcommand -a {name} -d {_quoted(about)}"
         for name, about in known.commands.items()
