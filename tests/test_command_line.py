@@ -224,6 +224,35 @@ def test_offloads_take_what_an_option_says_in_every_command(answer, mistake):
     assert "--load 1 needs --offload" in mistake("show", *given, "--load", "1")
 
 
+UNUSED = {
+    "offload": ["-T", "F=1,B=2", "--offload", "1"],
+    "with a model": ["-m", "gpt-22b", "-y", "a100", "--minibatch", "8", "--offload", "1"],
+    "letter": ["-T", "F=1,B=2,O=3"],
+    "of workers": ["-W", "F=1,B=2,R=3"],
+}
+
+
+@pytest.mark.parametrize("what", UNUSED)
+def test_a_time_of_ops_that_no_table_has_is_refused(mistake, what):
+    for command in ("evaluate", "show"):
+        assert "has no effect: no" in mistake(command, *ONE, *UNUSED[what])
+
+
+@pytest.mark.compiles
+def test_of_several_schedules_one_uses_the_time(answer, mistake, tmp_path):
+    sizes = ["-P", "2", "-M", "2"]
+    given = [*sizes, "-T", "F=1,I=1,W=1", "--offload", "1"]
+    for command in ("compare", "jitter", "show", "explore"):
+        more = ["--out", tmp_path / "x.html"] if command == "explore" else []
+        more = ["--samples", "2"] if command == "jitter" else more
+        assert "no O in gpipe, 1f1b" in mistake(command, "-S", "gpipe,1f1b", *given, *more)
+        answer(command, "-S", "1f1b,pipe-offload", *given, *more)
+    assert "--offload 1 has no effect" in mistake("diff", "gpipe", "1f1b", *given)
+    answer("diff", "pipe-offload", "1f1b", *given)
+    late = [*sizes, "-T", "F=1,I=1,W=1,O=1000"]  # planned for it: nothing is worth an offload
+    answer("evaluate", "-s", "ada-offload", *late)
+
+
 def test_a_memory_limit_is_activations_or_bytes_in_every_command(answer, mistake):
     given = ["evaluate", "-s", "zero-bubble", *ONE[2:]]
     peaks = [

@@ -156,7 +156,8 @@ def test_per_worker_is_what_the_command_line_does(name, call, tmp_path):
                 assert total == pytest.approx(value * shares.mean() if mine.any() else 0)
     path = tmp_path / "table.json"
     pj.write_table(table, path)
-    given_times = ["--worker-times", "F=1,I=1.25,W=0.5,O=0.75", "--comm", "0.125"]
+    of_ops = "F=1,I=1.25,W=0.5" + ",O=0.75" * table.offloads
+    given_times = ["--worker-times", of_ops, "--comm", "0.125"]
     code, out, _ = call("evaluate", "--table", path, *given_times, "--json")
     assert (code, json.loads(out)["makespan"]) == (0, pj.evaluate(table, costs).makespan)
 

@@ -41,14 +41,16 @@ def compare(
     options.check(listed.names)
     points = listed.sized(None if microbatches is None else _counts(microbatches))
     rows: list[dict[str, Any]] = []
+    tables: list[pj.ScheduleTable] = []
     slots: dict[str, float] | None = None  # one ratio of B to F for all: the first that there is
     with progress("evaluating", len(points)) as bar:
         for point in points:
-            rows.append(_row(point, options, priced, links, slots))
+            rows.append(_row(point, options, priced, links, slots, tables))
             slots = slots or rows[-1].get("slots")
             bar.move(advance=1)
     if slots is None:
         raise ValueError(rows[0]["error"])
+    priced.check_used(tables, map(options.builder, listed.names))
     if json:
         sizes = {point.workers for point in points}
         workers = sizes.pop() if len(sizes) == 1 else None  # tables may differ
@@ -73,12 +75,14 @@ def _row(
     pricing: Pricing,
     links: pj.Links,
     slots: dict[str, float] | None,
+    tables: list[pj.ScheduleTable],
 ) -> dict[str, Any]:
-    """Evaluate one point; one that does not exist says why instead."""
+    """Evaluate one point and add its table; one that does not exist says why instead."""
     name, workers, count = at
     own = options.of(name)
     try:
         table = own.build(name, workers, count, pricing)
+        tables.append(table)
         costs = pricing.of(table)
         point: Comparison = pj.compare(table, costs, link=links, slots=slots)
     except MismatchError as error:

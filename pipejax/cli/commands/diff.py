@@ -61,6 +61,7 @@ def diff(
     points = {point.name: point for point in listed.sized(counts)}
     priced = pricing or Pricing(lambda table: pj.Costs(offload=0.0, **UNIT))
     tables = [options.of(name).build(*points[name], priced) for name in names]
+    priced.check_used(tables, map(options.builder, names))
     runs = [pj.evaluate(table, priced.of(table), link=links) for table in tables]
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots

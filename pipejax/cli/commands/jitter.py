@@ -113,6 +113,7 @@ def jitter(
         raise ValueError("--tables and --schedules differ in size: jitter ranks those of one size")
     ((workers, microbatches),) = sizes
     tables, missing = _build(points, listed.options, priced)
+    priced.check_used(tables.values(), map(listed.options.builder, listed.names))
     runs = _run(tables, priced, links, factors, sampling)
     needs = [priced.memory(table) for table in tables.values()]
     fits = [need.get("fits", True) for need in needs]

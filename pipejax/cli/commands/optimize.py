@@ -182,7 +182,8 @@ def _pose(
             "weight_share": float(room.stages.weight_share.max()),
         }
         choice = choice._replace(options=choice.options._replace(options=options))
-    table = choice._replace(pricing=pricing).build()
+    # the search may offload where the table does not
+    table = choice._replace(pricing=pricing._replace(rare={})).build()
     costs = pricing.of(table)
     room = limit.room(table, activations, pricing.workload)
     # a model's times of O and L stand there whether or not activations are to go to the host

@@ -39,6 +39,7 @@ def verify(
         verdict = pj.verify(file)
     else:
         priced, table = required(pricing), pj.read_table(file)
+        priced.check_used([table])
         run = pj.evaluate(table, priced.of(table), link=links)
         held = activations.of(table, priced.workload, priced.microbatches).held(run)
         verdict = pj.verify(pj.certificate(run, memory=held.memory))

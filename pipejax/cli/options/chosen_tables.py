@@ -39,4 +39,6 @@ def chosen_tables(
             missing_names[point.name] = getattr(error, "reason", str(error))
     if not tables:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
+    if pricing is not None:
+        pricing.check_used(tables, map(options.builder, listed.names))
     return tables, missing_names

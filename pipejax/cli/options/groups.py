@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pipejax as pj
@@ -22,7 +22,7 @@ from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.files import Output, check_apart
 from pipejax.cli.output.report import printing
-from pipejax.schedules import find
+from pipejax.schedules import Builder, find
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.torch_1f1b import REPAIRS
@@ -67,6 +67,13 @@ class TableChoice(NamedTuple):
                 "give either --schedule with --workers and --microbatches, or --table FILE"
             )
         sizes = {"workers": self.workers, "microbatches": self.microbatches}
+        table, builders = self._build(sizes)
+        if self.pricing is not None:
+            self.pricing.check_used([table], builders)
+        return table
+
+    def _build(self, sizes: Mapping[str, int | None]) -> tuple[pj.ScheduleTable, list[Builder]]:
+        """Return the table, and what built it."""
         if self.table is not None:
             extra = [name for name, value in sizes.items() if value is not None]
             extra += [name for name in self.options.options if name not in self.options.of_runs]
@@ -75,13 +82,14 @@ class TableChoice(NamedTuple):
                     f"{written(extra[0])} belongs to --schedule: a table file states it itself"
                 )
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
-            return pj.read_table(self.table, repair=repair)
+            return pj.read_table(self.table, repair=repair), []
         own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
         workers, microbatches = self.workers or own[0], self.microbatches or own[1]
         if workers is None or microbatches is None or self.schedule is None:
             missing = [name for name, value in sizes.items() if value is None]
             raise ValueError(f"--schedule needs {flag(missing[0])}")
-        return self.options.build(self.schedule, workers, microbatches, self.pricing)
+        table = self.options.build(self.schedule, workers, microbatches, self.pricing)
+        return table, [self.options.builder(self.schedule)]
 
 
 def _always(

@@ -1,7 +1,10 @@
 """Options that say what ops and messages take: times, a file of costs, or a model on a system."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import pipejax as pj
 from pipejax.base.checks import one_of
@@ -10,6 +13,7 @@ from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, Weight
 from pipejax.cli.options.host_times import HostTimes
 from pipejax.cli.options.microbatches import Microbatches
 from pipejax.cli.options.numbers import parse_seconds, parse_times
+from pipejax.schedules import Builder
 
 
 class Pricing(NamedTuple):
@@ -21,6 +25,7 @@ class Pricing(NamedTuple):
       system: the machine that it is on.
       microbatches: what options say of microbatches that differ.
       offloads: whether options say what it takes to offload.
+      rare: letters of ops that most tables have none of, and the option that gives their time.
     """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
@@ -28,6 +33,30 @@ class Pricing(NamedTuple):
     system: "pj.System | None" = None
     microbatches: Microbatches = Microbatches()
     offloads: bool = False
+    rare: Mapping[str, str] = MappingProxyType({})
+
+    def check_used(
+        self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
+    ) -> None:
+        """Refuse a time of ops that no table has, and that none is planned for.
+
+        Args:
+          tables: all that are priced.
+          builders: what they were built by; a table may offload nothing because that takes long.
+
+        Raises:
+          ValueError: if there is one.
+        """
+        if not self.rare:
+            return
+        from pipejax.costs.costs import PHASE_FIELDS
+
+        seen = {table.name: {*np.unique(table.ops.phase).tolist()} for table in tables}
+        planned = {option for builder in builders for option in builder.takes}
+        for letter, given in self.rare.items():
+            code = pj.Phase[letter]
+            if PHASE_FIELDS[letter] not in planned and not any(code in of for of in seen.values()):
+                raise ValueError(f"{given} has no effect: no {letter} in {', '.join(seen)}")
 
     def check_alike(self, command: str) -> None:
         """Refuse microbatches that differ.
@@ -68,6 +97,7 @@ _WITH_MODEL = (
     "loss_units",
     "recompute",
 )
+_RARE = ("R", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "O", "L")
 _OF_MICROBATCHES = ("lengths", "microbatch_scale", "microbatch_order")
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
     "model": "--comm, --latency and --transmit do not go with --model: the system's links give "
@@ -142,7 +172,7 @@ class PricingSettings(NamedTuple):
         of = each.costs_of(alike.of, alike.workload, alike.system)
         # reports of a step are of microbatches alike
         microbatches = each._replace(workload=alike.workload)
-        return Pricing(of, microbatches=microbatches, offloads=alike.offloads)
+        return alike._replace(of=of, workload=None, system=None, microbatches=microbatches)
 
     def _with_host(self, pricing: Pricing | None) -> Pricing | None:
         """Add the times of O and L that are given."""
@@ -152,7 +182,9 @@ class PricingSettings(NamedTuple):
         if pricing is None:
             raise ValueError("--offload needs op times: give --stage-times, --costs or --model")
         of = times.costs_of(pricing.of, is_plain=pricing.workload is None)
-        return pricing._replace(of=of, offloads=True)
+        given = {"O": f"--offload {self.offload}"}
+        given |= {} if self.load is None else {"L": f"--load {self.load}"}
+        return pricing._replace(of=of, offloads=True, rare={**pricing.rare, **given})
 
     def _alike(self) -> Pricing | None:
         """Price microbatches that are alike."""
@@ -175,7 +207,7 @@ class PricingSettings(NamedTuple):
         text: str = given[way]
         if way == "costs":
             return Pricing(lambda table: pj.read_costs(text, table))
-        from pipejax.costs.costs import check_backward
+        from pipejax.costs.costs import PHASE_FIELDS, check_backward
 
         times = parse_times(text, flag(way))
         try:
@@ -184,9 +216,10 @@ class PricingSettings(NamedTuple):
             of_stage.check_known((pj.Phase.F, pj.Phase.B))  # what is wrong is said before any table
         except ValueError as error:
             raise ValueError(f"{flag(way)} {text}: {error}") from None
+        rare = {k: f"{flag(way)}: {k}" for k in _RARE if PHASE_FIELDS[k] in times}
         if way == "stage_times":
-            return Pricing(lambda table: of_stage)
-        return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message))
+            return Pricing(lambda table: of_stage, rare=rare)
+        return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message), rare=rare)
 
     def _message(self) -> dict[str, float]:
         """Read the times of a message [s]."""
