@@ -474,6 +474,17 @@ FILES = {
 }
 
 
+@pytest.mark.parametrize("command", ["show", "explore", "jitter", "diff"])
+def test_a_table_of_several_that_cannot_run_is_named(mistake, command, tmp_path):
+    good = tmp_path / "good.csv"
+    pj.write_table(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2), good)
+    (tmp_path / "crossed.csv").write_bytes(FILES["crossed"])
+    several = [good, tmp_path / "crossed.csv"] if command == "diff" else ["-S", tmp_path]
+    out = ["--out", tmp_path / "x.html"] if command == "explore" else []
+    error = mistake(command, *several, *TIMES, "--link", "rendezvous", *out)
+    assert "crossed.csv: deadlock" in error
+
+
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_is_one_clear_line(call, what, tmp_path):
     arguments, message = MISTAKES[what]

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
+from pipejax.cli.options.chosen_tables import naming
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import TableOptions
@@ -62,7 +63,10 @@ def diff(
     priced = pricing or Pricing(lambda table: pj.Costs(offload=0.0, **UNIT))
     tables = [options.of(name).build(*points[name], priced) for name in names]
     priced.check_used(tables, map(options.builder, names))
-    runs = [pj.evaluate(table, priced.of(table), link=links) for table in tables]
+    runs = []
+    for table in tables:
+        with naming(table):
+            runs.append(pj.evaluate(table, priced.of(table), link=links))
     found = table_difference(tables[0], tables[1])
     cells = len(found.rows) * tables[0].num_workers * tables[0].num_slots
     exchanged = _exchanged(found, runs) if exchange or cells <= QUICK else []

@@ -9,6 +9,7 @@ import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.options.catalogue import flag
+from pipejax.cli.options.chosen_tables import naming
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Seed
 from pipejax.cli.options.pricing import Pricing, required
 from pipejax.cli.options.schedule import TableOptions
@@ -175,16 +176,13 @@ def _run(
     """Run every table, with progress on stderr where a person sees it."""
     drawn = pick(sampling, "samples seed") | {"link": links}
     with progress("sampling", sampling.samples * len(tables)) as bar:
-        return {
-            name: pj.jitter(
-                table,
-                pricing.of(table),
-                factors,
-                on_progress=bar.after(place * sampling.samples),
-                **drawn,
-            )
-            for place, (name, table) in enumerate(tables.items())
-        }
+        sampled = {}
+        for place, (name, table) in enumerate(tables.items()):
+            told = bar.after(place * sampling.samples)
+            with naming(table):
+                costs = pricing.of(table)
+                sampled[name] = pj.jitter(table, costs, factors, on_progress=told, **drawn)
+        return sampled
 
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.chosen_tables import chosen_tables
+from pipejax.cli.options.chosen_tables import chosen_tables, naming
 from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.memory_limit import MemoryLimit
@@ -133,7 +133,8 @@ def _scene(
     evaluated, held = [], []
     priced = pricing or NO_TIMES
     for table in tables:
-        run = pj.evaluate(table, priced.of(table), link=links)
+        with naming(table):
+            run = pj.evaluate(table, priced.of(table), link=links)
         sizes = activations.of(table, priced.workload, priced.microbatches)
         evaluated.append(run)
         limits = limit and limit.levels(table, sizes, activations, priced.workload)

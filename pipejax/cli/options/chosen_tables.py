@@ -1,11 +1,23 @@
 """Tables of commands that show one schedule, or several beside each other."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pipejax as pj
 from pipejax.base.checks import MismatchError
 from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.schedule import TableOptions
 from pipejax.cli.options.schedule_list import ScheduleList
+
+
+@contextmanager
+def naming(table: pj.ScheduleTable) -> Iterator[None]:
+    """Say which of several tables it is that cannot run."""
+    try:
+        yield
+    except pj.ScheduleError as error:
+        raise pj.ScheduleError(f"{table.name}: {error.reason}", error.grid) from error
 
 
 def chosen_tables(

@@ -6,6 +6,7 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.files import write_file
 from pipejax.cli.options.activations import ActivationOptions, StageSizes
+from pipejax.cli.options.chosen_tables import naming
 from pipejax.cli.options.memory_limit import MemoryLimit
 from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import Output
@@ -44,7 +45,8 @@ def save_page(
     given = Pricing(lambda table: or_slots(None, table)) if pricing is None else pricing
     explored = []
     for table in tables:
-        run = pj.evaluate(table, given.of(table), link=links)
+        with naming(table):
+            run = pj.evaluate(table, given.of(table), link=links)
         sized = activations.of(table, given.workload, given.microbatches)
         limits = _limits(table, sized, given, activations, limit)
         explored.append(Explored(run, MemoryShown(*sized[:4], limits)))
