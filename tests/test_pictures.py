@@ -16,6 +16,7 @@ from rich.console import Console
 import pipejax as pj
 from figures.rules import caption_of, faults
 from pipejax.analysis.segments import segment_of
+from pipejax.analysis.timeline import bars
 from pipejax.base import drawn
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
@@ -245,3 +246,14 @@ def test_show_of_several(call, answer, tmp_path):
         picture.with_suffix(".md").read_text() == f"![three.svg](three.svg)\n\n{said['caption']}\n"
     )
     assert 'width="240.944' in picture.read_text()[:2000]
+
+
+def test_an_all_reduce_that_takes_no_time_has_no_row():
+    """A model without data parallelism costs none; the updates beside it take their time."""
+    costs = {"forward": 1.0, "backward": 2.0, "update": 1.0}
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    for time in (0.0, 1.0):
+        run = pj.evaluate(table, pj.Costs(**costs, all_reduce=time))
+        rows = [label.get_text() for label in pj.plot(run).axes[0].get_yticklabels()]
+        assert ("all-reduce" in rows) == (time > 0)
+        assert {bar.ops[0].phase.name for bar in bars(run)} == {*"FBU", *("A" * (time > 0))}

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation
+from pipejax.base.array_types import Int, NumpyArray
 from pipejax.engine.lowering.program import SOURCE
 from pipejax.schedules.cells.ops import HOST, NO_MICROBATCH, Op, Phase, format_cell
 from pipejax.schedules.table.table import ScheduleTable
@@ -60,6 +61,12 @@ class Arrow(NamedTuple):
     is_critical: bool
 
 
+def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
+    """Nodes of all-reduces and updates without a cell, of those that take any time."""
+    nodes = evaluation.program.beside_cells
+    return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
+
+
 def bars(evaluation: Evaluation) -> list[Bar]:
     """List every op of the table, then all-reduces and updates where they cost anything."""
     program = evaluation.program
@@ -69,7 +76,7 @@ def bars(evaluation: Evaluation) -> list[Bar]:
     ]
     at_end = [
         (node, int(program.worker[node]), (Op(Phase(phase), stage, NO_MICROBATCH),))
-        for node in program.beside_cells.tolist()
+        for node in timed_beside_cells(evaluation).tolist()
         for phase, stage in [(int(program.phase[node]), int(program.stage[node]))]
     ]
     return [

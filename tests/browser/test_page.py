@@ -1,5 +1,6 @@
 """The page in a browser: it loads from a file, zooms, answers the mouse and keys, and stays fluid."""
 
+import dataclasses
 import io
 import re
 
@@ -310,6 +311,21 @@ def test_nothing_is_cut_in_a_narrow_window(width, alone, visit):
     opened = visit(alone[0], viewport={"width": width, "height": 700})
     assert opened("document.documentElement.scrollWidth") <= width
     assert opened.page.locator("#factor-F").bounding_box()["width"] > 150
+
+
+def test_long_names_do_not_widen_the_panel(tmp_path, visit):
+    tables = [
+        dataclasses.replace(
+            pj.schedules.build("gpipe", num_workers=2, num_microbatches=2),
+            name=f"a/folder/of/tables/with_a_rather_long_name_{k}.csv",
+        )
+        for k in range(2)
+    ]
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    path = tmp_path / "names.html"
+    path.write_text(page([explored(table, costs) for table in tables]))
+    opened = visit(path, viewport={"width": 1300, "height": 800})
+    assert opened("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('.panel'))")
 
 
 def test_a_large_page_loads_soon_and_pans_fluidly(large, visit, capsys):

@@ -9,8 +9,8 @@ import { listenToKeys } from "./keyboard.js";
 import { listen, listenToAxis } from "./mouse.js";
 import { readPalette } from "./palette.js";
 import {
-  headingOf, makeChoices, makeSliders, showChoices, showForm, showLegend, showResults, showSliders,
-  summary,
+  headingOf, makeChoices, makeSliders, refusals, showChoices, showForm, showLegend, showResults,
+  showSliders, summary,
 } from "./panels.js";
 import { Schedule } from "./schedule.js";
 import { search } from "./search.js";
@@ -255,7 +255,7 @@ export class Explorer {
     const { schedules, state, unit, scene } = this;
     showResults(schedules, state, unit, (index) => this.focusOn(index));
     showSliders(scene, schedules, state);
-    showChoices("links", (name) => name === state.link, this.refusals());
+    showChoices("links", (name) => name === state.link, refusals(schedules, scene.links));
     showChoices("shown", (name) => state.shown[name]);
     showChoices("curve", (name) => name === state.curve);
     byId("curve").hidden = !state.shown.memory || !schedules.some((each) => each.hasSizes);
@@ -266,16 +266,6 @@ export class Explorer {
     this.say(summary(schedules, unit));
     state.keep();
     this.draw();
-  }
-
-  /** Link models under which no schedule runs, and why. */
-  refusals() {
-    const found = {};
-    for (const name of this.scene.links) {
-      const errors = this.schedules.map((each) => each.programs[name].error);
-      if (errors.every(Boolean)) found[name] = errors[0];
-    }
-    return found;
   }
 
   showOp() {

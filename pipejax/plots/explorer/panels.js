@@ -155,6 +155,16 @@ export function showChoices(id, isOn, reasons = {}) {
   }
 }
 
+/** Link models under which no schedule runs, and why. */
+export function refusals(schedules, links) {
+  const found = {};
+  for (const name of links) {
+    const errors = schedules.map((each) => each.programs[name].error);
+    if (errors.every(Boolean)) found[name] = errors[0];
+  }
+  return found;
+}
+
 /** The closed form of a schedule, with the sum that is the largest now. */
 export function showForm(schedule, state, unit, isAlone) {
   byId("form-title").textContent = isAlone ? "Closed form" : `Closed form of ${schedule.name}`;

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.lowering.cost_layout import ZERO
 from pipejax.engine.lowering.program import Program
@@ -119,7 +120,7 @@ def _schedule(
     cells = _executed_cells(programs)
     number = np.full(run.table.cells.phase.size, -1)  # of the op in each cell
     number[cells] = np.arange(len(cells))
-    beside = _beside(run.program)
+    beside = _beside(run)
     keys = ["", *(factor.key for factor in factors)]
     own = np.array([keys.index(kind) if kind in keys else 0 for kind in kinds(run)])
     limits = memory.limits
@@ -160,9 +161,12 @@ def _key(program: Program, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, "
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
 
-def _beside(program: Program) -> Int[NumpyArray, "some fields"]:
-    """All-reduces and updates without a cell, by phase, stage, microbatch and worker."""
-    return np.unique(_key(program, program.beside_cells), axis=0)
+def _beside(run: Evaluation) -> Int[NumpyArray, "some fields"]:
+    """All-reduces and updates without a cell that cost anything.
+
+    They are told by phase, stage, microbatch and worker.
+    """
+    return np.unique(_key(run.program, timed_beside_cells(run)), axis=0)
 
 
 def _ops(
