@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -456,3 +457,13 @@ def test_bash_completes(call, tmp_path):
     )
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
+
+
+def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
+    """Sums of measured times leave 1e-16 s; it was printed as -2.2204e-07 ns."""
+    root = Path(__file__).parents[1] / "examples"
+    files = ["--table", root / "schedule.csv", "--costs", root / "measured.json"]
+    code, out, _ = call("evaluate", *files, "--slack")
+    assert code == 0
+    assert out.count(" 0 s ") == 8  # F and B of four workers
+    assert "-" not in "".join(line for line in out.splitlines() if " 0 s " in line)

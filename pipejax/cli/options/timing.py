@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NOMINAL = "nominal"  # the corner of the costs that are given
 
+ROUNDING = 1e-12  # of the makespan: below it a slack is what sums in double precision leave
+
 
 class TimingSettings(NamedTuple):
     """What is to be shown beside the makespan.
@@ -125,4 +127,9 @@ class TimingReport(NamedTuple):
             binding = op_values(evaluation, found.binding.astype(float))
             for entry, binds in zip(self.json["slack"], binding, strict=True):
                 entry["corner"] = found.names[int(binds.value)]
-        self.tables.append(values_by_phase(ops, "slack", seconds))
+        rounding = ROUNDING * evaluation.makespan
+
+        def shown(slack: float) -> str:
+            return seconds(slack if abs(slack) > rounding else 0.0)
+
+        self.tables.append(values_by_phase(ops, "slack", shown))
