@@ -12,6 +12,7 @@ import strategies
 from hypothesis import assume, given, settings, strategies as st
 
 import pipejax as pj
+from pipejax.analysis.timeline import bars
 from pipejax.base import longest_path
 from pipejax.base.path_ranking import Kinds, PathRanking
 
@@ -227,3 +228,13 @@ def test_many_runs_are_single_runs(dtype, monkeypatch):
             assert one.tolist() == other.tolist()
         lengths, counts = found[0]
         assert (counts * costs).sum(axis=0).tolist() == lengths.tolist()
+
+
+def test_an_update_that_takes_no_time_is_an_op_of_its_path():
+    """Pictures leave it out; a path counts it, and a run that is changed knows it."""
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, all_reduce=1.0, update=0.0))
+    (path,) = pj.longest_paths(run, 1)
+    assert path.counts["U"] == sum(op.endswith("U") or "U" in op for op in path.ops)
+    assert {bar.ops[0].phase.name for bar in bars(run)} == set("FBAU")
+    assert {bar.ops[0].phase.name for bar in bars(run, untimed=False)} == set("FBA")

@@ -67,16 +67,20 @@ def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
     return nodes[evaluation.node_finish[nodes] > evaluation.node_start[nodes]]
 
 
-def bars(evaluation: Evaluation) -> list[Bar]:
-    """List every op of the table, then all-reduces and updates where they cost anything."""
+def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
+    """List every op of the table, then all-reduces and updates that have a node.
+
+    Without `untimed`, these only where they take any time, for a picture.
+    """
     program = evaluation.program
+    beside = program.beside_cells if untimed else timed_beside_cells(evaluation)
     cells = [
         (int(program.node_of_cell[at]), int(at[0]), evaluation.table.cell(*at))
         for at in zip(*np.nonzero(program.node_of_cell), strict=True)
     ]
     at_end = [
         (node, int(program.worker[node]), (Op(Phase(phase), stage, NO_MICROBATCH),))
-        for node in timed_beside_cells(evaluation).tolist()
+        for node in beside.tolist()
         for phase, stage in [(int(program.phase[node]), int(program.stage[node]))]
     ]
     return [

@@ -49,7 +49,7 @@ class Panel(NamedTuple):
 
     def bars(self, critical: bool) -> list[Bar]:
         """Ops that have a length: waits are not drawn."""
-        each = (bar for bar in bars(self.run) if bar.ops[0].phase not in WAITS)
+        each = (bar for bar in bars(self.run, untimed=False) if bar.ops[0].phase not in WAITS)
         return [bar if critical else bar._replace(is_critical=False) for bar in each]
 
 

@@ -87,7 +87,10 @@ def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
     run, held = shown.run, shown.held
     line = _Line(columns, shown.window, out.color_system is not None)
     second = second_pipe(run.table)
-    drawn = [bar if shown.critical else bar._replace(is_critical=False) for bar in bars(run)]
+    drawn = [
+        bar if shown.critical else bar._replace(is_critical=False)
+        for bar in bars(run, untimed=False)
+    ]
     for worker in range(run.workers):
         row = [bar for bar in drawn if bar.worker == worker]
         compute = [bar for bar in row if not bar.on_host_link and bar.ops[0].phase not in WAITS]
