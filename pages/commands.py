@@ -14,6 +14,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 
@@ -137,6 +138,12 @@ def check_mention(text: str) -> None:
             raise ValueError(f"{text}: there is no option {option}")
 
 
+def _parser(called: str) -> Any:
+    """What parses a command: one of a group, of which typer says that it may be a command."""
+    program: Any = typer.main.get_command(application(called))
+    return program.commands[called]
+
+
 @functools.cache
 def options_of(called: str) -> frozenset[str]:
     """The options of a command, as they are written.
@@ -146,21 +153,20 @@ def options_of(called: str) -> frozenset[str]:
     """
     if called not in COMMANDS:
         raise ValueError(f"pipejax has no command {called}")
-    program = typer.main.get_command(application(called))
-    command = program.commands[called]  # type: ignore[attr-defined]
+    command = _parser(called)
     return frozenset(name for each in command.params for name in (*each.opts, *each.secondary_opts))
 
 
 def check_pipejax(arguments: list[str]) -> None:
     """Parse the arguments of `pipejax` as the program does, and do nothing else."""
     called = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    program = typer.main.get_command(application(called))
     if called is None:
+        program = typer.main.get_command(application(None))
         program.make_context("pipejax", arguments or ["--help"], resilient_parsing=True)
         if arguments and not arguments[0].startswith("-"):
             raise ValueError(f"pipejax has no command {arguments[0]}")
         return
-    command = program.commands[called]  # type: ignore[attr-defined]
+    command = _parser(called)
     given = GivenOptions(arguments[1:], inspect.signature(command.callback).parameters)
     given.check()
     if not (given.asks_for("help") or given.asks_for("help_all")):

@@ -1,6 +1,7 @@
 """The gallery: every registered schedule with its timeline, memory, closed form and command."""
 
 import contextlib
+import inspect
 import io
 import re
 from collections.abc import Iterator, Mapping
@@ -184,7 +185,7 @@ def _exact(each: Shown) -> str:
 
 def _options(builder: Builder) -> dict[str, str]:
     """What a schedule takes besides, from its docstring."""
-    function = builder.function.__wrapped__  # type: ignore[attr-defined]
+    function = inspect.unwrap(builder.function)  # the registry checks what it is given
     sections = griffe.parse_google(griffe.Docstring(function.__doc__), warnings=False)
     (listed,) = (s for s in sections if s.kind is griffe.DocstringSectionKind.parameters)
     about = {each.name: " ".join(each.description.split()) for each in listed.value}

@@ -6,68 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from explorer_cases import GIVEN, explored, given
 from justhtml import JustHTML
 
 import pipejax as pj
 from pipejax.plots.explorer.packing import pack, unpack
 from pipejax.plots.explorer.page import SCRIPTS, page
-from pipejax.plots.explorer.payload import Explored, MemoryShown
 from pipejax.schedules.table.links import LINKS
-
-GIVEN = {
-    "alike": ("1f1b", {}, {"forward": 1.0, "backward": 2.0, "transmit": 0.25}),
-    "tiny": ("gpipe", {}, {"forward": 1e-300, "backward": 2e-300}),
-    "free messages": ("gpipe", {}, {"forward": 1.0, "backward": 2.0}),
-    "by stage": (
-        "zb-h1",
-        {},
-        {
-            "forward": [1.0, 1.5, 2.0],
-            "input_grad": 1.1,
-            "weight_grad": 0.7,
-            "latency": 0.1,
-            "transmit": 0.3,
-        },
-    ),
-    "by microbatch": (
-        "1f1b",
-        {},
-        {"forward": np.arange(1.0, 13.0).reshape(3, 4), "backward": 2.0, "transmit": 0.5},
-    ),
-    "an update": (
-        "1f1b",
-        {},
-        {"forward": 1.0, "backward": 2.0, "transmit": 0.5, "all_reduce": 3.0, "update": 0.5},
-    ),
-    "within": (
-        "pipedream",
-        {},
-        {"forward": 1.0, "backward": 2.0, "update": 0.5, "all_reduce": 0.25, "transmit": 0.1},
-    ),
-}
-PAIRS = [
-    ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
-    ["", "1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
-]
-OFFLOADS = [["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]]
-
-
-def given(name):
-    schedule, options, costs = GIVEN[name]
-    table = pj.schedules.build(schedule, num_workers=3, num_microbatches=4, **options)
-    return table, pj.Costs(**costs)
-
-
-def with_rows(rows, **costs):
-    return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
-
-
-def explored(table, costs, link="delay", limits=None):
-    ones = np.ones(table.num_stages)
-    return Explored(
-        pj.evaluate(table, costs, link=link),
-        MemoryShown("activations", ones, ones / 3, ones, limits),
-    )
 
 
 def scene_of(text):
@@ -100,15 +45,10 @@ def run_of_page(schedule, factors, model):
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", [*GIVEN, "pairs", "offloads"])
+@pytest.mark.parametrize("name", GIVEN)
 def test_a_page_runs_as_the_engine_does(name, link):
     """At the factors that are given every finish time is equal to the last bit."""
-    if name == "pairs":
-        table, costs = with_rows(PAIRS, forward=1.0, backward=2.0, transmit=0.3)
-    elif name == "offloads":
-        table, costs = with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
-    else:
-        table, costs = given(name)
+    table, costs = given(name)
     shown = explored(table, costs)
     scene = scene_of(page([shown]))
     (schedule,) = scene["schedules"]
@@ -170,11 +110,7 @@ def test_closed_forms_of_a_page_are_the_makespan(name):
 @pytest.mark.parametrize("name", ["alike", "by stage", "offloads"])
 def test_memory_of_a_page_is_that_of_the_run(name):
     """Changes in the order of the page: its steps are those of `activation_memory`."""
-    table, costs = (
-        with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
-        if name == "offloads"
-        else given(name)
-    )
+    table, costs = given(name)
     shown = explored(table, costs)
     (schedule,) = scene_of(page([shown]))["schedules"]
     held = unpack(schedule["memory"])

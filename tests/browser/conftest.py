@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from explorer_cases import explored
 from playwright.sync_api import sync_playwright
-from test_explorer import explored
 
 import pipejax as pj
 from pipejax.plots.explorer.page import page as page_of

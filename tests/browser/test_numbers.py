@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_explorer import GIVEN, OFFLOADS, PAIRS, explored, given, with_rows
+from explorer_cases import GIVEN, explored, given
 
 import pipejax as pj
 from pipejax.base import longest_path
@@ -164,15 +164,10 @@ def test_the_form_says_which_sum_is_the_largest(tmp_path, visit, capsys):
     assert opened.makespans() == [16.0]
 
 
-@pytest.mark.parametrize("name", [*GIVEN, "pairs", "offloads"])
+@pytest.mark.parametrize("name", GIVEN)
 def test_any_table_and_costs(name, tmp_path, visit):
     """Costs by stage and microbatch, updates within a table, fused pairs, host links."""
-    if name == "pairs":
-        table, costs = with_rows(PAIRS, forward=1.0, backward=2.0, transmit=0.3)
-    elif name == "offloads":
-        table, costs = with_rows(OFFLOADS, forward=1.0, backward=2.0, offload=1.5)
-    else:
-        table, costs = given(name)
+    table, costs = given(name)
     path = tmp_path / "x.html"
     path.write_text(page_of([explored(table, costs)]))
     opened = visit(path, "messages=1&curve=memory")

@@ -7,7 +7,7 @@ import re
 import matplotlib.image
 import numpy as np
 import pytest
-from test_explorer import explored
+from explorer_cases import explored
 
 import pipejax as pj
 from pipejax.base import longest_path
