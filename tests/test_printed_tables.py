@@ -1,0 +1,133 @@
+"""Tables that commands print: at 80 columns, piped, and in the formats of papers and spreadsheets."""
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipejax.cli.output.tables import grid, lines_of
+
+ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
+TIMES = ["-T", "F=1,B=2"]
+WIDE = [*["compare", "-S", "gpipe,1f1b,chimera", "-P", "4", "-M", "4,8", "--comm", "0.1"], *TIMES]
+REPORTS = {
+    "evaluate": ["evaluate", *ONE, *TIMES, "--paths", "2"],
+    "compare": WIDE,
+    "order": ["order", *ONE, *TIMES, "--comm", "0.5", "--iterations", "0"],
+    "staleness": [*["staleness", "-s", "pipedream", "-P", "4", "-M", "16"]],
+    "formula": ["formula", *ONE],
+    "schedules": ["schedules"],
+    "diff": ["diff", "1f1b", "gpipe", "-P", "4", "-M", "8"],
+}
+
+
+def letters(text):
+    """What a table says, wherever its lines are broken."""
+    return Counter(re.sub(r"[^\w%.,:()+-]", "", text))
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_tables_fit_80_columns_and_nothing_is_cut(call, monkeypatch, name):
+    texts = []
+    for width in ("80", "1000"):
+        monkeypatch.setenv("COLUMNS", width)
+        code, out, err = call(*REPORTS[name])
+        assert (code, err) == (0, "")
+        texts.append([line for line in out.splitlines() if re.match("[┏┃┡│└]", line)])
+    narrow, wide = texts
+    assert narrow
+    assert max(map(len, narrow)) <= 80
+    assert "…" not in "".join(narrow)
+    assert not letters("".join(wide)) - letters("".join(narrow))
+    body = [line for line in wide if line.startswith("│")]
+    short = {cell.strip() for line in body for cell in line.split("│") if len(cell.strip()) < 12}
+    assert [cell for cell in short if cell not in "\n".join(narrow)] == []  # broken in no place
+
+
+def test_a_table_too_wide_goes_on_below_with_what_its_rows_are_of(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = call(*WIDE)
+    heads = [line for line in out.splitlines() if "schedule" in line and "┃" in line]
+    assert len(heads) == 2
+    assert out.count("chimera") == 6  # twice in two parts, and twice below
+
+
+@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("format", ["markdown", "latex", "csv"])
+def test_every_table_is_printed_in_every_format(call, name, format):
+    code, out, err = call(*REPORTS[name], "-f", format)
+    assert (code, err) == (0, "")
+    blocks = [block.splitlines() for block in out.strip().split("\n\n")]
+    tables = {
+        "markdown": [block for block in blocks if block[0].startswith("| ")],
+        "latex": blocks,
+        "csv": blocks,
+    }[format]
+    assert tables
+    if format == "markdown":
+        for table in tables:
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+            assert re.fullmatch(r"\|( -{3}:? \|)+", table[1])
+    elif format == "csv":
+        for table in tables:
+            assert len({len(row) for row in csv.reader(table)}) == 1
+            headers = next(csv.reader(table))
+            assert "" not in headers
+            assert len({*headers}) == len(headers)
+    else:
+        assert out.count("\\begin{tabular}") == out.count("\\end{tabular}") > 0
+        said = [line for line in out.splitlines() if not line.startswith(("%", "\\"))]
+        assert all(line == "" or line.endswith(r"\\") for line in said)
+        assert not re.search(r"(?<!\\)[%_#$]", " ".join(said))
+
+
+def test_a_csv_keeps_what_lines_say_elsewhere(call):
+    _, out, _ = call("compare", "-S", "gpipe,chimera", "-P", "4", "-M", "3", *TIMES, "-f", "csv")
+    gpipe, chimera = csv.DictReader(out.strip().splitlines())
+    assert (gpipe["bubble: table"], chimera["bubble: table"]) == ("50.00 %", "-")
+    assert chimera["reason"].startswith("not evaluated: ")
+    assert "even" in chimera["reason"]
+
+
+def test_tables_of_several_sizes_go_on_below_with_their_names(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "mine").mkdir()
+    for workers, name in (("4", "four"), ("2", "two")):
+        path = f"mine/{name}.csv"
+        made = ["export", "-s", "1f1b", "-P", workers, "-M", "8", "--format", "torch-csv"]
+        assert call(*made, "--out", path)[0] == 0
+    _, out, _ = call("compare", "--tables", "mine", *TIMES)
+    heads = [line for line in out.splitlines() if line.startswith("┃") and " P " in line]
+    assert len(heads) > 1
+    assert all(" M " in head and "schedule" in head for head in heads)
+
+
+def test_cells_are_written_as_each_format_has_it():
+    table = grid([("a|b", ["1 | 2", "x"]), ("c_%", ["50 %", "[bold]7[/]"])], title="t & u")
+    assert lines_of(table, "markdown").splitlines()[2:] == [
+        "| a\\|b | c_% |",
+        "| --- | ---: |",
+        "| 1 \\| 2 | 50 % |",
+        "| x | 7 |",
+        "",
+    ]
+    assert "a|b & c\\_\\% \\\\\n" in lines_of(table, "latex")
+    assert lines_of(table, "csv") == "a|b,c_%\n1 | 2,50 %\nx,7\n\n"
+
+
+def test_a_format_is_checked(mistake):
+    assert "--format must be one of text, markdown" in mistake("schedules", "-f", "latx")
+    assert "--format csv has no effect with --json" in mistake("schedules", "-f", "csv", "-j")
+
+
+def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
+    """Sums of measured times leave 1e-16 s; it was printed as -2.2204e-07 ns."""
+    root = Path(__file__).parents[1] / "examples"
+    files = ["--table", root / "schedule.csv", "--costs", root / "measured.json"]
+    code, out, _ = call("evaluate", *files, "--slack")
+    assert code == 0
+    assert out.count(" 0 s ") == 8  # F and B of four workers
+    assert "-" not in "".join(line for line in out.splitlines() if " 0 s " in line)
