@@ -70,17 +70,16 @@ def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " some"]:
 def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     """List every op of the table, then all-reduces and updates that have a node.
 
-    Without `untimed`, these only where they take any time, for a picture.
+    Without `untimed`, those only that take any time: a picture has nothing to show of the others.
     """
     program = evaluation.program
-    beside = program.beside_cells if untimed else timed_beside_cells(evaluation)
     cells = [
         (int(program.node_of_cell[at]), int(at[0]), evaluation.table.cell(*at))
         for at in zip(*np.nonzero(program.node_of_cell), strict=True)
     ]
     at_end = [
         (node, int(program.worker[node]), (Op(Phase(phase), stage, NO_MICROBATCH),))
-        for node in beside.tolist()
+        for node in program.beside_cells.tolist()
         for phase, stage in [(int(program.phase[node]), int(program.stage[node]))]
     ]
     return [
@@ -93,6 +92,7 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
             node,
         )
         for node, worker, ops in cells + at_end
+        if untimed or evaluation.node_finish[node] > evaluation.node_start[node]
     ]
 
 
