@@ -1,10 +1,12 @@
 """The README as a newcomer takes it: its commands print what it shows, and it stays short."""
 
 import doctest
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,8 +66,10 @@ def test_commands_print_what_the_readme_shows(examples, capsys):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_commands_run_as_a_script(examples):
+def test_commands_run_as_a_script(examples, monkeypatch):
     """As a user pastes them: one shell, the installed program, stdout in a file."""
+    programs = Path(sys.executable).parent  # of this environment, whether or not it is active
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     for command, page in shown():
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
         assert is_shown(done.stdout, page), command
