@@ -25,6 +25,7 @@ FAMILIES: Mapping[str, str] = {  # by the file of the builder
     "one_f_one_b": "One pipe",
     "chimera": "Two pipes, and waves",
     "zero_bubble": "Split backwards",
+    "v_shape": "V placements",
     "offload": "Offloading",
     "asynchronous": "Asynchronous",
 }
@@ -139,10 +140,13 @@ def _section(each: Shown, *, whole: bool) -> Iterator[str]:
     yield f"![Timeline and memory of {each.name}](gallery/{each.name}.svg)"
     form, _ = closed_form(each.run.table)
     facts = {"step time": _exact(each), "legal": each.builder.legal} if whole else {}
-    if form.bubble_ratio is not None:
-        facts["published"] = (
-            f"idle `{form.bubble_ratio[0]}` with {form.assumes} ({_linked(form.source)})"
-        )
+    for ratio, of_what in (
+        (form.bubble_ratio, "idle"),
+        (form.span_bubble_ratio, "idle within a worker's span"),
+    ):
+        if ratio is not None:
+            source = _linked(form.source)
+            facts["published"] = f"{of_what} `{ratio[0]}` with {form.assumes} ({source})"
     facts |= _options(each.builder)
     yield "\n".join(f"- **{name}**: {text}" for name, text in facts.items() if text)
     yield f"```sh\n{command(each)}\n```"

@@ -24,6 +24,9 @@ class Shape(NamedTuple):
     v: int
 
 
+Ratio = tuple[str, Callable[[Shape], float]]
+
+
 class ClosedForm(NamedTuple):
     """What a paper prints for a schedule.
 
@@ -32,21 +35,28 @@ class ClosedForm(NamedTuple):
       bubble_ratio: idle / total as text and as a function, or None if none is printed.
       in_flight: activations that worker r holds, in stages, as text and as a function of the
         shape and r; or None.
-      assumes: when the bubble ratio is exact.
+      assumes: when the ratios are exact.
       holds: whether the shape fits these assumptions.
       weight_copies: copies of the model's weights over all workers.
+      span_bubble_ratio: idle / total of the longest span of a worker, where that is printed.
     """
 
     source: str
-    bubble_ratio: tuple[str, Callable[[Shape], float]] | None = None
+    bubble_ratio: Ratio | None = None
     in_flight: tuple[str, Callable[[Shape, int], int]] | None = None
     assumes: str = "equal stages"
     holds: Callable[[Shape], bool] = lambda n: True
     weight_copies: int = 1
+    span_bubble_ratio: Ratio | None = None
 
 
 _PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))
 _LOOPED = ("(P-1)/(VM+P-1)", lambda n: (n.p - 1) / (n.v * n.m + n.p - 1))
+
+
+def _of_span(text: str, idle: Callable[[int], int]) -> Ratio:
+    """Ratio of idle slots in a span with the six ops of each microbatch on two stages."""
+    return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
 
 def _interleaved(n: Shape, r: int) -> int:
@@ -99,8 +109,25 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "zb-h2": ClosedForm(
         "arXiv:2401.10241, Table 2 and section 2.3",
         in_flight=("min(2P-1, M)", lambda n, r: min(2 * n.p - 1, n.m)),
-        assumes="only the bubble within a worker's span is published",
-        holds=lambda n: False,
+        assumes="F = I = W, M at least 2P-1",
+        holds=lambda n: n.m >= 2 * n.p - 1,
+        span_bubble_ratio=("0", lambda n: 0.0),
+    ),
+    "v-half": ClosedForm(
+        "arXiv:2405.15362, the authors' generator",
+        in_flight=("min(2(P//2+1), 2M)", lambda n, r: 2 * min(n.p // 2 + 1, n.m)),
+        assumes="F = I = W, P at least 3, M at least P",
+        holds=lambda n: n.m >= n.p >= 3,
+        span_bubble_ratio=_of_span("3P-7 (P even), 3P-4 (odd)", lambda p: 3 * p - 7 + p % 2 * 3),
+    ),
+    "v-min": ClosedForm(
+        "arXiv:2405.15362, the authors' generator",
+        in_flight=("min(2((P+4)//3), 2M)", lambda n, r: 2 * min((n.p + 4) // 3, n.m)),
+        assumes="F = I = W, M at least P",
+        holds=lambda n: n.m >= n.p >= 2,
+        span_bubble_ratio=_of_span(
+            "4P-7 (3 divides P), 4P-5", lambda p: 4 * p - (5 if p % 3 else 7)
+        ),
     ),
 }
 NO_FORM = ClosedForm(

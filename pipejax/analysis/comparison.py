@@ -127,7 +127,8 @@ def compare(
     held: int | None = None
     reasons: list[str] = []
     if formula is None:
-        reasons.append(f"no formula: {form.assumes}")
+        of_span = "only the bubble within a worker's span is published"
+        reasons.append(f"no formula: {of_span if form.span_bubble_ratio else form.assumes}")
     elif abs(formula - in_table) > TOLERANCE:
         side = "above" if in_table > formula else "below"
         reasons.append(

@@ -18,6 +18,7 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
+from pipejax.schedules.builders.v_shape import v_half, v_min
 from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zb_h1, zb_h2, zero_bubble
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
 from pipejax.schedules.table.slot_durations import check_shares, check_slots
@@ -33,6 +34,7 @@ class Builder(NamedTuple):
       planned: whether its order follows from times, so that it should be built from those of
         the run where they are known.
       bytes_per_op: that making a table and its program takes, measured and rounded down.
+      stages_per_worker: where no option says how many.
       sizes: workers and microbatches where there is one table alone, read from a file.
       legal: numbers of workers P and microbatches M that can be built, in words; of a user's own
         schedule nothing is known.
@@ -47,6 +49,7 @@ class Builder(NamedTuple):
     source: str
     planned: bool = False
     bytes_per_op: int = 600
+    stages_per_worker: int = 1
     sizes: tuple[int, int] | None = None
     legal: str = ""
     content: str = ""
@@ -75,6 +78,7 @@ class Builder(NamedTuple):
 
 
 ANY, EVEN = "any P and M", "P and M even"
+CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
 
 _PUBLISHED = {
@@ -95,6 +99,8 @@ _PUBLISHED = {
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
+    "v-half": Builder(v_half, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
+    "v-min": Builder(v_min, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
     "pipe-offload": Builder(
         pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
     ),
@@ -145,7 +151,8 @@ def check_size(
     builder: Builder, *, num_workers: int, num_microbatches: int, **options: Any
 ) -> None:
     """Refuse a table that cannot fit into memory: what fits but takes long is legal."""
-    own = options.get("stages_per_worker", 1) * 2 * options.get("waves", 0.5)  # stages of a worker
+    given = options.get("stages_per_worker", builder.stages_per_worker)
+    own = given * 2 * options.get("waves", 0.5)  # stages of a worker
     stages = num_workers * int(own)
     # a row has a column for each of its ops, and for each step of a microbatch through all stages
     cells = num_workers * 2 * max(int(own) * num_microbatches, stages)

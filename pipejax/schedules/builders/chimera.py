@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.ops import Op, Phase
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
@@ -156,9 +156,6 @@ def _admitted(
     )
     run = list_schedule(work, Rules([[in_flight, *[NO_LIMIT] * (stages - 1)]] * pipes))
     assert run is not None  # memory has no limit
-    rows: list[list[Op]] = [[] for _ in work.limits]
-    for phase, stage, microbatch, worker, *_ in run.log:
-        rows[worker].append(Op(phase, stage, microbatch))
     return spread_rows(
-        name, rows, slots, placement, pipe_of_microbatch=pipe_of, stage_shares=shares
+        name, run.rows(), slots, placement, pipe_of_microbatch=pipe_of, stage_shares=shares
     )

@@ -122,6 +122,13 @@ class Timeline:
         self.held[step.worker] += step.frees
         return step.worker
 
+    def rows(self) -> list[list[Op]]:
+        """Return the ops of each worker, in the order in which they were started."""
+        rows: list[list[Op]] = [[] for _ in self.work.limits]
+        for phase, stage, microbatch, worker, *_ in self.log:
+            rows[worker].append(Op(phase, stage, microbatch))
+        return rows
+
     def _step(self, phase: Phase, pipe: int, stage: int) -> _Step:
         """What an op does; what waits for it are the rules of `cells.dependencies`."""
         work, row = self.work, self.work.placement[pipe]
