@@ -25,6 +25,7 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
+from pipejax.schedules.table.torch_lowering import TorchLowering
 
 Order = Int[NumpyArray, " transfers"]
 
@@ -80,7 +81,11 @@ def _in_rounds(bare: ScheduleTable, links: Links) -> list[tuple[int, list[int]]]
 
 
 def insert_transfers(
-    table: ScheduleTable, order: Order | None = None, *, link: str | Links = "delay"
+    table: ScheduleTable,
+    order: Order | None = None,
+    *,
+    link: str | Links = "delay",
+    lowering: str | TorchLowering | None = None,
 ) -> ScheduleTable:
     """Put SEND and RECV cells into a table, so that every queue follows one order.
 
@@ -89,6 +94,10 @@ def insert_transfers(
       order: (transfers) messages as `Program.messages` numbers them; producer by producer, as
         PyTorch lowers a schedule, if None.
       link: `Links`, if workers share host links, for which that order has to wait.
+      lowering: "pytorch" to put in all else that PyTorch's runtime needs too: a wait for each SEND,
+        and cells that gather parameters and reduce gradients where the table has none; cell by
+        cell what PyTorch 2.15 makes of a table without communication, if no order is given. None
+        for SEND and RECV alone.
 
     Returns:
       The same ops in the same order; each SEND after its producer, each RECV before its consumer.
@@ -108,7 +117,9 @@ def insert_transfers(
         worker 1 1RECV_F0 1F0      1B0      1SEND_B0
     """
     check_types(table=(table, ScheduleTable))
-    bare = without_transfers(table)
+    given = without_transfers(table)
+    torch = None if lowering is None else TorchLowering.of(lowering)
+    bare = given if torch is None else torch.sharded(given)
     sent = messages_of(bare)
     if order is None:
         steps = _in_rounds(bare, Links.of(link))
@@ -119,7 +130,10 @@ def insert_transfers(
                 f"order must hold each of the {len(sent.producer)} transfers once, got {order!r}"
             )
         steps = [(int(sent.producer[transfer]), [transfer]) for transfer in chosen]
-    return bare.with_rows(_rows(bare, sent, steps))
+    rows = _rows(bare, sent, steps)
+    if torch is not None:
+        rows = torch.waiting(bare, rows)
+    return bare.with_rows(_aligned(bare, rows) if bare.offloads else rows)
 
 
 def _rows(
@@ -154,7 +168,7 @@ def _rows(
             waits_for[consumer].remove(transfer)
     for row, ops, first in zip(rows, held, next_op, strict=True):
         row += ops[first:]
-    return _aligned(bare, rows) if bare.offloads else rows
+    return rows
 
 
 def _held_cells(table: ScheduleTable) -> list[list[int]]:

@@ -29,6 +29,7 @@ from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.communication_cells import insert_transfers, producer_order
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.torch_lowering import TorchLowering
 from pipejax.search.transfers.graph import (
     Order,
     Orders,
@@ -49,6 +50,7 @@ PATIENCE = 150  # iterations without a better order after which the best one is 
 SHAKES = 10  # random moves that shake it
 REACH = 32  # positions by which a transfer off the critical path moves at most
 PRECISION = 1e-9  # relative: what is closer is rounding
+AWAITED = TorchLowering(sharding=False)  # SEND, RECV and waits
 
 
 @short_repr_of("makespan gap free_bound queue_bound baselines evaluated stopped table order links")
@@ -58,12 +60,12 @@ class TransferOrder:
 
     Attributes:
       makespan: makespan of `table` under rendezvous.
-      table: the schedule with SEND and RECV cells in that order.
+      table: the schedule with SEND and RECV cells in that order, and waits that delay nothing.
       order: (transfers) messages in order, as `Program.messages` numbers them.
       links: rendezvous, and what else was said about the links.
       baselines: makespan of known orders: "own" (the cells of the table, or the order that
-        rendezvous assumes without cells), "by producer" (as PyTorch lowers a schedule) and
-        "by need" (the best greedy order); None where the order deadlocks.
+        rendezvous assumes without cells), "by producer", "by need" (the best greedy order) and
+        "pytorch" (cell by cell as PyTorch lowers a schedule); None where the order deadlocks.
       free_bound: makespan if messages used no resource.
       queue_bound: no order is faster: the larger of `free_bound` and what the busiest queue takes.
       evaluated: orders that the engine ran.
@@ -208,6 +210,8 @@ class OrderSearch:
         self._baselines = {k: None if order is None else next(values) for k, order in known.items()}
         if known["own"] is not None:  # as the table is, with its waits
             self._baselines["own"] = evaluate(table, costs, link=links).makespan
+        lowered = insert_transfers(table, link=links, lowering=AWAITED)
+        self._baselines["pytorch"] = evaluate(lowered, costs, link=links).makespan
         self._baselines["by need"] = min(makespans[-len(by_need) :])
 
     def _begin(self, orders: Orders) -> list[float]:
@@ -237,7 +241,7 @@ class OrderSearch:
     def result(self, stopped: str) -> TransferOrder:
         """Return the best order so far, and what ended the search."""
         table, costs, links = self._given
-        found = insert_transfers(table, self.best.order, link=links)
+        found = insert_transfers(table, self.best.order, link=links, lowering=AWAITED)
         return TransferOrder(
             makespan=evaluate(found, costs, link=links).makespan,
             table=found,

@@ -1,0 +1,106 @@
+"""Lowering as PyTorch does it: cell by cell what its own schedule classes make of their tables."""
+
+import json
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, format_cell
+from pipejax.schedules.table.communication_cells import messages_of, producer_order
+from pipejax.schedules.table.table import without
+from pipejax.schedules.table.torch_lowering import TorchLowering
+
+WAITS = TorchLowering(sharding=False)
+PAIRED = pj.ScheduleTable.from_rows(
+    [["0F0", "1F0", "(0F1;1B0)OVERLAP_F_B", "1F1", "0B0", "1B1", "0B1"]]
+)
+
+
+def cells(table):
+    return [[format_cell(cell) for cell in row if cell] for row in table.rows()]
+
+
+def split(rows):
+    return [[cell.replace("-", "") for cell in row.split()] for row in rows]
+
+
+@pytest.fixture
+def lowered(data):
+    return json.loads((data / "torch_lowered.json").read_text())["tables"]
+
+
+def test_equal_cell_by_cell(lowered):
+    for case in lowered:
+        table = pj.ScheduleTable.from_rows(split(case["compute"]))
+        ours = pj.insert_transfers(table, lowering=TorchLowering(**case["options"]))
+        assert cells(ours) == split(case["lowered"]), case["schedule"]
+        if not case["options"]:
+            assert cells(pj.insert_transfers(table, lowering="PyTorch")) == cells(ours)
+
+
+def test_read_written_and_lowered_again(lowered, tmp_path):
+    for case in lowered:
+        table = pj.ScheduleTable.from_rows(split(case["lowered"]))
+        pj.write_table(table, tmp_path / "table.csv")
+        read = pj.read_table(tmp_path / "table.csv")
+        assert cells(read) == split(case["lowered"])
+        if not case["options"]:  # SEND, RECV and waits give way, the rest stays
+            assert cells(pj.insert_transfers(read, lowering="pytorch")) == cells(read)
+
+
+@pytest.mark.parametrize("name", pj.schedules.names())
+def test_waits_delay_nothing(name):
+    built = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.7, offload=0.5)
+    free, held = pj.insert_transfers(built), pj.insert_transfers(built, lowering=WAITS)
+    assert int(np.isin(held.phase, WAIT_SEND).sum()) == len(messages_of(free).producer)
+    for posting in ("early", "program"):
+        for queues in ("worker", "pair", "direction"):
+            links = pj.Links("rendezvous", queues, posting=posting)
+            spans = [pj.evaluate(each, costs, link=links).makespan for each in (free, held)]
+            assert spans[0] == spans[1], (name, links)
+
+
+def test_sharding_cells_cost_nothing_unless_given():
+    built = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
+    costs = pj.Costs.uniform(built, forward=1.0, backward=2.0, transfer=0.5)
+    whole = pj.insert_transfers(built, lowering="pytorch")
+    assert set(np.unique(whole.phase)) >= set(SHARDING)
+    bare = pj.insert_transfers(built, producer_order(built), lowering=WAITS)
+    spans = [pj.evaluate(each, costs, link="rendezvous").makespan for each in (whole, bare)]
+    assert spans[0] == spans[1]
+    assert cells(without(whole, SHARDING)) == cells(pj.insert_transfers(built, lowering=WAITS))
+
+
+def test_an_order_is_kept_beside_all_else():
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    order = producer_order(table)
+    ours = pj.insert_transfers(table, order, lowering="pytorch")
+    assert cells(without(without(ours, SHARDING), WAIT_SEND)) == cells(
+        pj.insert_transfers(table, order)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_active_stages": 0}, "max_active_stages must be a whole number of at least 1"),
+        ({"unshard_lookahead": "all"}, "unknown unshard_lookahead 'all': known are full, auto"),
+        ({"unshard_lookahead": (4, 1)}, "unshard_lookahead must be at most 3, got 4"),
+        ({"unshard_lookahead": (1, 1)}, "needs a number for each of the 1 workers"),
+        ({"max_active_stages": 1}, "max_active_stages must be at least 2, got 1: a fused pair"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pj.insert_transfers(PAIRED, lowering=TorchLowering(**options))
+
+
+def test_unknown_lowerings_and_offloads_are_refused():
+    table = pj.ScheduleTable.from_rows([["0F0", "0B0"]])
+    with pytest.raises(ValueError, match="unknown lowering 'torch': known are pytorch"):
+        pj.insert_transfers(table, lowering="torch")
+    offloading = pj.schedules.build("pipe-offload", num_workers=2, num_microbatches=4)
+    with pytest.raises(ValueError, match="PyTorch offloads nothing, the table has O and L cells"):
+        pj.insert_transfers(offloading, lowering="pytorch")
