@@ -39,6 +39,7 @@ from pipejax.costs.microbatches import (
     scale_microbatches as scale_microbatches,
 )
 from pipejax.costs.model import Model as Model, load_model as load_model
+from pipejax.costs.pipeline_layout import PipelineLayout as PipelineLayout
 from pipejax.costs.rows_file import read_rows as read_rows
 from pipejax.costs.scaling import scaled_costs as scaled_costs
 from pipejax.costs.stage_bytes import memory_bytes as memory_bytes

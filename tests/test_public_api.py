@@ -28,6 +28,7 @@ NAMES = [
     "Model",
     "Op",
     "Phase",
+    "PipelineLayout",
     "Program",
     "ScheduleError",
     "ScheduleTable",

@@ -182,7 +182,7 @@ def everything_of(model, size, layers):
     parts |= {function.__name__: function(model, layout) for function in functions}
     parts["head flop"] = head_flop(model, size)
     ends = np.eye(len(layers))
-    stages = Stages(layers, layers, ends[0], ends[-1], *[ends[0]] * 5)
+    stages = Stages(layers, layers, 0 * layers, ends[-1], ends[0], ends[-1], *[ends[0]] * 5)
     return parts | {"stages": stage_parameters(model, layout, stages)}
 
 

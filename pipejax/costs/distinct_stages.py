@@ -58,6 +58,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         farthest=np.where(alone, 0.0, stages.farthest),
         senders=np.zeros(()),
         receivers=np.zeros(()),
+        before=np.zeros(()),  # the kinds of layers follow from it, and are there
     )
     given = (
         unlinked,
@@ -74,9 +75,10 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         structure, found
     )
     is_real = np.arange(len(kept)) <= stage.max()  # what only fills up is no end of the pipeline
-    links = stages.senders.ravel(), stages.receivers.ravel()
+    sent = np.broadcast_to(work.message_bytes, stages.senders.shape)
+    links = stages.senders.ravel(), stages.receivers.ravel(), sent.ravel()
     pairs, boundary = _kept(links, LEAST_BOUNDARIES)
-    senders, receivers = (np.append(each, 0.0)[None, pairs] for each in links)
+    senders, receivers, sent = (np.append(each, 0.0)[None, pairs] for each in links)
     few = work._replace(
         stages=unlinked._replace(
             first=unlinked.first * is_real,
@@ -87,6 +89,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         layers=layers,
         recomputed=recomputed,
         heads=heads,
+        message_bytes=sent,
         parameters=parameters,
         offload_bytes=offload_bytes,
     )

@@ -23,9 +23,11 @@ from pipejax.costs.workload import (
     StageLayers,
     Stages,
     Workload,
+    all_layers_by_kind,
     assign_layers,
     layer_weights,
     layers_by_kind,
+    mtp_shares,
     stage_parameters,
     stages_of,
 )
@@ -83,9 +85,8 @@ def stage_bytes(
     """
     found = assign_layers(workload, table) if assigned is None else assigned
     layout = workload.layout(table, microbatch_size)
-    memory = bytes_of_stages(
-        workload.model, layout, stages_of(table, found), workload.recompute_in_layer
-    )
+    stages = stages_of(table, found, mtp_shares(workload, table.num_stages))
+    memory = bytes_of_stages(workload.model, layout, stages, workload.recompute_in_layer)
     if workload.weight_share is None:
         return memory
     return memory._replace(weight_share=np.full(table.num_stages, float(workload.weight_share)))
@@ -99,8 +100,8 @@ def bytes_of_stages(
     mask, head = edge_activation_bytes(model, layout)
     inputs = layer_activation_bytes(model, layout, "full")
     edges = first * mask + last * head
-    layers = layers_by_kind(model, stages.layers, last)
-    recomputed = layers_by_kind(model, stages.recomputed, last * 0)
+    layers = all_layers_by_kind(model, stages)
+    recomputed = layers_by_kind(model, stages, stages.recomputed)
     kept: Number = 0.0
     needed: Number = 0.0
     for kind, count, again in zip(model.layers_by_kind, layers, recomputed, strict=True):

@@ -7,6 +7,7 @@ that many layouts are one batch.
 
 from typing import NamedTuple
 
+from pipejax.costs import array_functions as xp
 from pipejax.costs.activations import boundary_bytes
 from pipejax.costs.kernels import LayerOp
 from pipejax.costs.layer_collectives import (
@@ -33,9 +34,11 @@ from pipejax.costs.workload import (
     StageLayers,
     Stages,
     Workload,
+    all_layers_by_kind,
     assign_layers,
     layer_weights,
     layers_by_kind,
+    mtp_shares,
     stage_parameters,
     stages_of,
 )
@@ -74,7 +77,7 @@ class StageWork(NamedTuple):
       embedding: work of the embedding.
       head: work of the output head and its loss.
       heads: (stages) output heads: one on the last stage, and one for each further token.
-      message_bytes: bytes of one message.
+      message_bytes: (1, boundaries) bytes of one message.
       parameters: of one accelerator, before replicas split them.
       gradient_bytes: bytes per parameter in the gradient exchange.
       element_bytes: bytes per weight.
@@ -123,7 +126,7 @@ def stage_work(
     return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
-        stages_of(table, found),
+        stages_of(table, found, mtp_shares(workload, table.num_stages)),
         recompute=workload.recompute_in_layer,
         overlap=float(workload.overlap),
         offloads=offloads or table.offloads,
@@ -151,8 +154,8 @@ def work_of_stages(
     return StageWork(
         layout=layout,
         stages=stages,
-        layers=layers_by_kind(model, stages.layers, stages.last),
-        recomputed=layers_by_kind(model, stages.recomputed, 0 * stages.last),
+        layers=all_layers_by_kind(model, stages),
+        recomputed=layers_by_kind(model, stages, stages.recomputed),
         kinds=tuple(
             PartWork(
                 layer_ops(model, layout, kind, recompute),
@@ -178,7 +181,7 @@ def work_of_stages(
             ParameterCounts(model.head_parameters / layout.tensor, 0.0),
         ),
         heads=stages.last * (1 + model.mtp_layers) * (model.vocabulary > 0),
-        message_bytes=boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by,
+        message_bytes=_message_bytes(model, layout, stages),
         parameters=parameters,
         gradient_bytes=model.accumulated_bytes,
         element_bytes=element,
@@ -187,3 +190,9 @@ def work_of_stages(
         overlap=overlap,
         offload_bytes=kept,
     )
+
+
+def _message_bytes(model: Model, layout: Layout, stages: Stages) -> Number:
+    """Bytes of a message (1, boundaries): behind layers for further tokens their outputs too."""
+    one = boundary_bytes(model, layout) * layout.shared_by / layout.message_shared_by
+    return one * (1 + model.mtp_layers * xp.cumsum(stages.mtp)[None, :-1])

@@ -25,6 +25,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS, Layout
 from pipejax.costs.model import Model, check_recompute
+from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
 from pipejax.schedules.cells.ops import Phase
@@ -55,13 +56,15 @@ class Workload:
       rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
+      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L"; layers are
+        assigned by the table's stage shares if empty.
       recompute: "none", "selective" or "full".
       weight_share: share of an activation that W needs after I; what the layers need if None.
 
     Raises:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
-        3, the experts are spread over more accelerators than a stage has, or weight_share is not
-        in [0, 1].
+        3, the experts are spread over more accelerators than a stage has, weight_share is not
+        in [0, 1], or a pipeline layout is none or stands beside units.
 
     Example:
       >>> import pipejax as pj
@@ -87,6 +90,7 @@ class Workload:
     rank_order: str = RANK_ORDERS[0]
     embedding_units: int = 0
     loss_units: int = 0
+    pipeline_layout: str = ""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -101,6 +105,15 @@ class Workload:
         object.__setattr__(self, "recompute", check_recompute(self.recompute))
         if self.weight_share is not None:
             share(self.weight_share, "weight_share")
+        check_types(pipeline_layout=(self.pipeline_layout, str))
+        if self.pipeline_layout:
+            if self.embedding_units or self.loss_units:
+                raise MismatchError(
+                    "pipeline_layout says what each stage holds: units of embedding and loss do "
+                    "not go with it"
+                )
+            layout = str(PipelineLayout.of(self.pipeline_layout))  # one text for equal layouts
+            object.__setattr__(self, "pipeline_layout", layout)
         holders = self.accelerators_per_worker * self.data_parallel
         if holders % self.expert_parallel:
             raise MismatchError(
@@ -186,11 +199,7 @@ def stage_layers(
 
     Returns (stages) layers.
     """
-    if is_traced(model.layers):
-        raise ValueError(
-            "the model's number of layers is traced: whole layers are assigned to stages outside "
-            "of jit; close over the model, as in jax.jit(lambda system: ...)"
-        )
+    _check_not_traced(model)
     shares = np.asarray(table.stage_shares)
     exact = shares / shares.sum() * (model.layers + sum(edge_units))
     layers = np.floor(exact + 1e-9).astype(int)
@@ -208,6 +217,14 @@ def stage_layers(
     return layers
 
 
+def _check_not_traced(model: Model) -> None:
+    if is_traced(model.layers):
+        raise ValueError(
+            "the model's number of layers is traced: whole layers are assigned to stages outside "
+            "of jit; close over the model, as in jax.jit(lambda system: ...)"
+        )
+
+
 class StageLayers(NamedTuple):
     """A layer assignment.
 
@@ -221,14 +238,33 @@ class StageLayers(NamedTuple):
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
-    """Assign the layers by the table's stage shares, and decide which are recomputed.
+    """Assign the layers by the layout or the table's stage shares, and say which are recomputed.
 
     Under full recomputation all are, but on stages that the table itself recomputes in R cells.
     """
-    units = workload.embedding_units, workload.loss_units
-    layers = stage_layers(workload.model, table, units).astype(float)
+    if not workload.pipeline_layout:
+        units = workload.embedding_units, workload.loss_units
+        layers = stage_layers(workload.model, table, units).astype(float)
+    else:
+        _check_not_traced(workload.model)
+        layout = PipelineLayout.of(workload.pipeline_layout)
+        layout.check(workload.model, table.num_stages)
+        layers = layout.count("t").astype(float)
     in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
     return StageLayers(layers, layers * ((workload.recompute == "full") & ~in_cells))
+
+
+def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
+    """Share of the layers for further tokens on each stage (stages): all on the last by default.
+
+    The layout is checked where its layers are assigned: here the model's numbers may be traced.
+    """
+    if workload.pipeline_layout:
+        counts = PipelineLayout.of(workload.pipeline_layout).count("m")
+        if counts.any():
+            shares: PerStage = counts / counts.sum()
+            return shares
+    return np.eye(num_stages)[-1]
 
 
 class Stages(NamedTuple):
@@ -237,6 +273,8 @@ class Stages(NamedTuple):
     Attributes:
       layers: (stages) layers.
       recomputed: (stages) those whose forward is run again within I.
+      before: (stages) layers on the stages before.
+      mtp: (stages) share of the layers that predict further tokens.
       first: (stages) 1 on the stage of the embedding, 0 elsewhere.
       last: (stages) 1 on the stage of the output head, 0 elsewhere.
       copies: (stages) workers that hold the stage: one for each pipe, or fewer.
@@ -249,6 +287,8 @@ class Stages(NamedTuple):
 
     layers: PerStage
     recomputed: PerStage
+    before: PerStage
+    mtp: PerStage
     first: PerStage
     last: PerStage
     copies: PerStage
@@ -259,14 +299,19 @@ class Stages(NamedTuple):
     share: PerStage | float = 1.0
 
 
-def stages_of(table: ScheduleTable, assigned: StageLayers) -> Stages:
-    """Say what the stages of a schedule hold, and which workers hold them."""
+def stages_of(table: ScheduleTable, assigned: StageLayers, mtp: PerStage | None = None) -> Stages:
+    """Say what the stages of a schedule hold, and which workers hold them.
+
+    Layers for further tokens (`mtp_shares`) lie on the last stage if not given.
+    """
     placement, ends = table.placement, np.eye(table.num_stages)
     held = np.zeros((table.num_workers, table.num_stages))
     for of_pipe in placement:
         held[of_pipe, np.arange(table.num_stages)] = 1
     return Stages(
         *assigned,
+        before=xp.cumsum(assigned.layers) - assigned.layers,
+        mtp=ends[-1] if mtp is None else mtp,
         first=ends[0],
         last=ends[-1],
         copies=np.array([float(len(np.unique(workers))) for workers in placement.T]),
@@ -278,19 +323,23 @@ def stages_of(table: ScheduleTable, assigned: StageLayers) -> Stages:
     )
 
 
-def layers_by_kind(model: Model, layers: PerStage, last: PerStage) -> tuple[PerStage, ...]:
-    """Layers (stages) of each kind, in the order of `model.layers_by_kind`.
+def layers_by_kind(
+    model: Model, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
+) -> tuple[PerStage, ...]:
+    """How many of some layers of each stage are of each kind, in the order of the model's kinds.
 
-    The first layers of a pipeline are dense; layers that predict further tokens lie on the last
-    stage and are of the last kind.
+    The first layers of a pipeline are dense; `extra` ones are of the last kind.
     """
     layers = as_float(layers)
-    extra = last * model.mtp_layers
     if model.moe is None:
         return (layers + extra,)
-    before = xp.cumsum(layers) - layers
-    dense = xp.clip(model.moe.dense_layers - before, 0, layers)
+    dense = xp.clip(model.moe.dense_layers - stages.before, 0, layers)
     return dense, layers - dense + extra
+
+
+def all_layers_by_kind(model: Model, stages: Stages) -> tuple[PerStage, ...]:
+    """Layers (stages) of each kind, those for further tokens included."""
+    return layers_by_kind(model, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
 class ParameterCounts(NamedTuple):
@@ -320,13 +369,13 @@ def stage_parameters(model: Model, layout: Layout, stages: Stages) -> ParameterC
 
     A tied head is a second copy of the embedding where it lies on another stage.
     """
-    counts = layers_by_kind(model, stages.layers, stages.last)
+    counts = all_layers_by_kind(model, stages)
     parts = layer_weights(model, layout).values()
     dense = sum((part.dense * count for part, count in zip(parts, counts, strict=True)), 0.0)
     experts = sum((part.experts * count for part, count in zip(parts, counts, strict=True)), 0.0)
     heads = stages.last * (1 - stages.first) if model.tied_embeddings else stages.last
     edges = stages.first * model.embedding_parameters + heads * model.head_parameters
-    edges += stages.last * model.mtp_layers * model.mtp_projection
+    edges += stages.mtp * model.mtp_layers * model.mtp_projection
     return ParameterCounts(dense + edges / layout.tensor, experts)
 
 
@@ -351,9 +400,12 @@ class PricingShape(NamedTuple):
         """Strip a workload of its numbers, and find the table that represents all equal ones."""
         model = dataclasses.replace(workload.model, name="", source="")
         model = jax.tree.map(lambda _: 0, model)
+        layout = workload.pipeline_layout  # its layers are numbers; where those of MTP lie is not
+        if mtp_shares(workload, table.num_stages)[-1] == 1:
+            layout = ""
         arrays = (*table.cells, *table.partners, table.placement)
         content = (*((array.shape, array.tobytes()) for array in arrays), table.stage_shares)
         return cls(
-            dataclasses.replace(workload, model=model, minibatch=1),
+            dataclasses.replace(workload, model=model, minibatch=1, pipeline_layout=layout),
             _tables.setdefault(content, table),
         )

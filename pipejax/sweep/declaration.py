@@ -29,6 +29,7 @@ from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.base.units import check_keys, quantity
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
+from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.system import System, load_system
 from pipejax.costs.system_fields import SECTIONS
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
@@ -139,9 +140,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         `{name, stages_per_worker, waves}`), models, systems,
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
-        rank_order, embedding_units, loss_units, recompute, link, queues, host_links (as 0+1,2+3),
-        posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the
-        systems. Further: title, outputs, dtype.
+        rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
+        link, queues, host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs).
+        `system` holds axes over fields of the systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -333,6 +334,11 @@ def _host_links(value: str) -> str:
     return value
 
 
+def _pipeline_layout(value: str) -> str:
+    """Write a layout in one way; without one, layers are assigned by shares."""
+    return str(PipelineLayout.of(value)) if value else value
+
+
 def _shared_links(value: str) -> str:
     """Keep the text of the groups, which labels them, if they can be read."""
     Links("queued", shared_links=parse_pairs(value, "shared_links") if value else ())
@@ -361,6 +367,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "rank_order": ("rank_order", _one_of(RANK_ORDERS), RANK_ORDERS[0]),
     "embedding_units": ("embedding_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
     "loss_units": ("loss_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
+    "pipeline_layout": ("pipeline_layout", _text(_pipeline_layout, "a text, as E|(t|)*30ttL"), ""),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),

@@ -154,6 +154,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "embedding_units": OptionRecord(WHOLE, "layers that the embedding counts as"),
         "loss_units": OptionRecord(WHOLE, "layers that the head and its loss count as"),
+        "pipeline_layout": OptionRecord(RULES, "what each stage holds, as E|(t|)*30ttL"),
     },
     "Layouts to search": {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),

@@ -95,6 +95,7 @@ _WITH_MODEL = (
     "rank_order",
     "embedding_units",
     "loss_units",
+    "pipeline_layout",
     "recompute",
 )
 _RARE = ("R", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "O", "L")
@@ -123,6 +124,8 @@ class PricingSettings(NamedTuple):
       rank_order: tp-cp-ep-dp-pp or tp-pp-dp.
       embedding_units: when stages get theirs.
       loss_units: likewise.
+      pipeline_layout: E is the embedding, t a layer, m one for a further token (MTP), L head and
+        loss, | ends a stage, x*n and (..)*n repeat, as in Megatron.
       recompute: none, selective or full.
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
@@ -146,6 +149,7 @@ class PricingSettings(NamedTuple):
     rank_order: Text = None
     embedding_units: CountIfGiven = None
     loss_units: CountIfGiven = None
+    pipeline_layout: Text = None
     recompute: Text = None
     weight_share: WeightShare = None
     comm: Text = None

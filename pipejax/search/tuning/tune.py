@@ -150,6 +150,8 @@ def tune(
     ):
         if stray:
             raise ValueError(f"{name} does not go with what={what!r}")
+    if workload.pipeline_layout and "layers" in parts:
+        raise ValueError(f"pipeline_layout says the layers of each stage, which {what=} tunes")
     if "system" in parts and (prices is None or len(prices) != len(PartPrices._fields)):
         raise ValueError(f"what='system' needs prices of {', '.join(PartPrices._fields)}")
     family = ScheduleFamily(schedule, num_workers, schedule_options, link)

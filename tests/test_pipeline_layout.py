@@ -1,0 +1,218 @@
+"""Layout strings: Megatron's letters in and out, and what a model costs on such stages."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import pipejax as pj
+from pipejax.costs.stage_costs import work_costs
+from pipejax.costs.stage_work import stage_work
+from pipejax.costs.workload import assign_layers
+
+H100, DENSE = pj.load_system("h100"), pj.load_model("gpt-22b")
+SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
+TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+SHARED = {"tensor_parallel": 8, "expert_parallel": 8}
+
+
+def written_out(text):
+    """Stages of a layout string, repeats unrolled from the inside out."""
+    text = re.sub(r"[\s,]", "", text)
+    while match := re.search(r"(?:\(([^()]+)\)|([^()*]))\*(\d+)", text):
+        repeated = (match[1] or match[2]) * int(match[3])
+        text = text[: match.start()] + repeated + text[match.end() :]
+    return tuple(text.split("|"))
+
+
+PUBLISHED = {  # from Megatron-LM's documentation, help and tests
+    "Et*3|(tt|)*29,m|L": ("Ettt", *["tt"] * 29, "m", "L"),
+    "E|(t|)*3,m|m||L": ("E", "t", "t", "t", "m", "m", "", "L"),
+    "E||t|L": ("E", "", "t", "L"),
+    "E|(t|)*10m|m|LL": ("E", *["t"] * 10, "m", "m", "LL"),
+    "E tt|*3 (|t*2)*2 L": ("Ett", "", "", "", "tt", "ttL"),
+}
+
+
+@pytest.mark.parametrize("text", PUBLISHED)
+def test_published_strings(text):
+    assert pj.PipelineLayout.of(text).stages == PUBLISHED[text] == written_out(text)
+
+
+BLOCKS = st.lists(st.text("EtmL", max_size=6), min_size=1, max_size=4)
+STAGES = st.lists(st.tuples(BLOCKS, st.integers(1, 5)), min_size=1, max_size=4).map(
+    lambda parts: tuple(stage for block, times in parts for stage in block * times)
+)
+
+
+@given(STAGES)
+def test_what_is_written_is_read_again(stages):
+    text = str(pj.PipelineLayout(stages))
+    assert pj.PipelineLayout.of(text).stages == stages == written_out(text)
+    assert len(text) <= len("|".join(stages))
+
+
+TEXTS = st.recursive(
+    st.sampled_from([*"EtmL|", "t*3", "|*2", "m*0", ",", " "]),
+    lambda inner: st.lists(inner, min_size=1, max_size=4).map("".join),
+).flatmap(lambda inside: st.sampled_from([inside, f"{inside}({inside}t|)*3", f"({inside}|)*2E"]))
+
+
+@given(TEXTS)
+def test_what_is_read_is_written_alike(text):
+    layout = pj.PipelineLayout.of(text)
+    assert layout.stages == written_out(text)
+    assert pj.PipelineLayout.of(str(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Ett|tx|L", "none at 'x.L'"),
+        ("E(tt|)L", r"none at '\(tt"),
+        ("E((t|)*2|)*2L", r"none at '\(\(t"),
+        ("Et*", r"none at '\*'"),
+        ("Et*999999999999", "at most 100000"),
+        ("(t*50000)*50000", "at most 100000"),
+        ("(E*90000|t)*2", "at most 100000"),
+    ],
+)
+def test_what_is_no_layout_says_where(text, why):
+    with pytest.raises(ValueError, match=why):
+        pj.PipelineLayout.of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Et|t*23|t*24L", "3 stages, the schedule has 4"),
+        ("E|t*23|t*24|L", "t .transformer layer. must stand 48 times for gpt-22b, got 47"),
+        ("E|t*24|t*24|LL", "L .head and loss. must stand 1 times"),
+        ("t|t*24|t*23|L", "E .embedding. must stand 1 times"),
+        ("E|t*24|t*24|mL", "m .* must stand 0 times"),
+        ("t|Et*23|t*24|L", "order"),
+        ("|Et*24|t*24|L", "E must be on the first"),
+        ("E|t*24|t*24L|", "L on the last"),
+    ],
+)
+def test_a_layout_is_of_the_model_and_the_schedule(text, why):
+    workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=text)
+    with pytest.raises(ValueError, match=why):
+        pj.stage_costs(workload, H100, TABLE)
+
+
+def test_units_and_a_layout_do_not_go_together():
+    with pytest.raises(ValueError, match="units of embedding"):
+        pj.Workload(DENSE, minibatch=8, pipeline_layout="E|L", embedding_units=1)
+    workload = pj.Workload(DENSE, minibatch=8, pipeline_layout="E|t*24|t*24|L")
+    with pytest.raises(ValueError, match="pipeline_layout says the layers"):
+        pj.tune("1f1b", 4, workload, H100, what="layers")
+
+
+@pytest.mark.parametrize(("model", "layers"), [(DENSE, [12] * 4), (SPARSE, [15, 16, 15, 15])])
+def test_the_even_layout_is_the_default(model, layers):
+    plain = pj.Workload(model, minibatch=8, **SHARED)
+    mtp = [0, 0, 0, model.mtp_layers]
+    layout = pj.PipelineLayout.with_layers(layers, mtp)
+    told = dataclasses.replace(plain, pipeline_layout=str(layout))
+    assert assign_layers(plain, TABLE).layers.tolist() == layers
+    costs = (pj.stage_costs(each, H100, TABLE) for each in (plain, told))
+    for one, other in zip(*(vars(each).values() for each in costs), strict=True):
+        np.testing.assert_array_equal(one, other)
+    need = [pj.memory_bytes(each, TABLE) for each in (plain, told)]
+    np.testing.assert_array_equal(*need)
+
+
+def at(text, model=DENSE, **how):
+    workload = pj.Workload(model, minibatch=8, **SHARED, pipeline_layout=text, **how)
+    return pj.stage_costs(workload, H100, TABLE), pj.memory_bytes(workload, TABLE)
+
+
+def test_a_stage_costs_what_its_layers_do():
+    """One layer more or less anywhere: the same seconds and bytes each time."""
+    (few, need), (many, more) = at("Et*3|t*20|t*14|t*11L"), at("Et*4|t*18|t*14|t*12L")
+    one = (few.forward[1] - many.forward[1]) / 2
+    moved = np.array([1, -2, 0, 1])
+    np.testing.assert_allclose(many.forward - few.forward, one * moved, rtol=1e-9, atol=1e-15)
+    alone, _ = at("E|t*24|t*23|tL")
+    assert few.forward[0] == pytest.approx(alone.forward[0] + 3 * one, rel=1e-9)
+    assert few.forward[3] == pytest.approx(alone.forward[3] + 10 * one, rel=1e-9)
+    # a layer's parameters, and its activation of each microbatch in flight there
+    of_layer = np.linalg.lstsq(
+        np.stack([moved, moved * [4, 3, 2, 1]], axis=1).astype(float), more - need, rcond=None
+    )
+    parameters, activation = of_layer[0]
+    assert parameters == pytest.approx(16 * DENSE.layer_parameters / 8, rel=1e-9)
+    np.testing.assert_allclose(more - need, moved * (parameters + activation * np.arange(4, 0, -1)))
+
+
+def test_layers_for_further_tokens_lie_where_the_layout_says():
+    apart, more = at("Et*15|t*23|t*23m|L", SPARSE)
+    plain, less = at("Et*15|t*23|t*23|mL", SPARSE)
+    one = plain.forward[1] / 23
+    assert apart.forward[2] - plain.forward[2] == pytest.approx(
+        plain.forward[3] - apart.forward[3], rel=1e-9
+    )
+    assert apart.forward[2] - plain.forward[2] == pytest.approx(one, rel=0.05)
+    # behind it, a message holds its output beside that of the layers
+    np.testing.assert_allclose(apart.transmit[0, 0], plain.transmit[0, 0] * [1, 1, 2], rtol=1e-12)
+    # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
+    moved, static = more - less, 16 * SPARSE.mtp_parameters / 8
+    assert moved[:2].tolist() == [0, 0]
+    assert moved[2] - static > 0
+    assert 0 < -moved[3] - static < moved[2] - static
+
+
+def test_one_compilation_serves_all_layouts():
+    """Layers are numbers: only where those for further tokens lie is part of the program."""
+    from pipejax.costs.workload import PricingShape
+
+    shapes = {
+        PricingShape.of(pj.Workload(SPARSE, 8, pipeline_layout=text, **SHARED), TABLE).workload
+        for text in ("Et*15|t*15|t*16|t*15mL", "E|t*31|t*30|mL", "")
+    }
+    assert len(shapes) == 1
+
+
+def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
+    from pipejax.costs.distinct_stages import distinct_stages
+
+    workload = pj.Workload(SPARSE, 8, pipeline_layout="Et*2|t*30|t*29m|L", **SHARED)
+    work = stage_work(workload, TABLE)
+    few, places = distinct_stages(work)
+    costs = work_costs(few, H100)
+    expected = work_costs(work, H100)
+    np.testing.assert_array_equal(costs.forward[places.stage], expected.forward)
+    np.testing.assert_array_equal(costs.transmit[:, 0, places.boundary], expected.transmit)
+
+
+SIZE = ("-P", 4, "-M", 8, "--minibatch", 8, "--tensor-parallel", 8)
+ARGUMENTS = ("-m", "gpt-22b", "-y", "h100", *SIZE)
+
+
+def test_commands_take_the_layout(answer, mistake):
+    layout = "--pipeline-layout", "Et*13|t*13|t*13|t*9L"
+    told = answer("evaluate", "-s", "1f1b", *ARGUMENTS, *layout)
+    workload = pj.Workload(DENSE, 8, tensor_parallel=8, pipeline_layout=layout[1])
+    exact = pj.evaluate(TABLE, pj.stage_costs(workload, H100, TABLE)).step_time
+    assert told["step_time"] == exact
+    np.testing.assert_array_equal(told["memory_bytes"], pj.memory_bytes(workload, TABLE))
+    plain = answer("evaluate", "-s", "1f1b", *ARGUMENTS)
+    assert plain["step_time"] != exact
+    assert "--model" in mistake("evaluate", "-s", "1f1b", "-P", "4", "-M", "8", *layout)
+    grid = {
+        "schedules": "1f1b",
+        "models": "gpt-22b",
+        "systems": "h100",
+        "workers": 4,
+        "minibatch": 8,
+        "microbatches": 8,
+        "tensor_parallel": 8,
+        "pipeline_layout": ["", "Et*13 | t*13, t*0|t*13|t*9L", "E|L"],
+    }
+    sweep = pj.read_sweep(grid)
+    assert [axis.values for axis in sweep.axes if axis.name == "pipeline_layout"] == [
+        ("", "Et*13|(t*13|)*2t*9L", "E|L")
+    ]
