@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {"ada-offload": {"memory_limit": 3}} 
 FAMILIES: Mapping[str, str] = {  # by the file of the builder
     "one_f_one_b": "One pipe",
     "chimera": "Two pipes, and waves",
+    "dualpipe": "Fused pairs",
     "zero_bubble": "Split backwards",
     "v_shape": "V placements",
     "offload": "Offloading",
@@ -146,7 +147,8 @@ def _section(each: Shown, *, whole: bool) -> Iterator[str]:
     ):
         if ratio is not None:
             source = _linked(form.source)
-            facts["published"] = f"{of_what} `{ratio[0]}` with {form.assumes} ({source})"
+            seconds = f", `{form.idle[0]}` s with {form.idle_assumes}" if form.idle else ""
+            facts["published"] = f"{of_what} `{ratio[0]}` with {form.assumes}{seconds} ({source})"
     facts |= _options(each.builder)
     yield "\n".join(f"- **{name}**: {text}" for name, text in facts.items() if text)
     yield f"```sh\n{command(each)}\n```"

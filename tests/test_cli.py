@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from legal_sizes import at_least
 
 import pipejax as pj
 from pipejax.cli.app import COMMANDS
@@ -275,7 +276,7 @@ def test_show_json(answer):
 def test_export_round_trips(answer, name, tmp_path):
     for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
         out = tmp_path / f"table.{suffix}"
-        arguments = ["--schedule", name, "--workers", "4", "--microbatches", "4"]
+        arguments = ["--schedule", name, "--workers", 4, "--microbatches", at_least(name, 4, 4)]
         times = ["--comm", "0.3", "--stage-times", "F=1,B=2"]  # some are planned for them
         planned = [*times[:-1], times[-1] + ",O=0.5" * ("offload" in REGISTRY[name].takes)]
         answer("export", *arguments, *planned, "--format", fmt, "--out", out)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
+from legal_sizes import at_least
 
 import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.compiles
     [*((name, *LINKS[0]) for name in REGISTRY), *(("chimera", *link) for link in LINKS[1:])],
 )
 def test_no_spread_is_the_deterministic_run_to_the_last_bit(name, link, queues):
-    table = build(name, m=4)
+    table = build(name, m=at_least(name, 4, 4))
     costs = costs_of(table)
     run = pj.jitter(table, costs, pj.Jitter(), samples=3, link=pj.Links(link, queues))
     expected = pj.evaluate(table, costs, link=pj.Links(link, queues))

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from legal_sizes import is_legal
 
 import pipejax as pj
 from pipejax.base.longest_path import run_chains, run_edges
@@ -21,7 +22,6 @@ SIZES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
 SIZES += [(6, m) for m in (1, 7, 12)]
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
-BOTH_EVEN = ("chimera", "chimera-asymmetric")
 OPTIONS = {
     "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
     "hanayo": [{}, {"waves": 3}],
@@ -37,7 +37,7 @@ CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
-        if name in BOTH_EVEN and (p % 2 or m % 2):
+        if not is_legal(name, p, m):
             continue
         for slots in ({"F": 1, "B": 1}, {"F": 2, "B": 3})[: 1 + (m < 8)]:
             table = pj.schedules.build(
@@ -60,21 +60,15 @@ def test_builds_at_every_legal_size(name, options):
                             assert mine == sorted(mine), (name, p, m, w)
 
 
-LEGAL = {  # what is said, and what it means
-    "any P and M": lambda p, m: True,
-    "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
-}
-
-
 @pytest.mark.parametrize("name", REGISTRY)
 def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
-    for p, m in itertools.product(range(1, 5), range(1, 4)):
+    for p, m in itertools.product(range(1, 5), [*range(1, 4), 7, 8]):
         try:
             pj.schedules.build(name, num_workers=p, num_microbatches=m)
         except ValueError:
-            assert not LEGAL[REGISTRY[name].legal](p, m), (p, m)
+            assert not is_legal(name, p, m), (p, m)
         else:
-            assert LEGAL[REGISTRY[name].legal](p, m), (p, m)
+            assert is_legal(name, p, m), (p, m)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -98,6 +92,10 @@ ILLEGAL = {
     "half a worker": (("1f1b", 1.5, 4, {}), "num_workers must be a whole number"),
     "odd workers": (("chimera", 5, 4, {}), r"even number of workers \(2, 4, 6, ...\), got 5"),
     "odd microbatches": (("chimera", 4, 3, {}), "even number of microbatches .* got 3"),
+    "odd DualPipe": (("dualpipe", 3, 8, {}), r"dualpipe needs an even .* workers .* got 3"),
+    "odd ones of DualPipe": (("dualpipe", 2, 5, {}), "even number of microbatches, .* got 5"),
+    "few for DualPipe": (("dualpipe", 4, 6, {}), r"at least twice the workers \(8\), got 6"),
+    "few for DualPipeV": (("dualpipe-v", 3, 5, {}), r"microbatches, .* workers \(6\), got 5"),
     "odd asymmetric": (("chimera-asymmetric", 3, 4, {}), "chimera-asymmetric needs an even"),
     "no wave": (("hanayo", 4, 4, {"waves": 0}), "waves must be .* at least 1, got 0"),
     "half a wave": (("hanayo", 4, 4, {"waves": 1.5}), "waves must be a whole number .* got 1.5"),

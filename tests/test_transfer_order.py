@@ -10,6 +10,7 @@ import pytest
 import reference
 import strategies
 from hypothesis import given, settings, strategies as st
+from legal_sizes import at_least
 
 import pipejax as pj
 from pipejax.analysis.head_of_line_blocking import queue_makespans
@@ -285,7 +286,7 @@ def test_a_deadlock_is_searched_out_of(queues):
 @pytest.mark.parametrize("name", pj.schedules.names())
 @pytest.mark.parametrize("queues", QUEUES)
 def test_every_schedule_gets_an_order(name, queues, tmp_path):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=at_least(name, 4, 4))
     costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=0.75, offload=0.5)
     result = pj.order(table, costs, link=pj.Links("rendezvous", queues), iterations=4)
     pj.write_table(result.table, tmp_path / "table.json")

@@ -27,6 +27,27 @@ class Shape(NamedTuple):
 Ratio = tuple[str, Callable[[Shape], float]]
 
 
+class Times(NamedTuple):
+    """Times of ops on one stage [s].
+
+    Attributes:
+      f: F.
+      i: I.
+      w: W.
+      pair: a fused pair, F&B.
+    """
+
+    f: float
+    i: float
+    w: float
+    pair: float
+
+    @property
+    def b(self) -> float:
+        """A whole backward."""
+        return self.i + self.w
+
+
 class ClosedForm(NamedTuple):
     """What a paper prints for a schedule.
 
@@ -39,6 +60,9 @@ class ClosedForm(NamedTuple):
       holds: whether the shape fits these assumptions.
       weight_copies: copies of the model's weights over all workers.
       span_bubble_ratio: idle / total of the longest span of a worker, where that is printed.
+      idle: seconds for which the worker waits that waits longest, as text and as a function of
+        shape and times; or None.
+      idle_assumes: when that is exact.
     """
 
     source: str
@@ -48,10 +72,13 @@ class ClosedForm(NamedTuple):
     holds: Callable[[Shape], bool] = lambda n: True
     weight_copies: int = 1
     span_bubble_ratio: Ratio | None = None
+    idle: tuple[str, Callable[[Shape, Times], float]] | None = None
+    idle_assumes: str = ""
 
 
 _PIPELINE = ("(P-1)/(M+P-1)", lambda n: (n.p - 1) / (n.m + n.p - 1))
 _LOOPED = ("(P-1)/(VM+P-1)", lambda n: (n.p - 1) / (n.v * n.m + n.p - 1))
+_FUSED = "F = I, W at most I, max(F, B) <= F&B <= F + B"
 
 
 def _of_span(text: str, idle: Callable[[int], int]) -> Ratio:
@@ -82,29 +109,46 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         _LOOPED,
         ("min(2(P-r-1)+(V-1)P+1, MV)", _interleaved),
         "equal stages, M a multiple of P",
-        lambda n: n.m % n.p == 0,
+        holds=lambda n: n.m % n.p == 0,
     ),
     "looped-bfs": ClosedForm(
         "arXiv:2407.21783, section 3.3.2",
         _LOOPED,
         ("MV", lambda n, r: n.m * n.v),
         "equal stages, M at least P",
-        lambda n: n.m >= n.p,
+        holds=lambda n: n.m >= n.p,
     ),
     "chimera": ClosedForm(
         "arXiv:2107.06925, Table 2 (smallest and largest worker; between them our count)",
         ("(P-2)/(2M+P-2)", lambda n: (n.p - 2) / (2 * n.m + n.p - 2)),
         ("P/2+1+min(r, P-1-r)", lambda n, r: n.p // 2 + 1 + min(r, n.p - 1 - r)),
         "equal stages, F = B, M a multiple of P",
-        lambda n: n.m % n.p == 0,
+        holds=lambda n: n.m % n.p == 0,
         weight_copies=2,
+    ),
+    "dualpipe": ClosedForm(
+        "deepseek-ai/DualPipe, table of the README",
+        ("(P-2)/(3M+P-2)", lambda n: (n.p - 2) / (3 * n.m + n.p - 2)),
+        ("P+1", lambda n, r: n.p + 1),
+        "F = I = W, F&B = F + B",
+        idle=("(P/2-1)(F&B+B-3W)", lambda n, t: (n.p / 2 - 1) * (t.pair + t.b - 3 * t.w)),
+        idle_assumes=_FUSED,
+        weight_copies=2,
+    ),
+    "dualpipe-v": ClosedForm(
+        "deepseek-ai/DualPipe, table of the README, of 2P stages",
+        ("(P-1)/(3M+P-1)", lambda n: (n.p - 1) / (3 * n.m + n.p - 1)),
+        ("2P+1", lambda n, r: 2 * n.p + 1),
+        "F = I = W, F&B = F + B",
+        idle=("(P-1)(F&B+B-3W)", lambda n, t: (n.p - 1) * (t.pair + t.b - 3 * t.w)),
+        idle_assumes=_FUSED,
     ),
     "zb-h1": ClosedForm(
         "arXiv:2401.10241, Table 2; in flight section 2.3",
         ("(P-1)/(3M+P-1)", lambda n: (n.p - 1) / (3 * n.m + n.p - 1)),
         ("min(P, M)", lambda n, r: min(n.p, n.m)),
         "F = I = W, M at least P",
-        lambda n: n.m >= n.p,
+        holds=lambda n: n.m >= n.p,
     ),
     "zb-h2": ClosedForm(
         "arXiv:2401.10241, Table 2 and section 2.3",

@@ -163,9 +163,11 @@ def _evaluated(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluat
     span = float(spans(program, run.duration, finish).max())
     node, sent = program.node_of_cell, program.messages
     carried = sent.carrier != SOURCE
-    direct = (edges[sent.consumer] & (program.preds[sent.consumer] == sent.producer[:, None])).any(
-        axis=1
+    # two fused pairs may send each other an activation and a gradient: the lag says which of them
+    is_its_edge = (program.preds[sent.consumer] == sent.producer[:, None]) & (
+        program.lag_index[sent.consumer] == sent.lag_index[:, None]
     )
+    direct = (edges[sent.consumer] & is_its_edge).any(axis=1)
     return Evaluation(
         schedule=table.name,
         workers=table.num_workers,

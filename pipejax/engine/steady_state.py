@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.engine.lowering.program import SOURCE, IntArray, Program
-from pipejax.schedules.cells.ops import NO_MICROBATCH, STEP_END
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
+from pipejax.schedules.cells.ops import NO_MICROBATCH, STEP_END, Phase
 
 NOT_IN_TABLE = -1
 ENDS = -1  # stands in a frontier for the last end of all nodes that nobody waits for
@@ -137,6 +137,7 @@ class _Columns:
             program.receiver,
         )
         self.kind: list[Kind] = list(zip(*(np.asarray(f).tolist() for f in fields), strict=True))
+        self.backward = _backwards_of_pairs(program)
         self.column = self._column_of_nodes(program)
         self.num_columns = 1 + max(self.column)
         self.nodes: list[list[int]] = [[] for _ in range(self.num_columns)]
@@ -176,7 +177,18 @@ class _Columns:
             else ((), lag)
             for before, lag in zip(self.preds[node], self.lags[node], strict=True)
         ]
-        return self.kind[node], self.durations[node], tuple(edges)
+        of_pair = self.backward.get(node)
+        behind = None if of_pair is None else of_pair[1] - self.microbatch[node]
+        return self.kind[node], self.durations[node], behind, tuple(edges)
+
+    def work(self, node: int) -> list[Kind]:
+        """What a node does: a whole backward both of its halves, a fused pair a forward besides."""
+        kind = self.kind[node]
+        own = [kind] if kind[0] != Phase.B else []
+        (phase, *rest), _ = self.backward.get(node, (kind, 0))
+        if phase in (Phase.B, Phase.I):
+            own += [(Phase.I, *rest), *[(Phase.W, *rest)] * (phase == Phase.B)]
+        return list(dict.fromkeys(own))
 
     def keys(self, column: int) -> list[Key]:
         """Kind and microbatch of the nodes of a column."""
@@ -224,21 +236,42 @@ class _Columns:
         )
 
 
+def _backwards_of_pairs(program: Program) -> dict[int, Key]:
+    """Kind and microbatch of the backward of each fused pair, by its node."""
+    layout = program.layout
+    node, microbatch = np.asarray(program.fused).T
+    pair = np.asarray(program.duration_index)[node] - layout.first_pair
+    phase, stage = layout.op_at(np.asarray(program.pair_index)[pair, 1])
+    pipe_of = np.zeros(program.num_microbatches, int)
+    numbered = np.asarray(program.microbatch) != NO_MICROBATCH
+    pipe_of[np.asarray(program.microbatch)[numbered]] = np.asarray(program.pipe)[numbered]
+    none = np.full_like(node, NO_WORKER)
+    kind = phase, stage, pipe_of[microbatch], np.asarray(program.worker)[node], none, none
+    kinds = map(tuple, np.stack(kind, axis=1).tolist())
+    return dict(zip(node.tolist(), zip(kinds, microbatch.tolist(), strict=True), strict=True))
+
+
 def _choose(columns: _Columns, num_microbatches: int) -> list[_FoundPeriod]:
-    """Choose the longest runs of periods that together hold every kind of op once."""
+    """Choose the longest runs of periods that together do all that a microbatch needs, once.
+
+    An op that stands elsewhere alone, as a backward that is split at the end of a table of fused
+    pairs, does not have to come again: what it does, others do.
+    """
     kinds = {
-        columns.kind[node]
+        kind
         for nodes in columns.nodes
         for node in nodes
         if columns.microbatch[node] != NO_MICROBATCH
+        for kind in columns.work(node)
     }
     chosen: list[_FoundPeriod] = []
     covered: set[Kind] = set()
     for found in _candidates(columns):
         held = Counter(
-            columns.kind[node]
+            kind
             for column in range(found.cut, found.cut + found.length)
             for node in columns.nodes[column]
+            for kind in columns.work(node)
         )
         # every microbatch has its own ops; updates, and the all-reduces before them, are for some
         own = {kind: times for kind, times in held.items() if kind[0] not in STEP_END}

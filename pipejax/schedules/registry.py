@@ -10,6 +10,7 @@ from pipejax.base.machine import check_fits
 from pipejax.base.short_repr import ResultDict
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
+from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
 from pipejax.schedules.builders.one_f_one_b import (
     eager_1f1b,
@@ -77,7 +78,7 @@ class Builder(NamedTuple):
         return [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-ANY, EVEN = "any P and M", "P and M even"
+ANY, EVEN, PAIRED = "any P and M", "P and M even", "M at least 2P"
 CONTROLLABLE = "Qi et al., Controllable Memory (arXiv:2405.15362)"
 PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables whose starts are known
 
@@ -94,6 +95,12 @@ _PUBLISHED = {
         chimera_asymmetric, "Barley et al. (arXiv:2605.24006)", bytes_per_op=PLANNED, legal=EVEN
     ),
     "hanayo": Builder(hanayo, "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED),
+    "dualpipe": Builder(
+        dualpipe, "DeepSeek-AI, DualPipe (arXiv:2412.19437)", legal=f"{EVEN}, {PAIRED}"
+    ),
+    "dualpipe-v": Builder(
+        dualpipe_v, "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe)", legal=f"any P, {PAIRED}"
+    ),
     "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
     "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),

@@ -94,6 +94,13 @@ class CostLayout:
         row = _ROW[phase]
         return np.where(row < 0, ZERO, 1 + (row * self.num_stages + stage) * self.columns)
 
+    def op_at(
+        self, position: Int[NumpyArray, "..."]
+    ) -> tuple[Int[NumpyArray, "..."], Int[NumpyArray, "..."]]:
+        """Phase and stage of the time of an op; the inverse of `op`."""
+        row, stage = np.divmod((position - 1) // self.columns, self.num_stages)
+        return np.array(TIMED)[row], stage
+
     def pair(self, pair: Index) -> Int[NumpyArray, "..."]:
         """Position of the time of a fused pair."""
         return np.asarray(self.first_pair + pair)

@@ -15,7 +15,7 @@ from pipejax.base.longest_path import run_chains, run_edges
 from pipejax.base.topological_sort import CycleError
 from pipejax.schedules.cells.cells import Cells, Content, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
-from pipejax.schedules.cells.ops import COMPUTE, Op, Phase
+from pipejax.schedules.cells.ops import COMPUTE, NO_PIPE, Op, Phase
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
@@ -23,7 +23,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots, check_slots
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
-OpsOfRow = Int[NumpyArray, "ops 3"] | Sequence[Op]
+OpsOfRow = Int[NumpyArray, "ops 3"] | Int[NumpyArray, "ops 2 3"] | Sequence[Op]
 SIDE_BY_SIDE = 16  # workers from which their rows run faster together than op by op
 IN_ROWS = (*COMPUTE, Phase.U)
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
@@ -133,26 +133,31 @@ def spread_rows(
 ) -> ScheduleTable:
     """Draw rows with their idle slots; by default, worker r has stage r alone.
 
-    A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too. No op
-    becomes an object, and only what is drawn becomes a table, with its checks.
+    A row is an array (ops, 3): phase, stage and microbatch of each op, which `Op` are too; or
+    (ops, 2, 3), where a partner that is no op has the phase IDLE. No op becomes an object, and only
+    what is drawn becomes a table, with its checks.
     """
     check_slots(slots)
     placement = looped(len(rows)) if placement is None else placement
-    arrays = [np.reshape(np.asarray(row, np.int32), (-1, 3)) for row in rows]
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    arrays = [np.reshape(row, (len(row), 2 if row.ndim == 3 else 1, 3)) for row in arrays]
     lengths = [len(row) for row in arrays]
-    phase, stage, microbatch = np.concatenate(arrays).T
-    pipe = 0 if pipe_of_microbatch is None else np.asarray(pipe_of_microbatch)[microbatch]
-    compact = empty_cells((len(rows), max(lengths)))
     is_held = np.arange(max(lengths)) < np.array(lengths)[:, None]
-    for field, values in zip(compact, (phase, stage, microbatch, pipe), strict=True):
-        field[is_held] = values
-    partners, shares = empty_cells(is_held.shape), stage_shares or (1.0,) * placement.shape[1]
+    compact, partners = empty_cells(is_held.shape), empty_cells(is_held.shape)
+    ops = np.concatenate(arrays)
+    for cells, values in zip((compact, partners), np.moveaxis(ops, 1, 0), strict=False):
+        phase, stage, microbatch = values.T
+        pipe = 0 if pipe_of_microbatch is None else np.asarray(pipe_of_microbatch)[microbatch]
+        pipe = np.where(phase == Phase.IDLE, NO_PIPE, pipe)
+        for field, column in zip(cells, (phase, stage, microbatch, pipe), strict=True):
+            field[is_held] = column
+    shares = stage_shares or (1.0,) * placement.shape[1]
     given = _Rows(compact, partners, placement, {**UNIT_SLOTS, **slots}, shares, weights)
     try:
-        cells, partners = _moved(given)
+        moved = _moved(given)
     except CycleError:  # the table itself says where
-        cells = compact
-    return ScheduleTable(cells, partners, placement, name, slots, stage_shares, weights)
+        moved = compact, partners
+    return ScheduleTable(*moved, placement, name, slots, stage_shares, weights)
 
 
 def columns(

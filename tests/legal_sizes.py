@@ -1,0 +1,22 @@
+"""Numbers of workers and microbatches that each schedule says it can be built for."""
+
+import itertools
+
+from pipejax.schedules import REGISTRY
+
+LEGAL = {  # what is said, and what it means
+    "any P and M": lambda p, m: True,
+    "P and M even": lambda p, m: p % 2 == 0 and m % 2 == 0,
+    "P and M even, M at least 2P": lambda p, m: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
+    "any P, M at least 2P": lambda p, m: m >= 2 * p,
+}
+
+
+def is_legal(name, workers, microbatches):
+    """Whether a registered schedule can be built."""
+    return LEGAL[REGISTRY[name].legal](workers, microbatches)
+
+
+def at_least(name, workers, microbatches):
+    """Fewest microbatches, from so many on, that a registered schedule can be built for."""
+    return next(m for m in itertools.count(microbatches) if is_legal(name, workers, m))
