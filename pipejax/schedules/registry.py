@@ -99,7 +99,10 @@ _PUBLISHED = {
         dualpipe, "DeepSeek-AI, DualPipe (arXiv:2412.19437)", legal=f"{EVEN}, {PAIRED}"
     ),
     "dualpipe-v": Builder(
-        dualpipe_v, "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe)", legal=f"any P, {PAIRED}"
+        dualpipe_v,
+        "DeepSeek-AI, DualPipeV (deepseek-ai/DualPipe; DualPipe is arXiv:2412.19437)",
+        stages_per_worker=2,
+        legal=f"any P, {PAIRED}",
     ),
     "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
     "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
