@@ -1,4 +1,4 @@
-"""Ten rooms with ranks: a file imports from a lower rank or from its own room, never sideways."""
+"""Eleven rooms with ranks: a file imports from a lower rank or from its own room, never sideways."""
 
 import ast
 import subprocess
@@ -17,6 +17,7 @@ RANK = {
     "analysis": 4,
     "search": 5,
     "sweep": 5,
+    "runtimes": 5,
     "training": 5,
     "plots": 5,
     "cli": 6,

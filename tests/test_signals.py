@@ -82,6 +82,7 @@ RUNS = {
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
     "show": (3, [*ONE, "--out", "{}/x.svg"]),
     "explore": (2, [*ONE, "--out", "{}/x.html"]),
+    "run": (4, [*ONE[:6], "--runtime", "jax"]),
     "export": (1.5, [*ONE, "--format", "json", "--out", "{}/x.json"]),
     "staleness": (
         1.5,

@@ -42,6 +42,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "explore": "Write a page that shows schedules and prices them anew as sliders move; no server, "
     "no net.",
     "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",
+    "run": "Run a table in a runtime: its gradients against those of the model without a pipeline.",
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",
     "arrange": "Search the order of microbatches that differ, against sorted and random ones.",

@@ -78,6 +78,7 @@ _QUEUES = ("worker", "pair", "direction")
 _SEGMENTS = ("warmup", "steady", "cooldown")
 _TIME_UNITS = ("s", "ms", "us", "ns")
 _PLACES = ("under", "beside")
+_RUNTIMES = ("jax",)
 _FORMATS = ("text", "markdown", "latex", "csv")
 
 PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
@@ -273,6 +274,11 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "no_store": OptionRecord(FLAG, "neither use nor keep solved problems"),
         "scheduler": OptionRecord(RULES, "Dask scheduler whose workers evaluate"),
     },
+    "Runtime": {
+        "runtime": _often(NAME, "|".join(_RUNTIMES), names=_RUNTIMES),
+        "hidden": OptionRecord(COUNT, "width of the layers of a stage"),
+        "steps": OptionRecord(WHOLE, "steps to time"),
+    },
     "Picture": {
         "from_": OptionRecord(TIME, "left end of the time axis"),
         "to": OptionRecord(TIME, "right end of the time axis"),
@@ -310,11 +316,13 @@ CATALOGUE: Mapping[str, OptionRecord] = {
 SHORT = {option.short: name for name, option in CATALOGUE.items() if option.short}
 OTHER_NAMES = {"--plot": "--figure"}  # that people try, and what they mean
 # options that mean something else in a command: export prints no table, and its format is that of
-# the file it writes
+# the file it writes; what a runtime trains has microbatches, and its gradients are equal or not
 EXCEPTIONS = {
     ("export", "format"): OptionRecord(
         NAME, "torch-csv|json|chrome-trace", "f", True, ("torch-csv", "json", "chrome-trace")
     ),
+    ("run", "batch_size"): OptionRecord(COUNT, "examples of a microbatch"),
+    ("run", "tolerance"): OptionRecord(NUMBER, "largest error of a gradient that passes"),
 }
 
 

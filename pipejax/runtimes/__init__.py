@@ -1,0 +1,1 @@
+"""Tables run by runtimes that train, and written in the forms that runtimes read."""

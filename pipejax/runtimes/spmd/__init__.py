@@ -1,0 +1,1 @@
+"""A table as one program for many devices under JAX."""

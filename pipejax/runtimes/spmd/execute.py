@@ -1,0 +1,228 @@
+"""One program for all devices: a scan over lockstep slots, a switch on the op, then the messages.
+
+    for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
+                    one ppermute for each distance that activations move, one for gradients
+
+Tables are arguments, arrays of integers, so all tables of one size share a compilation. What a
+buffer does not hold is NaN, and what is dropped becomes NaN: an op that came too early, or after
+what it needs was freed, would spoil every gradient behind it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from pipejax.base.array_types import Array, Float
+from pipejax.runtimes.spmd.instructions import Instructions, SpmdSizes
+from pipejax.runtimes.spmd.model import StageParameters, loss_of, run_stage
+
+WORKERS = "workers"
+Index = Any  # a traced whole number, or several; instructions are made as arrays of NumPy
+
+
+class WorkerState(NamedTuple):
+    """What workers hold; inside the program, what one of them does.
+
+    Attributes:
+      activations: (2 * places + 1, batch, hidden) what arrived, then what backwards will read.
+      gradients: (places + 1, batch, hidden) gradients of what stages passed on.
+      host: (places + 1, batch, hidden) what is offloaded.
+      weights: (weights + 1, ...) versions of the parameters.
+      totals: (totals + 1, ...) gradients since the last update.
+      sums: (totals + 1, ...) all gradients of each copy of a stage.
+      losses: (microbatches + 1) of the last stage.
+    """
+
+    activations: Float[Array, "*workers kept batch hidden"]
+    gradients: Float[Array, "*workers places batch hidden"]
+    host: Float[Array, "*workers places batch hidden"]
+    weights: StageParameters
+    totals: StageParameters
+    sums: StageParameters
+    losses: Float[Array, "*workers microbatches"]
+
+
+class _InFlight(NamedTuple):
+    """What a worker holds and is about to send."""
+
+    held: WorkerState
+    activation: Array
+    gradient: Array
+
+
+class _Given(NamedTuple):
+    """What is the same for all slots."""
+
+    target: Array
+    step_size: Array
+
+
+def _at(tree: Any, index: Index) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def _add(tree: Any, index: Index, values: Any) -> Any:
+    return jax.tree.map(lambda leaf, value: leaf.at[index].add(value), tree, values)
+
+
+def _set(tree: Any, index: Index, values: Any) -> Any:
+    return jax.tree.map(lambda leaf, value: leaf.at[index].set(value), tree, values)
+
+
+def _rest(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    return moving
+
+
+def _forward(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    held = moving.held
+    activation = held.activations[step.read]
+    output = run_stage(_at(held.weights, step.weight), activation)
+    loss, seed = jax.value_and_grad(loss_of)(output, given.target[step.microbatch])
+    kept = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    held = held._replace(
+        activations=kept,
+        gradients=held.gradients.at[step.seed].set(seed),
+        losses=held.losses.at[step.microbatch].set(loss),
+    )
+    return moving._replace(held=held, activation=output)
+
+
+def _backward(
+    step: Instructions, moving: _InFlight, given: _Given, *, of_input: bool, of_weights: bool
+) -> _InFlight:
+    """Compute one gradient or both by running the stage again from its kept input."""
+    held = moving.held
+    weights, activation = _at(held.weights, step.weight), held.activations[step.read]
+    _, pull = jax.vjp(run_stage, weights, activation)
+    found, gradient = pull(held.gradients[step.place])
+    if of_weights:
+        held = held._replace(
+            activations=held.activations.at[step.free].set(jnp.nan),
+            gradients=held.gradients.at[step.place].set(jnp.nan),
+            totals=_add(held.totals, step.total, found),
+            sums=_add(held.sums, step.sum, found),
+        )
+    return moving._replace(held=held, gradient=gradient if of_input else moving.gradient)
+
+
+def _recompute(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    """Put the checkpoint where backwards read: these run the stage again in any case."""
+    held = moving.held
+    activation = held.activations[step.read]
+    kept = held.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
+    return moving._replace(held=held._replace(activations=kept))
+
+
+def _offload(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    held = moving.held
+    host = held.host.at[step.place].set(held.activations[step.read])
+    kept = held.activations.at[step.free].set(jnp.nan)
+    return moving._replace(held=held._replace(activations=kept, host=host))
+
+
+def _load(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    held = moving.held
+    kept = held.activations.at[step.write].set(held.host[step.place])
+    host = held.host.at[step.place].set(jnp.nan)
+    return moving._replace(held=held._replace(activations=kept, host=host))
+
+
+def _update(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
+    """Make the next version with the mean of the gradients since the last."""
+    held, scale = moving.held, given.step_size / step.collected
+    total = _at(held.totals, step.total)
+    old = _at(held.weights, step.weight)
+    new = jax.tree.map(lambda weight, gradient: weight - scale * gradient, old, total)
+    nothing = jax.tree.map(jnp.zeros_like, total)
+    held = held._replace(
+        weights=_set(held.weights, step.made, new), totals=_set(held.totals, step.total, nothing)
+    )
+    return moving._replace(held=held)
+
+
+def _average(step: Instructions, moving: _InFlight, given: _Given, *, runs: int) -> _InFlight:
+    """Give all runs, whose versions stand side by side, their mean."""
+
+    def mean(leaf: Array) -> Array:
+        own = jax.lax.dynamic_slice_in_dim(leaf, step.weight, runs)
+        same = jnp.broadcast_to(own.mean(axis=0, keepdims=True), own.shape)
+        return jax.lax.dynamic_update_slice_in_dim(leaf, same, step.weight, 0)
+
+    held = moving.held
+    return moving._replace(held=held._replace(weights=jax.tree.map(mean, held.weights)))
+
+
+def _branches(runs: int) -> list[Callable[[Instructions, _InFlight, _Given], _InFlight]]:
+    """What devices can do, in the order of `CODES`, and `MEAN`."""
+    backwards = (
+        functools.partial(_backward, of_input=of_input, of_weights=of_weights)
+        for of_input, of_weights in ((True, True), (True, False), (False, True))
+    )
+    average = functools.partial(_average, runs=runs)
+    return [_rest, _forward, *backwards, _recompute, _offload, _load, _update, average]
+
+
+def _received(
+    buffer: Array, sent: Array, to: Index, shifts: tuple[int, ...], workers: int
+) -> Array:
+    """Put what arrives from every distance where it belongs."""
+    for lane, shift in enumerate(shifts):
+        ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
+        arrived = jax.lax.ppermute(sent, WORKERS, ring) if shift else sent
+        buffer = buffer.at[to[lane]].set(arrived)
+    return buffer
+
+
+def _exchanged(moving: _InFlight, now: Instructions, sizes: SpmdSizes) -> WorkerState:
+    """Send what a slot has made; return what workers hold then."""
+    held, activation, gradient = moving
+    there = now.activation_to, sizes.activation_shifts, sizes.workers
+    back = now.gradient_to, sizes.gradient_shifts, sizes.workers
+    return held._replace(
+        activations=_received(held.activations, activation, *there),
+        gradients=_received(held.gradients, gradient, *back),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="sizes")
+def execute(
+    instructions: Instructions,
+    state: WorkerState,
+    target: Float[Array, "microbatches batch hidden"],
+    step_size: Float[Array, ""],
+    sizes: SpmdSizes,
+) -> WorkerState:
+    """Run a table on as many devices as `sizes` has workers; return what they hold at the end.
+
+    Instructions (slots, workers, ...), state (workers, ...).
+    """
+    branches, steps = _branches(sizes.runs), Instructions._fields[:-2]
+
+    def on_worker(own: Instructions, state: WorkerState, given: _Given) -> WorkerState:
+        def slot(held: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
+            nothing = jnp.zeros(given.target.shape[1:], given.target.dtype)
+            moving = _InFlight(held, nothing, nothing)
+            for member in range(2):
+                each = {name: getattr(now, name)[member] for name in steps}
+                step = now._replace(**each)
+                moving = jax.lax.switch(step.code, branches, step, moving, given)
+            return _exchanged(moving, now, sizes), None
+
+        mine = jax.tree.map(lambda leaf: leaf[:, 0], own)
+        held, _ = jax.lax.scan(slot, _at(state, 0), mine)
+        return jax.tree.map(lambda leaf: leaf[None], held)
+
+    mesh = Mesh(jax.devices()[: sizes.workers], (WORKERS,))
+    by_worker, by_slot = PartitionSpec(WORKERS), PartitionSpec(None, WORKERS)
+    program = jax.shard_map(
+        on_worker,
+        mesh=mesh,
+        in_specs=(by_slot, by_worker, PartitionSpec()),
+        out_specs=by_worker,
+        check_vma=False,
+    )
+    return program(instructions, state, _Given(target, step_size))

@@ -1,0 +1,322 @@
+"""A table as integers that devices execute in lockstep: what each does in a slot, and what it gets.
+
+A slot ends with messages to all, so an op stands in the first slot behind those of all that it
+waits for, on its own worker and on others: the longest path with one slot for every cell.
+
+Every buffer of a worker has an entry for each copy of a stage on it and each microbatch, and one
+entry more, the last, that takes what nobody needs. So an instruction has no conditions: where an op
+leaves nothing behind, it writes there.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.longest_path import run_edges
+from pipejax.schedules.cells.cells import NOWHERE, HeldCells
+from pipejax.schedules.cells.ops import COMMUNICATION, SHARDING, Phase
+from pipejax.schedules.cells.weight_versions import find_versions
+from pipejax.schedules.table.table import ScheduleTable, without
+
+LEFT_OUT = {  # phases of cells that are not executed, and why
+    **dict.fromkeys(COMMUNICATION, "a slot ends with its messages, in no order"),
+    **dict.fromkeys(SHARDING, "parameters are not sharded"),
+    Phase.WAIT_O: "an offload ends in its slot",
+}
+# what a device can do, by number; MEAN averages the weights of all runs after the last update of
+# a round
+CODES = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, Phase.R, Phase.O, Phase.L, Phase.U)
+MEAN = len(CODES)
+
+
+class SpmdSizes(NamedTuple):
+    """Sizes that a compiled program is for; smaller tables run in it too.
+
+    Attributes:
+      workers: P, devices.
+      slots: lockstep slots.
+      microbatches: M.
+      places: entries of a worker's buffers, without the last.
+      weights: versions of weights that a worker holds over the whole table.
+      totals: sums of gradients that a worker holds.
+      runs: R, models that are trained side by side.
+      activation_shifts: by how many workers, modulo P, activations move: one ppermute each.
+      gradient_shifts: the same of input gradients.
+    """
+
+    workers: int
+    slots: int
+    microbatches: int
+    places: int
+    weights: int
+    totals: int
+    runs: int
+    activation_shifts: tuple[int, ...]
+    gradient_shifts: tuple[int, ...]
+
+    @classmethod
+    def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
+        """Return sizes in which all of these fit; shifts need equal numbers of workers."""
+        given = list(sizes)
+        largest = (max(values) for values in zip(*(size[:7] for size in given), strict=True))
+        shifts = (
+            tuple(sorted({shift for own in values for shift in own}))
+            for values in zip(*(size[7:] for size in given), strict=True)
+        )
+        return cls(*largest, *shifts)
+
+
+class Instructions(NamedTuple):
+    """What every worker does in every slot, in up to two steps: those of a fused pair.
+
+    Attributes:
+      code: (slots, workers, steps) which of `CODES`, or `MEAN`.
+      read: (slots, workers, steps) activation that is read.
+      write: (slots, workers, steps) where it is kept.
+      free: (slots, workers, steps) activation that is dropped.
+      place: (slots, workers, steps) place of stage and microbatch in the other buffers.
+      seed: (slots, workers, steps) where the gradient of the loss goes, after the last forward.
+      microbatch: (slots, workers, steps) whose loss that is.
+      weight: (slots, workers, steps) version of the weights that is read.
+      made: (slots, workers, steps) version that an update makes.
+      total: (slots, workers, steps) sum of the gradients that the next update applies.
+      collected: (slots, workers, steps) how many of them there are.
+      sum: (slots, workers, steps) sum of all gradients of that copy of the stage.
+      activation_to: (slots, workers, shifts) where an activation that arrives goes.
+      gradient_to: (slots, workers, shifts) where an input gradient that arrives goes.
+    """
+
+    code: Int[NumpyArray, "slots workers steps"]
+    read: Int[NumpyArray, "slots workers steps"]
+    write: Int[NumpyArray, "slots workers steps"]
+    free: Int[NumpyArray, "slots workers steps"]
+    place: Int[NumpyArray, "slots workers steps"]
+    seed: Int[NumpyArray, "slots workers steps"]
+    microbatch: Int[NumpyArray, "slots workers steps"]
+    weight: Int[NumpyArray, "slots workers steps"]
+    made: Int[NumpyArray, "slots workers steps"]
+    total: Int[NumpyArray, "slots workers steps"]
+    collected: Int[NumpyArray, "slots workers steps"]
+    sum: Int[NumpyArray, "slots workers steps"]
+    activation_to: Int[NumpyArray, "slots workers shifts"]
+    gradient_to: Int[NumpyArray, "slots workers shifts"]
+
+
+def executed(table: ScheduleTable) -> ScheduleTable:
+    """Take the cells out of a table that are not executed."""
+    return without(table, tuple(LEFT_OUT))
+
+
+def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
+    """Return the slot of each cell (cells), the first behind all that it waits for."""
+    edges, busy = table.dependencies, np.flatnonzero(table.phase)
+    in_row = busy[1:] // table.num_slots == busy[:-1] // table.num_slots
+    tail = np.concatenate([busy[:-1][in_row], edges.producer])
+    head = np.concatenate([busy[1:][in_row], edges.consumer])
+    start, _ = run_edges(tail, head, np.ones(table.phase.size))
+    return start.astype(np.int32)
+
+
+class StageCopies(NamedTuple):
+    """Where the copies of stages and their weights stand among those of their worker.
+
+    Two pipes may place a stage on one worker: they share the copy.
+
+    Attributes:
+      number: (workers, stages) number of the copy on its worker, or `NOWHERE`.
+      version: (workers, stages) where the versions of its weights begin: those of all runs side by
+        side, version by version.
+      versions: (workers, stages) versions of each run.
+    """
+
+    number: Int[NumpyArray, "workers stages"]
+    version: Int[NumpyArray, "workers stages"]
+    versions: Int[NumpyArray, "workers stages"]
+
+    @classmethod
+    def of(cls, table: ScheduleTable) -> "StageCopies":
+        """Number the copies of each worker by stage."""
+        held = np.zeros((table.num_workers, table.num_stages), bool)
+        held[table.placement, np.arange(table.num_stages)[None]] = True
+        versions = np.ones(held.shape, np.int64)
+        worker = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
+        stage = np.arange(table.num_stages)[:, None]
+        np.maximum.at(versions, (worker, stage), 1 + find_versions(table).updates)
+        versions[~held] = 0
+        number = np.where(held, np.cumsum(held, axis=1) - 1, NOWHERE)
+        first = (np.cumsum(versions, axis=1) - versions) * table.weights.runs
+        return cls(number, first, versions)
+
+
+def sizes_of(table: ScheduleTable, workers: int) -> SpmdSizes:
+    """Return what a table needs on so many devices, at least its own workers."""
+    copies, runs = StageCopies.of(table), table.weights.runs
+    held = int(copies.number.max()) + 1
+    hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
+    return SpmdSizes(
+        workers=workers,
+        slots=int(lockstep_slots(executed(table)).max()) + 1,
+        microbatches=table.num_microbatches,
+        places=held * table.num_microbatches,
+        weights=int(copies.versions.sum(axis=1).max()) * runs,
+        totals=held * runs,
+        runs=runs,
+        activation_shifts=tuple(sorted({*(hop % workers).ravel().tolist()})),
+        gradient_shifts=tuple(sorted({*(-hop % workers).ravel().tolist()})),
+    )
+
+
+def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
+    """Write the instructions of a table, for a program of given sizes."""
+    table = executed(table)
+    shape = sizes.slots, sizes.workers
+    nobody = {  # the entry that takes what nobody needs
+        "code": 0,
+        **dict.fromkeys(("read", "write", "free", "activation_to"), 2 * sizes.places),
+        **dict.fromkeys(("place", "seed", "gradient_to"), sizes.places),
+        **dict.fromkeys(("weight", "made"), sizes.weights),
+        **dict.fromkeys(("total", "sum"), sizes.totals),
+        "microbatch": sizes.microbatches,
+        "collected": 1,
+    }
+    lanes = {
+        "activation_to": len(sizes.activation_shifts),
+        "gradient_to": len(sizes.gradient_shifts),
+    }
+    blank = {
+        name: np.full((*shape, lanes.get(name, 2)), nobody[name], np.int32)
+        for name in Instructions._fields
+    }
+    written = Instructions(**blank)
+    _write_ops(table, sizes, written)
+    _write_updates(table, written)
+    _write_messages(table, sizes, written)
+    return written
+
+
+class _Placed(NamedTuple):
+    """Ops of a table with all that their instructions name."""
+
+    ops: HeldCells
+    at: tuple[NumpyArray, NumpyArray, NumpyArray]  # slot, worker, step
+    copy: Int[NumpyArray, " ops"]
+    place: Int[NumpyArray, " ops"]
+
+    def take(self, which: NumpyArray) -> "_Placed":
+        at = self.at[0][which], self.at[1][which], self.at[2][which]
+        return _Placed(self.ops.take(which), at, self.copy[which], self.place[which])
+
+
+def _placed(table: ScheduleTable) -> _Placed:
+    ops = table.ops
+    worker = ops.cell // table.num_slots
+    step = (np.arange(len(ops.cell)) >= np.count_nonzero(table.phase)).astype(np.int32)
+    copy = StageCopies.of(table).number[worker, ops.stage]
+    place = copy * table.num_microbatches + ops.microbatch
+    return _Placed(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
+
+
+def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
+    """Say which activation every op reads, keeps and drops, at which weights.
+
+    The buffer of activations holds what has arrived, and behind it what a backward will read. An
+    activation that is recomputed stays where it arrived until R; O and L move what F has left.
+    """
+    placed, versions, runs = _placed(table), find_versions(table), table.weights.runs
+    ops, copies = placed.ops, StageCopies.of(table)
+    again = table.where[Phase.R][ops.stage, ops.microbatch] != NOWHERE
+    arrived, kept = placed.place, placed.place + sizes.places
+    left = np.where(again, arrived, kept)
+    run = ops.microbatch % runs
+    read = copies.version[placed.at[1], ops.stage]
+    read = read + versions.read[ops.stage, ops.microbatch] * runs + run
+
+    def put(name: str, phases: Iterable[Phase], values: NumpyArray, where: NumpyArray) -> None:
+        mine = np.isin(ops.phase, [*phases]) & where
+        at = placed.take(mine).at
+        getattr(written, name)[at] = values[mine]
+
+    always = np.ones(len(ops.phase), bool)
+    backward = Phase.B, Phase.I, Phase.W
+    codes = np.zeros(len(Phase), np.int32)
+    codes[list(CODES)] = np.arange(len(CODES))
+    put("code", CODES, codes[ops.phase], always)
+    put("place", CODES, placed.place, always)
+    put("weight", (Phase.F, *backward), read, always)
+    put("read", (Phase.F, Phase.R), arrived, always)
+    put("read", backward, kept, always)
+    put("read", (Phase.O,), left, always)
+    put("write", (Phase.F,), kept, ~again)
+    put("write", (Phase.R,), kept, always)
+    put("write", (Phase.L,), left, always)
+    put("free", (Phase.F,), arrived, ~again)
+    put("free", (Phase.R,), arrived, always)
+    put("free", (Phase.B, Phase.W), kept, always)
+    put("free", (Phase.O,), left, always)
+    is_last = ops.stage == table.num_stages - 1
+    put("seed", (Phase.F,), placed.place, is_last)
+    put("microbatch", (Phase.F,), ops.microbatch, is_last)
+    put("total", (Phase.B, Phase.W, Phase.U), placed.copy * runs + run, always)
+    put("sum", (Phase.B, Phase.W), placed.copy, always)
+
+
+def _write_updates(table: ScheduleTable, written: Instructions) -> None:
+    """Say which version every update reads and makes; average all runs after a round but the last.
+
+    An update is named after a microbatch whose gradient it applies.
+    """
+    if not table.updates_within:
+        return
+    placed, rule = _placed(table), table.weights
+    applied = find_versions(table).applied
+    mine = placed.take(placed.ops.phase == Phase.U)
+    ops, (slot, worker, _) = mine.ops, mine.at
+    number = applied[ops.stage, ops.microbatch]
+    home = table.placement[table.pipe_of_microbatch].T  # (stages, microbatches)
+    run_of = np.arange(table.num_microbatches) % rule.runs
+    same = (applied[ops.stage] == number[:, None]) & (home[ops.stage] == worker[:, None])
+    same &= run_of == (ops.microbatch % rule.runs)[:, None]
+    base = StageCopies.of(table).version[worker, ops.stage]
+    made = base + (number + 1) * rule.runs
+    written.weight[mine.at] = made - rule.runs + ops.microbatch % rule.runs
+    written.made[mine.at] = made + ops.microbatch % rule.runs
+    written.collected[mine.at] = same.sum(axis=1)
+    if rule.runs == 1:
+        return
+    run, rounds = ops.microbatch % rule.runs, ops.microbatch // rule.round_size
+    for where in sorted({*zip(worker.tolist(), ops.stage.tolist(), rounds.tolist(), strict=True)}):
+        own = (worker == where[0]) & (ops.stage == where[1]) & (rounds == where[2])
+        latest = np.full(rule.runs, NOWHERE)
+        np.maximum.at(latest, run[own], number[own])
+        if where[2] == rounds.max():
+            continue
+        if len({*latest.tolist()}) > 1:
+            raise ValueError(
+                f"{table.name} averages runs that do not have equal numbers of updates"
+            )
+        last = np.flatnonzero(own)[np.argmax(slot[own])]
+        written.code[slot[last], worker[last], 1] = MEAN
+        written.weight[slot[last], worker[last], 1] = base[last] + (latest[0] + 1) * rule.runs
+
+
+def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
+    """Say where what moves by so many workers goes at the end of a slot.
+
+    A worker sends one activation in a slot at most, and one input gradient, so it gets one of each
+    at most from the worker at a given distance.
+    """
+    placed = _placed(table)
+    forward, backward = (Phase.F,), (Phase.B, Phase.I)
+    for phases, hop, field, shifts in (
+        (forward, 1, written.activation_to, sizes.activation_shifts),
+        (backward, -1, written.gradient_to, sizes.gradient_shifts),
+    ):
+        there = (placed.ops.stage + hop >= 0) & (placed.ops.stage + hop < table.num_stages)
+        ops, (slot, worker, _) = placed.take(np.isin(placed.ops.phase, phases) & there)[:2]
+        stage = ops.stage + hop
+        receiver = table.placement[ops.pipe, stage]
+        lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
+        copy = StageCopies.of(table).number[receiver, stage]
+        field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch
