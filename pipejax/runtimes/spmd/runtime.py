@@ -26,8 +26,12 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
     Raises:
       ValueError: if the table cannot be run.
     """
-    if job.steps or job.costs is not None:
-        raise ValueError("steps: the runtime jax times none, its devices share one processor")
+    if job.steps:
+        raise ValueError(
+            f"steps must be 0 in jax, whose devices share a processor, got {job.steps}"
+        )
+    if job.costs is not None:
+        raise ValueError("times have no effect in jax, which times no steps")
     return run_tables([job.table], SmallModel(job.hidden, job.batch_size, job.seed))[0]
 
 
