@@ -51,6 +51,19 @@ def test_interleaved(p, m, v):
     np.testing.assert_allclose(idle, (p - 1) * 3.0 / v)  # (P-1)(F+B)/V
 
 
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 8), (5, 15)])
+def test_circular(p, m, v):
+    """Delayed forwarding takes two ops a hop, both ways: the bubble doubles; M is at least 2P."""
+    for transfer, bubble in ((0.0, p - 1), (1.0, 2 * (p - 1))):
+        table = pj.schedules.build(
+            "circular", num_workers=p, num_microbatches=m, stages_per_worker=v
+        )
+        run = pj.evaluate(table, pj.Costs(forward=1.0, backward=1.0, transmit=transfer))
+        assert run.makespan == 2 * (m * v + bubble)
+        assert run.bubble_ratio == pytest.approx(bubble / (m * v + bubble))
+
+
 def test_chimera_4_4():
     assert run("chimera", 4, 4)[1].makespan == 10
     assert run("chimera", 4, 4, backward=2.0)[1].makespan == 16
@@ -118,7 +131,7 @@ def test_exact_form_of_1f1b_8_32():  # 39F + 39B + 34c_F + 34c_B
 
 
 @pytest.mark.parametrize(
-    "name", ["gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "chimera"]
+    "name", ["gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "circular", "chimera"]
 )
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 8), (4, 4), (4, 8), (8, 8), (8, 24)])
 def test_formulas_hold_where_they_say(name, p, m):

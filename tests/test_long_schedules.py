@@ -28,6 +28,7 @@ UPDATING = [("pipedream", 4, 16, 1), ("pipedream-2bw", 4, 16, 4), ("local-sgd", 
 # tables of 4 workers and 32 microbatches that do not repeat themselves; all others of the registry do
 IRREGULAR = (
     "looped-bfs",
+    "circular",
     "chimera-asymmetric",
     "hanayo",
     "zero-bubble",

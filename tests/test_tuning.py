@@ -8,6 +8,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legal_sizes import at_least
 
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
@@ -182,7 +183,8 @@ def test_more_starts_find_more_minima():
 
 @pytest.mark.parametrize("schedule", REGISTRY)
 def test_held_counts_give_the_peak_for_any_sizes(schedule):
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=10)
+    count = at_least(schedule, 4, 10)
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count)
     held, rows = held_counts(table), held_in_rows(table)
     every = np.random.default_rng(0).integers(0, 99, (20, len(PARTS), table.num_stages))
     for sizes in every:

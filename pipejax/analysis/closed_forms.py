@@ -111,6 +111,11 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         "equal stages, M a multiple of P",
         holds=lambda n: n.m % n.p == 0,
     ),
+    "circular": ClosedForm(
+        "AI-Hypercomputer/maxtext, base.yml",
+        _LOOPED,
+        ("MV", lambda n, r: n.m * n.v),
+    ),
     "looped-bfs": ClosedForm(
         "arXiv:2407.21783, section 3.3.2",
         _LOOPED,

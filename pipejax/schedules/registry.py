@@ -13,6 +13,7 @@ from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hana
 from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v
 from pipejax.schedules.builders.offload import ada_offload, pipe_offload
 from pipejax.schedules.builders.one_f_one_b import (
+    circular,
     eager_1f1b,
     gpipe,
     interleaved_1f1b,
@@ -87,6 +88,11 @@ _PUBLISHED = {
     "1f1b": Builder(one_f_one_b, "Narayanan et al., PipeDream-Flush (arXiv:2006.09503)"),
     "eager-1f1b": Builder(eager_1f1b, "Zhuang et al. (arXiv:2211.05322)"),
     "interleaved-1f1b": Builder(interleaved_1f1b, "Narayanan et al. (arXiv:2104.04473)"),
+    "circular": Builder(
+        circular,
+        "MaxText's circular pipeline (AI-Hypercomputer/maxtext); GPipe is arXiv:1811.06965",
+        legal="any P, M a multiple of P",
+    ),
     "looped-bfs": Builder(looped_bfs, "Lamy-Poirier (arXiv:2211.05953)"),
     "chimera": Builder(
         chimera, "Li and Hoefler, Chimera (arXiv:2107.06925)", bytes_per_op=PLANNED, legal=EVEN

@@ -202,14 +202,65 @@ def looped_bfs(
     return _breadth_first("looped-bfs", num_workers, num_microbatches, stages_per_worker, slots)
 
 
-def _breadth_first(
-    name: str, workers: int, microbatches: int, stages_per_worker: int, slots: Slots
+def circular(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    stages_per_worker: int = 2,
+    slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """All forwards stage by stage, then all backwards."""
+    """MaxText's pipeline: all microbatches go round the workers again and again, then all back.
+
+    The backward is the forward in reverse, the last microbatch first, as automatic differentiation
+    of a loop makes it. With MaxText's delayed forwarding a message travels beside the next op, so
+    a hop takes two ops: that is this table with messages as long as an op, which double the
+    bubble and need M at least 2P. Without it an op waits until the messages of the one before have
+    been sent, as under the link model `blocking`.
+
+    Args:
+      num_workers: P.
+      num_microbatches: M, a multiple of P.
+      stages_per_worker: V, how often a microbatch goes round ("repeats").
+      slots: slot durations of F and B.
+
+    Returns:
+      The table, with P * V stages.
+
+    Raises:
+      ValueError: if P does not divide M.
+
+    Example:
+      >>> print(circular(2, 2, slots={"F": 1, "B": 1}))
+                   0    1    2    3    4    5    6    7    8    9
+        worker 0  0F0  0F1  2F0  2F1   .    .   2B1  2B0  0B1  0B0
+        worker 1   .   1F0  1F1  3F0  3F1  3B1  3B0  1B1  1B0   .
+    """
+    if num_microbatches % num_workers:
+        raise MismatchError(
+            f"circular needs a multiple of the workers ({num_workers}) as microbatches, got "
+            f"{num_microbatches}: each worker begins a microbatch in turn"
+        )
+    return _breadth_first(
+        "circular", num_workers, num_microbatches, stages_per_worker, slots, reverse=True
+    )
+
+
+def _breadth_first(
+    name: str,
+    workers: int,
+    microbatches: int,
+    stages_per_worker: int,
+    slots: Slots,
+    *,
+    reverse: bool = False,
+) -> ScheduleTable:
+    """All forwards stage by stage, then all backwards, in reverse the last microbatch first."""
     stages = range(0, workers * stages_per_worker, max(workers, 1))
-    turns = [(Phase.F, s) for s in stages] + [(Phase.B, s) for s in reversed(stages)]
+    there = range(microbatches)
+    back = there[::-1] if reverse else there
+    turns = [(Phase.F, s, there) for s in stages] + [(Phase.B, s, back) for s in reversed(stages)]
     rows = [
-        np.concatenate([ops_of(p, stage + r, range(microbatches)) for p, stage in turns])
+        np.concatenate([ops_of(phase, stage + r, order) for phase, stage, order in turns])
         for r in range(workers)
     ]
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))
