@@ -41,7 +41,10 @@ from pipejax.costs.microbatches import (
 from pipejax.costs.model import Model as Model, load_model as load_model
 from pipejax.costs.pipeline_layout import PipelineLayout as PipelineLayout
 from pipejax.costs.rows_file import read_rows as read_rows
-from pipejax.costs.scaling import scaled_costs as scaled_costs
+from pipejax.costs.scaling import (
+    scale_workers as scale_workers,
+    scaled_costs as scaled_costs,
+)
 from pipejax.costs.stage_bytes import memory_bytes as memory_bytes
 from pipejax.costs.stage_costs import stage_costs as stage_costs
 from pipejax.costs.sublayers import (

@@ -77,6 +77,7 @@ NAMES = [
     "robustness",
     "run_sweep",
     "scale_microbatches",
+    "scale_workers",
     "scaled_costs",
     "schedules",
     "sensitivity",

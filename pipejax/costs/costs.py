@@ -42,6 +42,7 @@ PHASE_FIELDS: Mapping[str, str] = {
 CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
 OF_STAGES = ("all_reduce", "update", "unshard", "reshard", "reduce_grad", "wait_reduce_grad")
+OF_COPIES = ("update",)  # of these, what every copy of a stage does by itself
 # what makes a time known that is not, by field
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),
@@ -63,7 +64,8 @@ class Costs:
     is one number, or has one entry per stage boundary, or any shape that broadcasts to (2
     directions, pipes, stages - 1): activations first, then input gradients; with one entry for each
     microbatch too it has four axes, the last that of the microbatches. `makespans` takes a batch,
-    whose axis stands before these. Sharding, A and U are of no microbatch.
+    whose axis stands before these. Sharding, A and U are of no microbatch; with a second axis
+    U differs between the copies of a stage: each reads the entry of the first microbatch it meets.
 
     A time that is not given is unknown, not 0: a program that needs it cannot be priced. What
     follows from others is filled in: I = W = B / 2, or B = I + W, or what one of I and W leaves of
@@ -304,7 +306,8 @@ class Costs:
                 continue
             target = links if name in MESSAGE_FIELDS else stages
             of_all, microbatches = shape, ""
-            if differs_by_microbatch(name, value):
+            is_alike = name in OF_COPIES and shape[0] != num_stages  # U is never by microbatch alone
+            if differs_by_microbatch(name, value) and not is_alike:
                 microbatches = f" and {num_microbatches} microbatches"
                 of_all = shape[:-1] if shape[-1] == num_microbatches else shape
             try:
@@ -326,7 +329,8 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
     axes = getattr(value, "ndim", 0) - batch_axes
     if axes < 2:  # as of most costs: a single evaluation is to take no time
         return False
-    return axes == (4 if field in MESSAGE_FIELDS else 2) and field not in OF_STAGES
+    alike = field in OF_STAGES and field not in OF_COPIES
+    return axes == (4 if field in MESSAGE_FIELDS else 2) and not alike
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))

@@ -1,4 +1,4 @@
-"""Costs that are scaled by rules such as "transmit*2, compute@worker3*1.3".
+"""Costs that are scaled: by rules such as "transmit*2, compute@worker3*1.3", or by slow workers.
 
 A rule scales one field, or a group of them, everywhere or at one stage, worker, microbatch or stage
 boundary. All of it ends in leaves of `Costs`, with an axis more where the place asks for it.
@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, is_number, unknown
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import (
+    MismatchError,
+    as_floats,
+    check_types,
+    is_number,
+    unknown,
+    whole_number,
+)
 from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs
+from pipejax.costs.precision import is_traced
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -22,9 +30,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": ("forward", "backward", "input_grad", "weight_grad", "recompute", "pair"),
     "message": MESSAGE_FIELDS,
 }
+ON_WORKERS = (*GROUPS["compute"], "update")  # what a slow worker takes longer for
 PLACES = ("stage", "worker", "microbatch", "boundary")
 _WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS}}
 _LETTER = {field: letter for letter, field in PHASE_FIELDS.items()}
+Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
 _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")
 
 
@@ -83,6 +93,75 @@ def scaled_costs(costs: Costs, table: ScheduleTable, rules: str) -> Costs:
             if leaves[field] is not None:
                 leaves[field] = _times(leaves[field], _factors(rule, field, table), field)
     return dataclasses.replace(costs, **leaves)
+
+
+def scale_workers(costs: Costs, table: ScheduleTable, factors: Stragglers) -> Costs:
+    """Let workers be slow: every op that runs on a worker takes its factor times as long.
+
+    That is F, B, I, W, R, fused pairs and U, wherever they run: where pipes place a stage on
+    several workers, each copy has the factor of its own worker. Messages, all-reduces and what
+    goes over host links keep their times.
+
+    Args:
+      costs: unbatched costs [s].
+      table: the schedule that they are for: says which worker holds which stage.
+      factors: factor of each slow worker, as {3: 1.2}, or (workers) those of all; JAX may trace
+        them.
+
+    Returns:
+      Costs of shape (stages), or (stages, microbatches) where copies of a stage differ. Scale
+      and order microbatches before, not after.
+
+    Raises:
+      ValueError: if a worker does not exist, or a factor is negative or not finite.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> slow = pj.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {3: 1.5})
+      >>> slow.backward.tolist(), pj.evaluate(table, slow).busy.tolist()
+      ([2.0, 2.0, 2.0, 3.0], [24.0, 24.0, 24.0, 36.0])
+    """
+    check_types(costs=(costs, Costs), table=(table, ScheduleTable))
+    each, leaves = _of_workers(factors, table), dict(vars(costs))
+    worker = _worker_of_ops(table)
+    for field in ON_WORKERS:
+        if leaves[field] is not None:
+            leaves[field] = _times(leaves[field], each[worker], field)
+    return dataclasses.replace(costs, **leaves)
+
+
+def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
+    """Factors (workers), checked; 1 for what is not slow."""
+    if not isinstance(factors, Mapping):
+        each = factors if is_traced(factors) else np.asarray(factors, float)
+        if np.shape(each) != (table.num_workers,):
+            raise MismatchError(
+                f"factors have shape {np.shape(each)}, the table has {table.num_workers} workers"
+            )
+        factors = dict(enumerate(each))
+    for worker in factors:
+        if whole_number(worker, "factors: a worker", least=0) >= table.num_workers:
+            raise MismatchError(
+                f"factors: there is no worker {worker}, the table has {table.num_workers}"
+            )
+    all_of = [factors.get(worker, 1.0) for worker in range(table.num_workers)]
+    if is_traced(*all_of):
+        return jnp.stack(all_of)
+    found = as_floats(all_of, "factors")
+    for worker in np.flatnonzero(~(np.isfinite(found) & (found >= 0))).tolist():
+        raise ValueError(
+            f"factor of worker {worker} must be finite and at least 0, got {found[worker]}"
+        )
+    return found
+
+
+def _worker_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
+    """Worker of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
+    placement = table.placement
+    if (placement == placement[0]).all():
+        return placement[0]
+    return placement[table.pipe_of_microbatch].T
 
 
 def _read(text: str) -> ScalingRule:
@@ -149,13 +228,13 @@ def _factors(rule: ScalingRule, field: str, table: ScheduleTable) -> Float[Numpy
         holds = table.placement == rule.number  # (pipes, stages)
         if field in MESSAGE_FIELDS:
             where = np.stack([holds[:, :-1] | holds[:, 1:]] * 2)
-        elif (holds == holds[0]).all():
-            where = holds[0]
-        elif field in OF_STAGES:
-            stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
-            raise ValueError(f"{rule.what} has one time for all workers that hold stage {stage}")
         else:
-            where = holds[table.pipe_of_microbatch].T
+            where = _worker_of_ops(table) == rule.number
+            if where.ndim == 2 and field in OF_STAGES and field not in ON_WORKERS:
+                stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
+                raise ValueError(
+                    f"{rule.what} has one time for all workers that hold stage {stage}"
+                )
     return np.where(where, rule.factor, 1.0)  # of shape () where there is no place
 
 

@@ -12,7 +12,7 @@ from pipejax.analysis.formula.cone import LARGEST, Whole
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import FIELDS, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.costs import FIELDS, OF_COPIES, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import Phase
@@ -207,7 +207,8 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
         value = getattr(costs, PHASE_FIELDS.get(key, key))
         if value is not None and np.any(np.asarray(value)):
             array = np.asarray(value, np.float64)
-            if each and PHASE_FIELDS.get(key, key) not in OF_STAGES:
+            field = PHASE_FIELDS.get(key, key)
+            if each and (field not in OF_STAGES or field in OF_COPIES):
                 shape = (*shape, *each)
                 array = array if array.ndim == len(shape) else array[..., None]
             whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)

@@ -31,7 +31,7 @@ LINK_FIELDS = (
 )  # that the checker's run knows
 MESSAGE = ("latency", "transmit")
 OBJECTIVES = ("makespan", "span")
-OF_STAGES = ("A", "U", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no microbatch
+OF_STAGES = ("A", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")  # no microbatch
 OF_BOUNDS = ("F", "B", "I", "W", "A", "U")  # times that bounds of all orders add up
 
 

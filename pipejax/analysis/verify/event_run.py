@@ -132,14 +132,16 @@ class EventRun:
 
         A worker takes part in one A at a time, in the order of `unit_ends`: in a row, as it stands.
         """
-        if not any([*self.costs["A"], *self.costs["U"]]):
+        if not any([*self.costs["A"], *map(_most, self.costs["U"])]):
             return
         runs = self.table.weights.runs
         last: dict[Event, Event] = {}  # gradient of a worker's copy of a stage, by run
         copies: dict[tuple[int, int], Event] = {}
+        met: dict[tuple[int, int], int] = {}  # first microbatch of a copy: its U may be by that
         turns: dict[int, list[tuple[Any, Event]]] = defaultdict(list)
         for (phase, stage, microbatch), cell in sorted(self.at.items(), key=itemgetter(1)):
             key = cell[0], stage, microbatch % runs
+            met[key[:2]] = min(microbatch, met.get(key[:2], microbatch))
             if phase in ("B", "W"):
                 last[key] = copies[key[:2]] = cell
             elif phase == "U":
@@ -161,7 +163,8 @@ class EventRun:
             return
         for (worker, stage), _ in sorted(copies.items(), key=itemgetter(1)):
             update, before = ("U", stage, worker), self.ends_of_row[worker]
-            self._add(update, float(self.costs["U"][stage]), [before, ("A", stage, -1)])
+            lasts = of_microbatch(self.costs["U"][stage], met[worker, stage])
+            self._add(update, lasts, [before, ("A", stage, -1)])
             self.next_in_row[before] = self.ends_of_row[worker] = update
 
     def _add_messages(self) -> None:
@@ -288,6 +291,10 @@ class EventRun:
             return update_name(*event[1:])
         worker, slot = event
         return cell_name(";".join(map(_text, self.rows[worker][slot])), worker, slot)
+
+
+def _most(time: Any) -> float:
+    return float(max(time) if isinstance(time, list) else time)
 
 
 def of_microbatch(time: Any, microbatch: int) -> float:

@@ -13,6 +13,7 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.schedules.cells.ops import Phase
 
 Positions = Int[NumpyArray, "..."]
 
@@ -28,7 +29,7 @@ def by_microbatch(program: Program) -> Program:
         return program
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
     node, backward = fused.T
-    of_node, lasts = np.asarray(program.microbatch), np.asarray(program.duration_index)
+    of_node, lasts = _microbatch_of_nodes(program), np.asarray(program.duration_index)
     kind = lasts[node] - old.first_pair
     both = np.stack([of_node[node], backward], axis=1)
     duration = _spread(lasts, of_node, old, new)
@@ -46,6 +47,19 @@ def by_microbatch(program: Program) -> Program:
         messages=sent._replace(lag_index=_spread(sent.lag_index, sent.microbatch, old, new)),
         layout=new,
     )
+
+
+def _microbatch_of_nodes(program: Program) -> Int[NumpyArray, " nodes"]:
+    """Microbatch of each node; of an update behind the rows the first that its copy meets."""
+    fields = program.microbatch, program.worker, program.stage, program.phase
+    microbatch, worker, stage, phase = map(np.asarray, fields)
+    copy = worker * program.layout.num_stages + stage
+    first = np.full((program.num_workers, program.layout.num_stages), -1).ravel()
+    meets = np.flatnonzero((microbatch >= 0) & (worker >= 0))
+    meets = meets[np.argsort(-microbatch[meets], kind="stable")]  # of several the last is kept
+    first[copy[meets]] = microbatch[meets]
+    is_behind = (phase == Phase.U) & (microbatch < 0)
+    return np.where(is_behind, first[np.where(is_behind, copy, 0)], microbatch)
 
 
 def _spread(
