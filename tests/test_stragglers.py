@@ -93,3 +93,82 @@ def test_factors_are_differentiable():
         np.bincount(run.program.worker[on_path], run.node_duration[on_path], minlength=4) / factors
     )
     assert np.asarray(slopes) == pytest.approx(expected)
+
+
+SHARES = ["bubble_ratio", "share"]
+MODEL = {"minibatch": 8, "tensor_parallel": 8}
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera"])
+def test_a_model_has_slow_workers_too(name):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    system, model = pj.load_system("h100"), pj.load_model("gpt-22b")
+    plain = pj.Workload(model, **MODEL)
+    slow = pj.Workload(model, **MODEL, stragglers={2: 1.5})
+    assert hash(slow.stragglers) == hash(((2, 1.5),))
+    run = pj.evaluate(table, pj.stage_costs(slow, system, table))
+    by_hand = pj.scale_workers(pj.stage_costs(plain, system, table), table, {2: 1.5})
+    assert run.makespan == pj.evaluate(table, by_hand).makespan
+    report = pj.step_report(run, slow, system)
+    assert sum(report.breakdown.values()) == pytest.approx(run.step_time)
+    with pytest.raises(ValueError, match="priced"):
+        pj.step_report(run, plain, system)
+    lengths = [2048, 1024, 1024, 2048]
+    found = pj.length_costs(slow, system, table, lengths)
+    whole = pj.scale_workers(pj.length_costs(plain, system, table, lengths), table, {2: 1.5})
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, whole))
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(
+    "outputs", [["bubble_ratio"], pytest.param(SHARES, marks=pytest.mark.slow)]
+)
+def test_sweeps_have_an_axis_of_slow_workers(outputs, tmp_path):
+    given = {
+        "schedules": ["1f1b", "chimera"],
+        "workers": 4,
+        "microbatch_size": 2,
+        "models": "gpt-22b",
+        "systems": ["h100", "a100"],
+        "stragglers": ["", "2=1.5", "7=2"],
+        "outputs": outputs,
+        **MODEL,
+    }
+    found = pj.run_sweep(given, tmp_path / "sweep.zarr")
+    for name in given["schedules"]:
+        table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+        for system in given["systems"]:
+            at = found.sel(schedule=name, system=system)
+            for text, stragglers in (("", {}), ("2=1.5", {2: 1.5})):
+                work = pj.Workload(pj.load_model("gpt-22b"), **MODEL, stragglers=stragglers)
+                run = pj.evaluate(table, pj.stage_costs(work, pj.load_system(system), table))
+                one = at.sel(stragglers=text)
+                assert float(one.step_time) == pytest.approx(run.makespan, rel=1e-9)
+                assert float(one.bubble_ratio) == pytest.approx(run.bubble_ratio, rel=1e-9)
+                if "share" not in outputs:
+                    continue
+                assert float(one.share.sum()) == pytest.approx(1.0)
+                share = pj.sensitivity(table, work, pj.load_system(system)).share
+                peak = float(one.share.sel(resource="compute.peak"))
+                assert peak == pytest.approx(share["compute.peak"], rel=1e-6)
+            assert "worker 7" in str(found.sel(schedule=name, stragglers="7=2").reason.values)
+
+
+def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
+    base = ["evaluate", "-s", "chimera", "-P", 4, "-M", 4, "-T", "F=1,B=2"]
+    assert answer(*base, "--stragglers", "1=3,2=1.5")["busy"] == [12.0, 36.0, 18.0, 12.0]
+    file = tmp_path / "costs.json"
+    file.write_text('{"unit": "seconds", "F": 1, "B": 2, "stragglers": {"1": 3}}')
+    told = ["evaluate", "-s", "1f1b", "-P", 4, "-M", 4, "--costs", file]
+    assert answer(*told, "--stragglers", "1=2")["busy"] == [12.0, 72.0, 12.0, 12.0]
+    model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", 4]
+    found = answer(*base[:-2], *model, "--stragglers", "1=3")
+    assert found["busy"][1] == pytest.approx(3 * found["busy"][2])
+    assert sum(found["breakdown"].values()) == pytest.approx(found["makespan"])
+    assert "names worker 1 twice" in mistake(*base, "--stragglers", "1=3,1=2")
+    assert "no worker 9" in mistake(*base, "--stragglers", "9=3")
+    assert "as 3=1.2,5=2" in mistake(*base, "--stragglers", "a=3")
+    assert "'-3'" in mistake(*base, "--stragglers", "1=-3")
+    assert "needs op times" in mistake(*base[:-2], "--stragglers", "1=3")
+    arrange = ["arrange", *base[1:], "--microbatch-scale", "1,2,1,1", "--stragglers", "1=3"]
+    assert "leave it out" in mistake(*arrange)

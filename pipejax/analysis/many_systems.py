@@ -6,8 +6,8 @@ more than quick code. Systems go through in chunks whose prices stay in cache.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,68 @@ import numpy as np
 from pipejax.analysis.sensitivity import POWER
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.compiler import cpu_options
-from pipejax.costs.costs import Costs
+from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.distinct_stages import distinct_stages
+from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import StageWork
 from pipejax.costs.system import System
 from pipejax.costs.system_fields import FIELDS
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
 from pipejax.engine.lowering.program import Program
+from pipejax.schedules.table.table import ScheduleTable
 
 CHUNK = 1024  # systems that are priced at once
 # compiles in a fifth of the time; the code takes up to four times as long
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+class Slowed(NamedTuple):
+    """Slow workers in a batch of costs.
+
+    Attributes:
+      factors: (stages), or (stages, microbatches) where copies of a stage differ.
+    """
+
+    factors: Float[NumpyArray, "..."]
+
+    @classmethod
+    def of(cls, table: ScheduleTable, stragglers: Mapping[int, float]) -> "Slowed":
+        """Find the factors of a table's ops."""
+        found = factors_of_ops(table, stragglers)
+        return cls(found if stragglers else np.ones(table.num_stages))
+
+    @property
+    def differ(self) -> bool:
+        """Whether copies of a stage differ, so that costs are by microbatch."""
+        return self.factors.ndim == 2
+
+    def costs(self, costs: Costs) -> Costs:
+        """Costs (batch, stages) with the factors, (batch, stages, microbatches) if they differ."""
+        return self._each(
+            lambda leaf, factors: (leaf[..., None] if self.differ else leaf) * factors, costs
+        )
+
+    def counts(self, counts: Costs) -> Costs:
+        """Counts of those costs as counts of the costs without factors (batch, stages)."""
+
+        def back(leaf: Any, factors: Any) -> Any:
+            return (leaf * factors).sum(axis=-1) if self.differ else leaf * factors
+
+        return self._each(back, counts)
+
+    def _each(self, function: Callable[[Any, Any], Any], costs: Costs) -> Costs:
+        if np.all(self.factors == 1):
+            return costs
+        leaves = {name: getattr(costs, name) for name in ON_WORKERS}
+        return unchecked_costs(
+            vars(costs)
+            | {
+                name: function(np.asarray(leaf), self.factors.astype(leaf.dtype))
+                for name, leaf in leaves.items()
+                if leaf is not None
+            }
+        )
 
 
 def system_costs(
@@ -43,16 +93,23 @@ def system_costs(
 
 
 def resource_shares(
-    program: Program, work: StageWork, systems: System, costs: Costs, *, quickly: bool = False
+    program: Program,
+    work: StageWork,
+    systems: System,
+    costs: Costs,
+    *,
+    slowed: Slowed | None = None,
+    quickly: bool = False,
 ) -> tuple[Found, Float[NumpyArray, "batch resources"]]:
     """Step times, and shares of the critical path by resource, for a batch of systems.
 
-    `costs` are the work's on these systems (`system_costs`). Returns (batch) step times [s], and
-    (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
+    `costs` are the work's on these systems (`system_costs`), slowed. Returns (batch) step times
+    [s], and (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
     """
     times, counts = makespans_and_grad(program, costs)
     distinct, places = distinct_stages(work)
-    on_path = _compiled(_seconds_on_path, quickly)(distinct, systems, places.gather(counts))
+    of_work = places.gather(counts if slowed is None else slowed.counts(counts))
+    on_path = _compiled(_seconds_on_path, quickly)(distinct, systems, of_work)
     return times, np.asarray(on_path) / np.asarray(times)[:, None]
 
 

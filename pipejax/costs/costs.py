@@ -306,7 +306,9 @@ class Costs:
                 continue
             target = links if name in MESSAGE_FIELDS else stages
             of_all, microbatches = shape, ""
-            is_alike = name in OF_COPIES and shape[0] != num_stages  # U is never by microbatch alone
+            is_alike = (
+                name in OF_COPIES and shape[0] != num_stages
+            )  # U is never by microbatch alone
             if differs_by_microbatch(name, value) and not is_alike:
                 microbatches = f" and {num_microbatches} microbatches"
                 of_all = shape[:-1] if shape[-1] == num_microbatches else shape

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, is_number, one_of
+from pipejax.base.checks import MismatchError, check_types, is_number, number, one_of
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.costs import MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs, check_backward
+from pipejax.costs.scaling import scale_workers
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -27,7 +28,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     contradicts them by more than 1 % is refused.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
-    forward.
+    forward. "stragglers" are factors by slow worker, as {"3": 1.2}, on what it executes.
 
     Args:
       path: the file.
@@ -50,7 +51,7 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     """
     check_types(path=(path, str, Path), table=(table, ScheduleTable))
     data = load_json(Path(path))
-    known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back")
+    known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back", "stragglers")
     check_keys(data, dict.fromkeys(known, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
@@ -72,7 +73,19 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
         costs.check_known((Phase.F, Phase.B))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return costs
+    slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
+    return scale_workers(costs, table, slow) if slow else costs
+
+
+def _stragglers(section: Any, where: str) -> dict[int, float]:
+    """Read the factors of slow workers, by the number of the worker."""
+    if not isinstance(section, dict):
+        raise ValueError(f'{where} must be factors by worker, as {{"3": 1.2}}, got {section!r}')
+    for worker, factor in section.items():
+        if not (worker.isdecimal() and worker.isascii()):
+            raise ValueError(f"{where}: {worker!r} is no number of a worker")
+        number(factor, f"{where}: {worker}")
+    return {int(worker): float(factor) for worker, factor in section.items()}
 
 
 PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # microbatches are 1 where all are alike

@@ -28,6 +28,7 @@ from pipejax.costs.costs import (
 )
 from pipejax.costs.model import Model
 from pipejax.costs.precision import is_traced
+from pipejax.costs.scaling import scale_workers
 from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.stage_costs import costs_of_microbatch, stage_costs
 from pipejax.costs.system import System
@@ -136,14 +137,17 @@ def length_costs(
         workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
     )
 
+    alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
+
     def price(model: Model, size: float) -> dict[str, Any]:
-        found = vars(costs_of_microbatch(model, system, workload, table, size)).items()
+        found = vars(costs_of_microbatch(model, system, alike, table, size)).items()
         grow = (pair for pair in found if pair[0] in OF_MICROBATCHES and pair[0] not in FIXED)
         return {name: np.asarray(time) for name, time in grow if time is not None}
 
-    return Costs(
-        **vars(stage_costs(workload, system, table)) | _by_length(workload, table, lengths, price)
+    costs = Costs(
+        **vars(stage_costs(alike, system, table)) | _by_length(workload, table, lengths, price)
     )
+    return scale_workers(costs, table, dict(workload.stragglers))
 
 
 def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:

@@ -123,12 +123,29 @@ def scale_workers(costs: Costs, table: ScheduleTable, factors: Stragglers) -> Co
       ([2.0, 2.0, 2.0, 3.0], [24.0, 24.0, 24.0, 36.0])
     """
     check_types(costs=(costs, Costs), table=(table, ScheduleTable))
-    each, leaves = _of_workers(factors, table), dict(vars(costs))
-    worker = _worker_of_ops(table)
+    of_ops, leaves = factors_of_ops(table, factors), dict(vars(costs))
     for field in ON_WORKERS:
         if leaves[field] is not None:
-            leaves[field] = _times(leaves[field], each[worker], field)
+            leaves[field] = _times(leaves[field], of_ops, field)
     return dataclasses.replace(costs, **leaves)
+
+
+def parse_stragglers(text: str, where: str) -> dict[int, float]:
+    """Read the factors of slow workers, as 3=1.2,5=2; none of an empty text."""
+    found: dict[int, float] = {}
+    for entry in text.split(",") if text.strip() else ():
+        worker, equals, factor = (part.strip() for part in entry.partition("="))
+        if not (equals and worker.isdecimal() and worker.isascii()):
+            raise ValueError(f"{where}: expected workers and factors, as 3=1.2,5=2, got {text!r}")
+        if int(worker) in found:
+            raise ValueError(f"{where} names worker {worker} twice")
+        found[int(worker)] = _read_factor(factor, f"{where}: factor of worker {worker}")
+    return found
+
+
+def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
+    """Factors of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
+    return _of_workers(factors, table)[_worker_of_ops(table)]
 
 
 def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
@@ -176,13 +193,18 @@ def _read(text: str) -> ScalingRule:
         raise ValueError(unknown("cost", what, known))
     if place and place not in PLACES:
         raise ValueError(unknown("place", place, PLACES))
-    try:
-        times = float(factor) if factor.isascii() and "_" not in factor else np.nan
-    except ValueError:
-        times = np.nan
-    if not is_number(times):
-        raise ValueError(f"factor of {what} must be a number of at least 0, got {factor!r}")
+    times = _read_factor(factor, f"factor of {what}")
     return ScalingRule(what, fields, place, int(index or 0), times)
+
+
+def _read_factor(text: str, where: str) -> float:
+    try:
+        factor = float(text) if text.isascii() and "_" not in text else np.nan
+    except ValueError:
+        factor = np.nan
+    if not is_number(factor):
+        raise ValueError(f"{where} must be a number of at least 0, got {text!r}")
+    return factor
 
 
 def _check(rule: ScalingRule, costs: Costs, table: ScheduleTable) -> None:

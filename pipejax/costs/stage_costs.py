@@ -24,6 +24,7 @@ from pipejax.costs.layer_collectives import Collective
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
 from pipejax.costs.precision import in_float64, is_traced
+from pipejax.costs.scaling import scale_workers
 from pipejax.costs.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system import Link, Number, System
 from pipejax.costs.system_parts import Flag
@@ -336,9 +337,17 @@ def _stage_parts(
     }
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
     return {
-        part: Costs(**{name: each[row] for name, each in seconds.items()}, **others)
+        part: _slowed(
+            Costs(**{name: each[row] for name, each in seconds.items()}, **others), workload, table
+        )
         for row, part in enumerate(PARTS)
     }
+
+
+def _slowed(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
+    """Costs with the factors of the workload's slow workers."""
+    slow = dict(workload.stragglers)
+    return scale_workers(costs, table, slow) if slow else costs
 
 
 def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> Array:
@@ -364,7 +373,7 @@ def costs_of_microbatch(
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
-        return work_costs(work, system)
+        return _slowed(work_costs(work, system), workload, table)
     return _costs_in_trace(
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
@@ -406,4 +415,4 @@ def costs_of_shape(
         microbatch_size=microbatch_size,
         offloads=offloads,
     )
-    return work_costs(work, system)
+    return _slowed(work_costs(work, system), shape.workload, shape.table)

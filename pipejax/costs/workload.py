@@ -4,7 +4,7 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ from pipejax.base.checks import (
     check_types,
     known_as,
     legal_divisors,
+    number,
     share,
     whole_number,
 )
@@ -32,6 +33,7 @@ from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
+Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 Workers = Int[NumpyArray, "..."] | Float[NumpyArray, "..."] | Float[Array, "..."]
 
 
@@ -60,6 +62,7 @@ class Workload:
         assigned by the table's stage shares if empty.
       recompute: "none", "selective" or "full".
       weight_share: share of an activation that W needs after I; what the layers need if None.
+      stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
 
     Raises:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
@@ -91,6 +94,7 @@ class Workload:
     embedding_units: int = 0
     loss_units: int = 0
     pipeline_layout: str = ""
+    stragglers: Stragglers = ()
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -114,6 +118,7 @@ class Workload:
                 )
             layout = str(PipelineLayout.of(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
+        object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         holders = self.accelerators_per_worker * self.data_parallel
         if holders % self.expert_parallel:
             raise MismatchError(
@@ -173,6 +178,17 @@ class Workload:
                 f"{self.minibatch}: {legal_divisors(self.minibatch, table.num_microbatches)}"
             )
         return size
+
+
+def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
+    """Return pairs of a worker and its factor, which can be a key."""
+    where = "stragglers: a worker"
+    return tuple(
+        sorted(
+            (whole_number(worker, where, least=0), number(factor, f"stragglers: {worker}"))
+            for worker, factor in dict(given).items()
+        )
+    )
 
 
 # counts, and the smallest and the largest of each

@@ -30,6 +30,7 @@ from pipejax.base.units import check_keys, quantity
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.pipeline_layout import PipelineLayout
+from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system import System, load_system
 from pipejax.costs.system_fields import SECTIONS
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
@@ -141,8 +142,9 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
-        link, queues, host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs).
-        `system` holds axes over fields of the systems. Further: title, outputs, dtype.
+        stragglers (as 3=1.2,5=2), link, queues, host_links (as 0+1,2+3), posting, shared_links (as
+        0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the systems. Further: title,
+        outputs, dtype.
 
     Returns:
       The sweep.
@@ -339,6 +341,12 @@ def _pipeline_layout(value: str) -> str:
     return str(PipelineLayout.of(value)) if value else value
 
 
+def _slow_workers(value: str) -> str:
+    """Keep the text of the factors, which labels them, if they can be read."""
+    parse_stragglers(value, "stragglers")
+    return value
+
+
 def _shared_links(value: str) -> str:
     """Keep the text of the groups, which labels them, if they can be read."""
     Links("queued", shared_links=parse_pairs(value, "shared_links") if value else ())
@@ -369,6 +377,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "loss_units": ("loss_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
     "pipeline_layout": ("pipeline_layout", _text(_pipeline_layout, "a text, as E|(t|)*30ttL"), ""),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
+    "stragglers": ("stragglers", _text(_slow_workers, "a text, as 3=1.2,5=2"), ""),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),

@@ -11,16 +11,18 @@ import numpy as np
 
 from pipejax.analysis.evaluate import op_counts
 from pipejax.analysis.formula.batch import makespans_by_form
-from pipejax.analysis.many_systems import resource_shares, system_costs
+from pipejax.analysis.many_systems import Slowed, resource_shares, system_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
@@ -38,11 +40,11 @@ WORTH_A_FORM = 2 * 10**9  # nodes times configurations: what the recurrence take
 FLAGGED = ("collectives", "kernels")
 PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 
-# axes that are fields of the workload: the other two are an axis and an option of its schedule
+# axes that are fields of the workload as they stand
 WORKLOAD = tuple(
     field.name
     for field in dataclasses.fields(Workload)
-    if field.name not in ("model", "weight_share")
+    if field.name not in ("model", "weight_share", "stragglers")
 )
 
 Values = dict[str, Any]  # array by variable
@@ -76,6 +78,7 @@ class _GridPoint(NamedTuple):
     program: Program
     workload: Workload
     table: ScheduleTable
+    slowed: Slowed
 
 
 def _named(sweep: Sweep, at: Values, systems: System) -> Values:
@@ -128,9 +131,15 @@ def _point(at: Values) -> _GridPoint:
                 f"of {at['minibatch']}"
             )
     share = dict(at["schedule"].options).get("weight_share")
-    workload = Workload(at["model"], **{name: at[name] for name in WORKLOAD}, weight_share=share)
+    workload = Workload(
+        at["model"],
+        **{name: at[name] for name in WORKLOAD},
+        weight_share=share,
+        stragglers=parse_stragglers(at["stragglers"], "stragglers"),
+    )
     table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
-    return _GridPoint(program, workload, table)
+    slowed = Slowed.of(table, dict(workload.stragglers))
+    return _GridPoint(by_microbatch(program) if slowed.differ else program, workload, table, slowed)
 
 
 def _links(at: Values) -> Links:
@@ -155,10 +164,12 @@ def _lowered(
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
     """Price and evaluate a batch of systems."""
     quickly = sweep.num_points < MANY_POINTS
-    given = system_costs(work, systems, dtype=sweep.dtype, quickly=quickly)
+    given = point.slowed.costs(system_costs(work, systems, dtype=sweep.dtype, quickly=quickly))
     found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
-        steps, shares = resource_shares(point.program, work, systems, given, quickly=quickly)
+        steps, shares = resource_shares(
+            point.program, work, systems, given, slowed=point.slowed, quickly=quickly
+        )
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
@@ -178,18 +189,18 @@ def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
     size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
     times = None
-    if size * program.num_nodes >= WORTH_A_FORM:
+    if size * program.num_nodes >= WORTH_A_FORM and not program.layout.per_microbatch:
         times = makespans_by_form(program, given)
     return np.asarray(makespans(program, given, unroll=False)) if times is None else times
 
 
-def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
-    """Counts of each op cost (stages) by phase, averaged over the workers."""
+def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, "stages columns"]]:
+    """Counts of each op cost (stages, columns) by phase, averaged over the workers."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
-    ops = 1 + len(TIMED) * layout.num_stages
+    ops = layout.first_pair
     np.add.at(counts, np.asarray(program.pair_index), counts[ops : ops + layout.num_pairs, None])
-    by_phase = counts[1:ops].reshape(len(TIMED), layout.num_stages)
+    by_phase = counts[1:ops].reshape(len(TIMED), *layout.op_shape)
     return {
         PHASE_FIELDS[phase.name]: row
         for phase, row in zip(TIMED, by_phase, strict=True)
@@ -198,11 +209,17 @@ def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, " stages"]]:
 
 
 def _busy(
-    costs: Costs, weights: dict[str, Float[NumpyArray, " stages"]]
+    costs: Costs, weights: dict[str, Float[NumpyArray, "stages columns"]]
 ) -> Float[NumpyArray, " batch"]:
     """Mean compute time of a worker (batch) [s]."""
     leaves = {name: getattr(costs, name) for name in weights}
-    parts = (leaf @ weights[name].astype(leaf.dtype) for name, leaf in leaves.items())
+    parts = (
+        leaf.reshape(len(leaf), -1)
+        @ (weights[name].sum(axis=1) if leaf.ndim == 2 else weights[name].ravel()).astype(
+            leaf.dtype
+        )
+        for name, leaf in leaves.items()
+    )
     return functools.reduce(operator.add, parts)
 
 

@@ -42,6 +42,11 @@ def arrange(
 
     limit = parse_seconds(time_limit, "--time-limit")
     priced = required(pricing)
+    if priced.stragglers and table.num_pipes > 1:
+        raise ValueError(
+            "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
+            "workers do not go with a new order: leave it out"
+        )
     search = MicrobatchSearch(table, priced.of(table), links, seed)
 
     def report(found: "MicrobatchOrder") -> Callable[[], None]:

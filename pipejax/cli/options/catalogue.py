@@ -167,6 +167,9 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "exhaustive": OptionRecord(FLAG, "evaluate every layout exactly"),
         "runners_up": OptionRecord(WHOLE, "layouts to show after the best"),
     },
+    "Slow workers and their machine": {
+        "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
+    },
     "Microbatches that differ": {
         "lengths": OptionRecord(FILE, "file of the tokens of each microbatch"),
         "microbatch_scale": OptionRecord(NUMBERS, "factors on the times of each, as 1,0.5,2"),

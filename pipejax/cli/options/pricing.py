@@ -1,5 +1,6 @@
 """Options that say what ops and messages take: times, a file of costs, or a model on a system."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ class Pricing(NamedTuple):
       microbatches: what options say of microbatches that differ.
       offloads: whether options say what it takes to offload.
       rare: letters of ops that most tables have none of, and the option that gives their time.
+      stragglers: factors of slow workers.
     """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
@@ -34,6 +36,7 @@ class Pricing(NamedTuple):
     microbatches: Microbatches = Microbatches()
     offloads: bool = False
     rare: Mapping[str, str] = MappingProxyType({})
+    stragglers: Mapping[int, float] = MappingProxyType({})
 
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
@@ -130,6 +133,7 @@ class PricingSettings(NamedTuple):
       lengths: a line for each, several numbers where sequences are packed, or JSON; times are
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
+      stragglers: factors on all that these workers execute.
     """
 
     stage_times: Text = None
@@ -161,9 +165,24 @@ class PricingSettings(NamedTuple):
     lengths: FileIfGiven = None
     microbatch_scale: Text = None
     microbatch_order: Text = None
+    stragglers: Text = None
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
+        found = self._by_microbatch()
+        if self.stragglers is None:
+            return found
+        if found is None:
+            raise ValueError("--stragglers needs op times: give --stage-times, --costs or --model")
+        from pipejax.costs.scaling import parse_stragglers
+
+        slow = parse_stragglers(self.stragglers, "--stragglers")
+        work = found.workload and dataclasses.replace(found.workload, stragglers=slow)
+        of = lambda table: pj.scale_workers(found.of(table), table, slow)  # noqa: E731
+        return found._replace(of=of, workload=work, stragglers=slow)
+
+    def _by_microbatch(self) -> Pricing | None:
+        """Price microbatches, which may differ."""
         each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
         alike = self._with_host(self._alike())
         if not each.differ:
