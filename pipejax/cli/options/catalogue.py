@@ -130,6 +130,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "transmit": OptionRecord(TIME, "transmit time of a message"),
         "offload": OptionRecord(TIME_OF_STAGES, "time of O, an activation to the host"),
         "load": OptionRecord(TIME_OF_STAGES, "time of L, an activation back from the host"),
+        "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
     },
     "Model and system": {
         "model": _often(NAME_OR_FILE, "model: a name, or a JSON file", "m", "models"),
@@ -166,9 +167,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "edge_units": OptionRecord(WHOLE, "layers that embedding and head each count as"),
         "exhaustive": OptionRecord(FLAG, "evaluate every layout exactly"),
         "runners_up": OptionRecord(WHOLE, "layouts to show after the best"),
-    },
-    "Slow workers and their machine": {
-        "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
     },
     "Microbatches that differ": {
         "lengths": OptionRecord(FILE, "file of the tokens of each microbatch"),
