@@ -145,12 +145,14 @@ def _update(step: Instructions, moving: _InFlight, given: _Given) -> _InFlight:
 
 
 def _average(step: Instructions, moving: _InFlight, given: _Given, *, runs: int) -> _InFlight:
-    """Give all runs, whose versions stand side by side, their mean."""
+    """Give all runs, whose versions stand side by side, their mean; there are `runs` at most."""
+    number = jnp.arange(runs)
+    place = jnp.where(number < step.collected, step.weight + number, step.made)
 
     def mean(leaf: Array) -> Array:
-        own = jax.lax.dynamic_slice_in_dim(leaf, step.weight, runs)
-        same = jnp.broadcast_to(own.mean(axis=0, keepdims=True), own.shape)
-        return jax.lax.dynamic_update_slice_in_dim(leaf, same, step.weight, 0)
+        is_own = (number < step.collected).reshape(-1, *[1] * (leaf.ndim - 1))
+        total = jnp.sum(jnp.where(is_own, leaf[place], 0), axis=0)
+        return leaf.at[place].set((total / step.collected)[None])
 
     held = moving.held
     return moving._replace(held=held._replace(weights=jax.tree.map(mean, held.weights)))

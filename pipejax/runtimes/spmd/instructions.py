@@ -82,7 +82,7 @@ class Instructions(NamedTuple):
       weight: (slots, workers, steps) version of the weights that is read.
       made: (slots, workers, steps) version that an update makes.
       total: (slots, workers, steps) sum of the gradients that the next update applies.
-      collected: (slots, workers, steps) how many of them there are.
+      collected: (slots, workers, steps) how many of them there are; of a mean, how many runs.
       sum: (slots, workers, steps) sum of all gradients of that copy of the stage.
       activation_to: (slots, workers, shifts) where an activation that arrives goes.
       gradient_to: (slots, workers, shifts) where an input gradient that arrives goes.
@@ -299,6 +299,7 @@ def _write_updates(table: ScheduleTable, written: Instructions) -> None:
         last = np.flatnonzero(own)[np.argmax(slot[own])]
         written.code[slot[last], worker[last], 1] = MEAN
         written.weight[slot[last], worker[last], 1] = base[last] + (latest[0] + 1) * rule.runs
+        written.collected[slot[last], worker[last], 1] = rule.runs
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:

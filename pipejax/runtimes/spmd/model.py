@@ -71,7 +71,7 @@ def training_data(num_microbatches: int, batch_size: int, hidden: int, seed: int
 
 def run_stage(parameters: StageParameters, activation: Array) -> Array:
     """Return what a stage passes on: (batch, hidden)."""
-    inner = jnp.tanh(activation @ parameters.into + parameters.bias)
+    inner = jnp.tanh(activation @ parameters.into + parameters.bias[None])
     return activation + inner @ parameters.out
 
 
