@@ -65,13 +65,17 @@ class Run:
         host_links=(),
         posting="early",
         shared_links=(),
+        pair_links=(),
+        eager_below=0.0,
     ):
         self.costs, self.link, self.queues, self.pipe_of = costs, link, queues, pipe_of
         self.texts, self.host_links = rows, host_links
         self.posting, self.shared_links = posting, shared_links
+        self.pair_links, self.eager_below = {tuple(p): m for p, m in pair_links}, eager_below
+        self.meets = "rendezvous" in (link, *self.pair_links.values())
         self.known_ends = None
         self.rows = [[tuple(split(text)) for text in row if text.strip()] for row in rows]
-        if link != "rendezvous":  # no transfer is waited for
+        if not self.meets:  # no transfer is waited for
             self.rows = [[c for c in row if "WAIT_SEND" not in c[0][0]] for row in self.rows]
         runs = [[c for c in row if c[0][0] in WAITS] for row in self.rows]  # the rest is free
         self.cell_of = {op: (w, c) for w, row in enumerate(runs) for c in row for op in c}
@@ -98,7 +102,7 @@ class Run:
             if self.cell_of[p][0] != self.cell_of[op][0]
         ]
         self.posted = {}  # message: cells of both rows after which its ends are posted
-        if link == "rendezvous" and posting == "program":
+        if posting == "program":
             self.post()
         self.start, self.end = {}, {}
         self.waits = {}  # of each user of a resource: what it waits for, with the lag
@@ -156,6 +160,14 @@ class Run:
         (_, _, p, op) = message
         return int(op[1] < p[1]), self.pipe_of[p[2]], min(p[1], op[1])
 
+    def model(self, message):
+        """The link model that a message follows; a pair names the way back too, if that is not."""
+        ends = message[0][0], message[1][0]
+        back = self.pair_links.get(ends[::-1], self.link)
+        model = self.pair_links.get(ends, back)
+        is_small = model == "rendezvous" and self.lags(message)[1] < self.eager_below
+        return "queued" if is_small else model
+
     def reduction_time(self, reduction):
         return self.costs.op.get(("A", reduction[1]), 0.0)
 
@@ -175,18 +187,16 @@ class Run:
         for a in sorted(self.joined, key=self.made) if self.joined else ():
             for w in self.participants(a):
                 chain.setdefault(("collectives", w), []).append(a)
-        if self.link in ("queued", "blocking"):
-            for message in sorted(
-                self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))
-            ):
-                ends = message[0][0], message[1][0]
-                if not list(self.groups_of(ends)):
-                    chain.setdefault(("link", *ends), []).append(message)
-        if self.link == "rendezvous":
-            for _, key, message in sorted(self.ranked(), key=lambda x: x[0]):
-                chain.setdefault(("queue", *key), []).append(message)
+        follows = {message: self.model(message) for message in self.messages}
+        for message in sorted(self.messages, key=lambda x: (order[x[0]], int(x[3][1] < x[2][1]))):
+            ends = message[0][0], message[1][0]
+            if follows[message] in ("queued", "blocking") and not list(self.groups_of(ends)):
+                chain.setdefault(("link", *ends), []).append(message)
+        for _, key, message in sorted(self.ranked(), key=lambda x: x[0]) if self.meets else ():
+            chain.setdefault(("queue", *key), []).append(message)
         if self.shared_links:
-            for user in sorted([*self.messages, *self.joined], key=self.made):
+            carried = [message for message in self.messages if follows[message] != "delay"]
+            for user in sorted([*carried, *self.joined], key=self.made):
                 for group in {g for pair in self.pairs(user) for g in self.groups_of(pair)}:
                     chain.setdefault(("shared", group), []).append(user)
         return chain
@@ -294,7 +304,7 @@ class Run:
         else:
             ordered = sorted(self.messages, key=self.made)
             rank = {(end, m): k for k, m in enumerate(ordered) for end in ("SEND", "RECV")}
-        for message in self.messages:
+        for message in (m for m in self.messages if self.model(m) == "rendezvous"):
             w, v, letter = message[0][0], message[1][0], self.letter(message)
             for end, one, other in (("SEND", w, v), ("RECV", v, w)):
                 key = {"worker": (one,), "pair": (one, other), "direction": (one, letter)}
@@ -320,6 +330,12 @@ class Run:
         times = self.costs.latency, self.costs.transmit
         return tuple(of_microbatch(time.get(where, 0.0), m) for time in times)
 
+    def previous_op(self, cell):
+        """The cell before a cell in its row, in which waits for a SEND are no ops."""
+        row = [c for c in self.ops[cell[0]] if not c[0][0].startswith("WAIT_SEND")]
+        place = row.index(cell[1])
+        return (cell[0], row[place - 1]) if place else None
+
     def try_run(self, user, before):
         """Run a cell or message if all that it waits for has ended."""
         is_message = len(user) == 4
@@ -327,7 +343,8 @@ class Run:
         if user[0] == "A":
             waits += [(cell, 0.0) for cell in self.joined[user]]
         elif is_message:
-            waits += [(cell, 0.0) for cell in (user[0], *self.posted.get(user, []))]
+            posted = self.posted.get(user, []) if self.model(user) == "rendezvous" else []
+            waits += [(cell, 0.0) for cell in (user[0], *posted)]
         else:
             waits += [(self.reduction_of[user], 0.0)] if user in self.reduction_of else []
             waits += [(self.issued[user], 0.0)] if user in self.issued else []
@@ -340,23 +357,25 @@ class Run:
             phase, *numbers = user[1][0]
             if phase.startswith("WAIT_SEND"):
                 op = phase.removeprefix("WAIT_SEND_"), *numbers
-                waits += [(m, 0.0) for m in self.messages if (self.letter(m), *m[2][1:]) == op]
+                named = (m for m in self.messages if (self.letter(m), *m[2][1:]) == op)
+                waits += [(m, 0.0) for m in named if self.model(m) == "rendezvous"]
             for message in self.messages:
                 if message[1] == user:
                     lag, transmit = self.lags(message)
                     waits.append(
                         {"delay": (message[0], lag + transmit), "rendezvous": (message, 0.0)}.get(
-                            self.link, (message, lag)
+                            self.model(message), (message, lag)
                         )
                     )
-            if self.link == "blocking" and user[1][0][0] not in HOST:
-                previous = before.get(user, [])
-                waits += [(m, 0.0) for m in self.messages if m[0] in previous]
+            if user[1][0][0] not in (*HOST, "WAIT_SEND_F", "WAIT_SEND_B"):
+                previous = self.previous_op(user)
+                blocks = (m for m in self.messages if m[0] == previous)
+                waits += [(m, 0.0) for m in blocks if self.model(m) == "blocking"]
         if any(other not in self.end for other, _ in waits):
             return False
         if is_message:
             lag, transmit = self.lags(user)
-            lasts = lag + transmit if self.link == "rendezvous" else transmit
+            lasts = lag + transmit if self.model(user) == "rendezvous" else transmit
         elif user[0] == "A":
             lasts = self.reduction_time(user)
         else:

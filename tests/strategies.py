@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pipejax as pj
 from pipejax.costs.costs import PHASE_FIELDS
 
+LINKS = ("delay", "queued", "blocking", "rendezvous")
 TIMES = st.integers(0, 40).map(lambda k: k / 8)  # dyadic: sums are exact, ties happen
 
 
@@ -86,12 +87,18 @@ def host_links(draw, workers):
 
 @st.composite
 def carried(draw, link, workers):
-    """Draw what else `pj.Links` and the reference take: posting and shared links, often neither."""
+    """Draw what else `pj.Links` and the reference take: posting, shared links and models of pairs."""
     found = {}
-    if link == "rendezvous" and draw(st.booleans()):
-        found["posting"] = "program"
     pairs = [(a, b) for a in range(workers) for b in range(workers) if a != b]
-    if link != "delay" and pairs and draw(st.booleans()):
+    if pairs and draw(st.booleans()):
+        of_pair = st.dictionaries(st.sampled_from(pairs), st.sampled_from(LINKS), min_size=1)
+        found["pair_links"] = sorted(draw(of_pair).items())
+    models = {link, *(model for _, model in found.get("pair_links", ()))}
+    if "rendezvous" in models and draw(st.booleans()):
+        found["posting"] = "program"
+    if "rendezvous" in models and draw(st.booleans()):
+        found["eager_below"] = draw(st.integers(1, 20)) / 8
+    if models != {"delay"} and pairs and draw(st.booleans()):
         groups = st.lists(st.lists(st.sampled_from(pairs), min_size=1, unique=True), min_size=1)
         found["shared_links"] = draw(st.just("pairs") | groups)
     return found

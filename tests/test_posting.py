@@ -271,7 +271,9 @@ def test_an_order_of_unit_slots_cannot_deadlock(data):  # all-reduces, updates i
     for model in ("queued", "blocking", "rendezvous"):
         more = data.draw(strategies.carried(model, drawn.num_workers))
         queues = data.draw(st.sampled_from(["worker", "pair", "direction"]))
-        program = pj.lower(drawn, link=pj.Links(model, queues, **{**more, "posting": "early"}))
+        program = pj.lower(
+            drawn, link=pj.Links(model, queues, **{**more, "posting": "early", "eager_below": 0.0})
+        )
         nodes = np.arange(program.num_nodes)[:, None]
         assert np.all(nodes >= program.preds)  # an order in which all can run
 

@@ -65,7 +65,7 @@ def test_equals_event_loop_and_networkx(link, queues, data):  # property 1
         expected = reference.Run(case.rows, pipe_of, case.theirs, link, queues, groups, **more)
     except reference.DeadlockError:  # the order of a shared link need not be that of the rows
         with pytest.raises(pj.ScheduleError, match="deadlock"):
-            pj.lower(case.table, link=links)
+            pj.lower(case.table, link=links, costs=case.costs)
         return
     # all-reduces that cost nothing are left out: on a shared link they would wait for their turn
     result = pj.evaluate(case.table, case.costs, link=links)

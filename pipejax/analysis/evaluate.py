@@ -15,7 +15,7 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import Vector, cost_vector, program_for
+from pipejax.engine.pricing import Vector, cost_vector, with_columns_for
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import Links
@@ -211,7 +211,8 @@ def lower_and_price(
 
     Returns the program and its cost vector (costs) [s].
     """
-    program = program_for(lower(table, link=link, step_end=ends_step(costs)), costs)
+    program = lower(table, link=link, step_end=ends_step(costs), costs=costs)
+    program = with_columns_for(program, costs)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
     return program, np.asarray(cost_vector(program, exact))
 

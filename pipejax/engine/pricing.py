@@ -11,6 +11,7 @@ from pipejax.base.short_repr import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.by_microbatch import by_microbatch
+from pipejax.engine.lowering.eager import check_eager, settled
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 
@@ -59,7 +60,23 @@ def price(program: Program, costs: Costs) -> NodeCosts:
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
     """Return the program as costs need it: `by_microbatch` where they differ by microbatch.
 
-    `batch_axes` stand before all other axes of the costs.
+    `batch_axes` stand before all other axes of the costs. What is returned is for these costs: its
+    links say nothing of eager messages any more.
+
+    Raises:
+      ValueError: as `with_columns_for`, or if other messages than those of the program lie below
+        `eager_below`, or that is out of sight.
+    """
+    if program.links.eager_below:
+        if is_traced(program):
+            raise ValueError("a program of links with eager_below cannot be traced: close over it")
+        check_eager(program, costs.transmit, batch_axes)
+        program = settled(program)
+    return with_columns_for(program, costs, batch_axes=batch_axes)
+
+
+def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
+    """Return the program with the columns that costs need, one for each microbatch if they differ.
 
     Raises:
       ValueError: if they do, and the program is traced.

@@ -220,7 +220,7 @@ def _durations(content: CertificateContent) -> list[float]:
             differ = any(isinstance(time, list) for time in message)
             for m in (microbatches if differ else (0,)) if one != other else ():
                 parts = [of_microbatch(time, m) for time in message]
-                shares += [sum(parts)] if content.links.model == "delay" else parts
+                shares += [sum(parts)] if content.links.models == {"delay"} else parts
     return shares
 
 

@@ -28,6 +28,8 @@ LINK_FIELDS = (
     "host_links",
     "posting",
     "shared_links",
+    "pair_links",
+    "eager_below",
 )  # that the checker's run knows
 MESSAGE = ("latency", "transmit")
 OBJECTIVES = ("makespan", "span")
@@ -148,6 +150,8 @@ def depth(value: Any) -> int:
 def read_links(record: Any, where: str) -> Links:
     """Read the links; what the checker's run does not know must be as it is by default."""
     fields = [field.name for field in dataclasses.fields(Links)]
+    if isinstance(record, Mapping):  # certificates of earlier versions lack what was added since
+        record = {"pair_links": [], "eager_below": 0.0, **record}
     links = Links(**check_keys(record, fields, where))
     known = {name: getattr(links, name) for name in LINK_FIELDS}
     if links != Links(**known):

@@ -50,10 +50,12 @@ class EventRun:
       lasts: duration of each event [s].
       waits: what each event waits for, and how long after its end.
       ends_of_row: of each worker, the last event in its row.
+      last_ops: of each worker, the last event in its row that is no wait for a SEND.
       reached: what a worker runs before a SEND or RECV of its row, by its place.
       reductions: end of the last gradient in the run of `unit_ends`, and workers, of those at the
         end of the step.
       message: worker from, worker to, and latency behind what occupies the link, by SEND.
+      follows: link model, by SEND; that of a message below `eager_below` is "queued".
       start: of each event [s]; those that can never start are not there: a deadlock.
       end: of each event [s].
       last: what each event waited for last; itself where it waits for nothing.
@@ -76,9 +78,11 @@ class EventRun:
         self.waits: dict[Event, list[tuple[Event, float]]] = {}
         self.next_in_row: dict[Event, Event] = {}
         self.ends_of_row: dict[int, Event] = {}
+        self.last_ops: dict[int, Event] = {}
         self.reached: dict[Event, list[Event]] = {}
         self.reductions: dict[Event, tuple[float, list[int]]] = {}
         self.message: dict[Named, tuple[int, int, float]] = {}
+        self.follows: dict[Named, str] = {}
         self.has_cells = table.has_communication
         self.pipe_of = table.pipe_of_microbatch.tolist()
         self._add_rows()
@@ -104,19 +108,23 @@ class EventRun:
 
     def _add_rows(self) -> None:
         """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""
-        rests = MESSAGES if self.links.model == "rendezvous" else MESSAGES + WAIT_SEND
+        rests = MESSAGES if self.links.meets else MESSAGES + WAIT_SEND
         for worker, row in enumerate(self.rows):
             before: list[Event] = []
+            last_op: list[Event] = []
             for slot, cell in enumerate(row):
                 here = worker, slot
                 if not cell or cell[0][0] in rests:
                     self.reached[here] = before
                     continue
                 self._add(here, self._time(cell), before)
+                if cell[0][0] not in HOST + WAIT_SEND:  # a wait is no op
+                    self.next_in_row |= dict.fromkeys(last_op, here)
+                    last_op = [here]
                 if cell[0][0] not in HOST:
-                    self.next_in_row |= dict.fromkeys(before, here)
                     before = [here]
             self.ends_of_row[worker] = before[0]
+            self.last_ops[worker] = last_op[0]
 
     def _share_host_links(self) -> None:
         """Offloading 4: in the order of the columns, ties by worker."""
@@ -165,15 +173,14 @@ class EventRun:
             update, before = ("U", stage, worker), self.ends_of_row[worker]
             lasts = of_microbatch(self.costs["U"][stage], met[worker, stage])
             self._add(update, lasts, [before, ("A", stage, -1)])
-            self.next_in_row[before] = self.ends_of_row[worker] = update
+            self.next_in_row[self.last_ops[worker]] = update
+            self.ends_of_row[worker] = self.last_ops[worker] = update
 
     def _add_messages(self) -> None:
         """Order 2: what an op waits for. Messages: what crosses between workers, and how."""
         sends = "latency" in self.costs  # the run that orders transfers is free of messages
         queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
         for op, cell in self.at.items():
-            if op[0] in WAIT_SEND and cell in self.waits:
-                self.waits[cell].append(((op[0].removeprefix("WAIT_"), *op[1:]), 0.0))
             for made in inputs(op):
                 if made in self.at and (self.at[made][0] == cell[0] or not sends):
                     self.waits[cell].append((self.at[made], 0.0))
@@ -182,6 +189,10 @@ class EventRun:
                     self._add_message(send, self.at[made], cell, min(made[1], op[1]))
                     for queue, rank in self._places(send, self.at[made], op):
                         queues[queue].append((rank, send))
+        for op, cell in self.at.items():
+            send = op[0].removeprefix("WAIT_"), *op[1:]
+            if op[0] in WAIT_SEND and self.follows.get(send) == "rendezvous":
+                self.waits[cell].append((send, 0.0))
         for reduction, (end, workers) in self.reductions.items():
             pairs = ((a, b) for a in workers for b in workers if a != b)
             for group in {group for pair in pairs for group in self._groups(*pair)}:
@@ -195,14 +206,23 @@ class EventRun:
             of_microbatch(self.costs[name][place[0]][place[1]][place[2]], send[2])
             for name in ("latency", "transmit")
         )
+        model = self._model_of(producer[0], consumer[0])
+        if model == "rendezvous" and transmit < self.links.eager_below:
+            model = "queued"
         on_link, behind = latency + transmit, 0.0
-        if self.links.model in ("queued", "blocking"):
+        if model in ("queued", "blocking"):
             on_link, behind = transmit, latency
-        self.message[send] = producer[0], consumer[0], behind
+        self.message[send], self.follows[send] = (producer[0], consumer[0], behind), model
         self._add(send, on_link, [producer])
         self.waits[consumer].append((send, behind))
-        if self.links.model == "blocking" and producer in self.next_in_row:
+        if model == "blocking" and producer in self.next_in_row:
             self.waits[self.next_in_row[producer]].append((send, 0.0))
+
+    def _model_of(self, sender: int, receiver: int) -> str:
+        """Name the link model of a directed pair: its own, that of the way back, or that of all."""
+        named = dict(self.links.named_pairs)
+        back = named.get((receiver, sender), self.links.model)
+        return named.get((sender, receiver), back)
 
     def _groups(self, sender: int, receiver: int) -> list[Event]:
         """Name the groups of shared links that hold a directed pair of workers."""
@@ -213,8 +233,8 @@ class EventRun:
 
     def _places(self, send: Named, producer: Event, op: Named) -> Iterator[tuple[Event, Any]]:
         """Name the queues that a message goes through, and its rank in each."""
-        (sender, slot), receiver, model = producer, self.at[op][0], self.links.model
-        direction, groups = send[0][-1], self._groups(sender, receiver)
+        (sender, slot), receiver, model = producer, self.at[op][0], self.follows[send]
+        direction, groups = send[0][-1], self._groups(sender, receiver) if model != "delay" else []
         if model in ("queued", "blocking") and not groups:
             yield (sender, receiver), (slot, direction == "B")
         receive = f"RECV_{direction}", *op[1:]

@@ -67,14 +67,17 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     pieces: list[Float[NumpyArray, " width"]] = []
     column = 1 + width + np.arange(len(messages))
     carrier = np.asarray(sent.carrier)[messages]
-    if np.any(carrier != SOURCE):  # the message is a node
-        own[carrier] = column
+    is_node, is_late = carrier != SOURCE, np.asarray(sent.lag_index)[messages] != ZERO
+    if np.any(is_node):
+        own[carrier[is_node]] = column[is_node]
         pieces.append(_filled(duration[carrier], message_width))
         column = column + message_width
-    if np.any(sent.lag_index != ZERO):  # it delays an edge
-        edge = message_edges(program)[:, messages]
-        lag[*edge] = column
-        pieces.append(_filled(delay[*edge], message_width))
+    if np.any(is_late):  # it delays an edge
+        edge = message_edges(program, messages[is_late])
+        lag[*edge] = column[is_late]
+        late = np.zeros(len(messages))
+        late[is_late] = delay[*edge]
+        pieces.append(_filled(late, message_width))
     numbered = dataclasses.replace(program, duration_index=own, lag_index=lag)
     binary, rows = binary_ops(numbered), _rows(own, lag, width + len(pieces) * message_width)
     return PerOpCosts(

@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.remembered import remembered
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.schedules.cells.ops import Phase
 
 Positions = Int[NumpyArray, "..."]
@@ -36,8 +36,8 @@ def by_microbatch(program: Program) -> Program:
     duration[node] = new.pair(np.arange(len(fused)))
     sent, lags = program.messages, np.asarray(program.lag_index)
     of_edge = np.zeros(lags.shape, np.int64)
-    if np.any(sent.lag_index != ZERO):
-        of_edge[tuple(message_edges(program))] = sent.microbatch
+    late = np.flatnonzero(sent.lag_index != ZERO)
+    of_edge[tuple(message_edges(program, late))] = sent.microbatch[late]
     return dataclasses.replace(
         program,
         duration_index=duration.astype(np.int32),
@@ -74,9 +74,9 @@ def _spread(
     return np.where(place == ZERO, ZERO, found)
 
 
-def message_edges(program: Program) -> Int[NumpyArray, "2 messages"]:
-    """Node, and position among its predecessors, of the edge that each message delays."""
-    sent = program.messages
+def message_edges(program: Program, which: Int[NumpyArray, " some"]) -> Int[NumpyArray, "2 some"]:
+    """Node, and position among its predecessors, of the edge that each of some messages delays."""
+    sent = MessageTable(*(np.asarray(field)[which] for field in program.messages))
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
     leaves = np.where(sent.carrier == SOURCE, sent.producer, sent.carrier)
     size = np.int64(program.layout.size)

@@ -1,96 +1,111 @@
 """Link models: what a message between workers does besides arriving later.
 
-Each model is a function that adds the messages to a program under construction, and says which
-node carries each and with what delay; all of them end in the same kind of program. What each model
-means is in docs/semantics.md.
+Each message follows the model of its link, and all of them end in the same kind of program. What
+each model means is in docs/semantics.md.
 """
-
-from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.engine.lowering.cost_layout import ZERO
-from pipejax.engine.lowering.program import MessageTable
+from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
+from pipejax.engine.lowering.program import SOURCE, MessageTable
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
+from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.shared_links import shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
+Which = Bool[NumpyArray, " messages"]
+Nodes = Int[NumpyArray, " messages"]
 
-def _delay(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
-    """The consumer starts latency + transmit later; the message uses no resource."""
-    lag = builder.layout.link("message", found)
-    builder.add_edges(sent.producer, sent.consumer, lag)
-    return sent._replace(lag_index=lag)
+DELAY, QUEUED, BLOCKING, RENDEZVOUS = range(len(LINKS))
+# by link model: for how long a message holds its link, and how much later it arrives
+_HOLDS = (None, "transmit", "transmit", "message")
+_BEHIND = ("message", "latency", "latency", None)
 
 
-def _transfers(
-    builder: ProgramBuilder, found: Dependencies, sent: MessageTable, cost: str
-) -> Int[NumpyArray, " messages"]:
-    """Add a node for each message, which takes one of its costs: (messages) nodes."""
-    nodes = builder.add_nodes(
-        duration=builder.layout.link(cost, found),
-        phase=sent.phase,
-        stage=sent.stage,
-        microbatch=sent.microbatch,
-        pipe=found.pipe,
-        sender=sent.sender,
-        receiver=sent.receiver,
+def add_messages(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
+    """Add messages to a program: under `delay` as edges with a lag, else as nodes on their links.
+
+    Returns the messages with what carries each, and how much later it arrives.
+    """
+    links, num_workers = builder.links, builder.table.num_workers
+    follows = links.models_of(num_workers, sent.sender, sent.receiver)
+    follows = np.where(sent.eager, QUEUED, follows)
+    carried, meets, blocks = follows != DELAY, follows == RENDEZVOUS, follows == BLOCKING
+    holds, behind = (_positions(builder.layout, found, follows, each) for each in (_HOLDS, _BEHIND))
+    nodes = np.full_like(sent.producer, SOURCE)
+    nodes[carried] = builder.add_nodes(
+        duration=holds[carried],
+        phase=sent.phase[carried],
+        stage=sent.stage[carried],
+        microbatch=sent.microbatch[carried],
+        pipe=found.pipe[carried],
+        sender=sent.sender[carried],
+        receiver=sent.receiver[carried],
     )
-    builder.add_edges(sent.producer, nodes, ZERO)
-    return nodes
+    builder.add_edges(sent.producer[carried], nodes[carried], ZERO)
+    # a transfer waits for its turn before it waits for a shared link: at a tie the first wins
+    ends = _line_up(builder, found, sent, nodes, meets)
+    alone = carried & ~meets & ~_share(builder, found, sent, nodes)
+    builder.add_chains(nodes[alone], (sent.sender * num_workers + sent.receiver)[alone])
+    if links.posting == "program":
+        _post(builder, *ends, nodes[meets])
+    builder.add_edges(np.where(carried, nodes, sent.producer), sent.consumer, behind)
+    _hold_next(builder, sent, nodes, blocks)
+    _hold_rows(builder, sent, nodes, meets)
+    return sent._replace(carrier=nodes, lag_index=behind)
 
 
-def _queued(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
-    """A directed pair of workers transmits one message at a time."""
-    nodes, lag = _transfers(builder, found, sent, "transmit"), builder.layout.link("latency", found)
-    alone = ~_share(builder, found, sent, nodes)
-    link = sent.sender * builder.table.num_workers + sent.receiver
-    builder.add_chains(nodes[alone], link[alone])
-    builder.add_edges(nodes, sent.consumer, lag)
-    return sent._replace(carrier=nodes, lag_index=lag)
+def _positions(
+    layout: CostLayout, found: Dependencies, follows: Nodes, costs: tuple[str | None, ...]
+) -> Nodes:
+    """Positions (messages) of a cost of each message, which is another one under each model."""
+    zero = np.full_like(follows, ZERO)
+    by_model = np.stack([layout.link(cost, found) if cost else zero for cost in costs])
+    return by_model[follows, np.arange(len(follows))]
 
 
-def _blocking(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
-    """As queued, and the sender's next op waits until its messages are transmitted."""
-    sent = _queued(builder, found, sent)
-    next_op = builder.next_in_row(sent.producer)
-    followed = next_op >= 0
-    builder.add_edges(sent.carrier[followed], next_op[followed], ZERO)
-    return sent
+def _line_up(
+    builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes, meets: Which
+) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
+    """Let transfers have their turns in the queues of both workers: SEND and RECV are one.
 
-
-def _rendezvous(builder: ProgramBuilder, found: Dependencies, sent: MessageTable) -> MessageTable:
-    """A SEND and its RECV are one transfer, in order in the queues of both workers."""
-    nodes, table, links = _transfers(builder, found, sent, "message"), builder.table, builder.links
+    Returns the table whose cells say when, if any does, and the cells of SENDs and RECVs there.
+    """
+    table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
         table = insert_transfers(table, link=links)
+    ends = np.zeros((2, 0), int)
     if table.has_communication:
-        ends = _cells(table, found, sent)
+        ends = _cells(table, found, sent)[:, meets]
         ranks = ends % table.num_slots
+    elif meets.any():
+        ranks = np.tile(_ranks_by_end(builder, found, sent)[: len(nodes)][meets], (2, 1))
     else:
-        ends = np.zeros((2, 0), int)
-        ranks = np.tile(_ranks_by_end(builder, found, sent)[: len(nodes)], (2, 1))
+        return table, ends
     order = np.argsort(ranks.ravel(), kind="stable")
-    key = queue_keys(links.queues, sent.sender, sent.receiver, found.direction).ravel()
-    builder.add_chains(np.tile(nodes, 2)[order], key[order])
-    _share(builder, found, sent, nodes)
-    if links.posting == "program":
-        _post(builder, table, ends, nodes)
-    builder.add_edges(nodes, sent.consumer, ZERO)
-    _hold_rows(builder, sent, nodes)
-    return sent._replace(carrier=nodes)
+    of_queue = sent.sender, sent.receiver, found.direction
+    key = queue_keys(links.queues, *(field[meets] for field in of_queue))
+    builder.add_chains(np.tile(nodes[meets], 2)[order], key.ravel()[order])
+    return table, ends
+
+
+def _hold_next(builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, blocks: Which) -> None:
+    """Let the sender's next op wait until the messages of its previous op are transmitted."""
+    next_op = builder.next_in_row(sent.producer[blocks])
+    followed = next_op >= 0
+    builder.add_edges(nodes[blocks][followed], next_op[followed], ZERO)
 
 
 def _post(
     builder: ProgramBuilder,
     table: ScheduleTable,
-    ends: Int[NumpyArray, "2 messages"],
-    nodes: Int[NumpyArray, " messages"],
+    ends: Int[NumpyArray, "2 transfers"],
+    nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let transfers wait until the rows reach their cells, SEND and RECV: then both are posted.
 
@@ -104,14 +119,12 @@ def _post(
         builder.add_edges(executed[before[late]], nodes[late], ZERO)
 
 
-def _hold_rows(
-    builder: ProgramBuilder, sent: MessageTable, nodes: Int[NumpyArray, " messages"]
-) -> None:
-    """Let waits for a SEND end with its transfer."""
+def _hold_rows(builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, meets: Which) -> None:
+    """Let waits for a SEND end with its transfer; what is buffered or queued is not waited for."""
     where = builder.table.where
     for send, wait in zip((Phase.SEND_F, Phase.SEND_B), WAIT_SEND, strict=True):
         cell = where[wait][sent.stage, sent.microbatch]
-        held = (sent.phase == send) & (cell != NOWHERE)
+        held = meets & (sent.phase == send) & (cell != NOWHERE)
         builder.add_edges(nodes[held], builder.node_of_cell.ravel()[cell[held]], ZERO)
 
 
@@ -168,27 +181,24 @@ def _ranks_by_end(
     return np.argsort(np.lexsort(keys))
 
 
-def _share(
-    builder: ProgramBuilder,
-    found: Dependencies,
-    sent: MessageTable,
-    nodes: Int[NumpyArray, " messages"],
-) -> Bool[NumpyArray, " messages"]:
+def _share(builder: ProgramBuilder, found: Dependencies, sent: MessageTable, nodes: Nodes) -> Which:
     """Let a group of shared links carry one message or all-reduce at a time.
 
-    Returns (messages) whether a group carries a message.
+    What has no node, a message under `delay`, uses no link. Returns (messages) whether a group
+    carries a message.
     """
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared
-    user, sender, receiver = _users(builder, sent)
+    carried = np.append(nodes, builder.reductions.node)
+    uses = _users(builder, sent)
+    user, sender, receiver = uses[:, carried[uses[0]] != SOURCE]
     which, group = shared_links_of(builder.links, builder.table.num_workers, sender, receiver)
     user = user[which]
     is_shared[user[user < len(nodes)]] = True
     rank = _ranks_by_end(builder, found, sent)
     group, user = np.unique(np.stack([group, user]), axis=1)
     order = np.argsort(rank[user], kind="stable")
-    carried = np.append(nodes, builder.reductions.node)
     builder.add_chains(carried[user[order]], group[order])
     return is_shared
 
@@ -217,11 +227,3 @@ def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 us
         ],
         axis=1,
     )
-
-
-LINK_MODELS: Mapping[str, Callable[[ProgramBuilder, Dependencies, MessageTable], MessageTable]] = {
-    "delay": _delay,
-    "queued": _queued,
-    "blocking": _blocking,
-    "rendezvous": _rendezvous,
-}

@@ -12,9 +12,11 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.machine import check_fits
 from pipejax.base.remembered import remembered
+from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.collectives import add_reductions_within, add_step_end
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.link_models import LINK_MODELS
+from pipejax.engine.lowering.eager import eager_messages
+from pipejax.engine.lowering.link_models import add_messages
 from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
@@ -25,7 +27,13 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
 
-def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool = True) -> Program:
+def lower(
+    table: ScheduleTable,
+    *,
+    link: str | Links = "delay",
+    step_end: bool = True,
+    costs: Costs | None = None,
+) -> Program:
     """Lower a table to a program.
 
     Args:
@@ -37,12 +45,16 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
         cost nothing they change no makespan, but for all-reduces between pipes on a shared link,
         which keep their turn there (`evaluate` leaves them out); without them their costs play no
         part. Where cells of the table update, only an all-reduce before each of them is added.
+      costs: only for `Links` with `eager_below`: the unbatched costs whose transmit times say
+        which messages lie below it. The program is that of these messages: costs that say
+        otherwise are refused wherever it is run.
 
     Returns:
       The program; it holds no costs.
 
     Raises:
-      ValueError: if the link model is unknown, or a worker of the links does not exist.
+      ValueError: if the link model is unknown, or a worker of the links does not exist, or links
+        with `eager_below` have no costs beside them.
       ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous), or the
         order of columns on a shared host link is a deadlock.
 
@@ -56,15 +68,22 @@ def lower(table: ScheduleTable, *, link: str | Links = "delay", step_end: bool =
       >>> program.num_nodes, program.max_preds  # 8 ops, A and U of 2 stages, and the source
       (13, 2)
     """
-    check_types(table=(table, ScheduleTable), step_end=(step_end, bool))
-    return _lower(table, Links.of(link), step_end)
+    check_types(
+        table=(table, ScheduleTable),
+        step_end=(step_end, bool),
+        costs=(costs, Costs, type(None)),
+    )
+    links = Links.of(link)
+    eager = eager_messages(messages_of(table), table, links, costs) if links.eager_below else b""
+    return _lower(table, links, step_end, eager)
 
 
 BYTES_PER_CELL = 70  # of a table, and of the arrays that its program is made in
 
 
 @remembered
-def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
+def _lower(table: ScheduleTable, links: Links, step_end: bool, eager: bytes = b"") -> Program:
+    """Lower a table; `eager` are the messages (messages) that are buffered, none if empty."""
     size = f"a program of {table.num_workers} workers x {table.num_slots} slots needs"
     check_fits(table.cells.phase.size * BYTES_PER_CELL, size)
     check_host_links(table, links)
@@ -85,7 +104,7 @@ def _lower(table: ScheduleTable, links: Links, step_end: bool) -> Program:
     if step_end:
         (add_reductions_within if table.updates_within else add_step_end)(builder)
     found = messages_of(table)
-    messages = LINK_MODELS[links.model](builder, found, _messages(builder, found))
+    messages = add_messages(builder, found, _messages(builder, found, eager))
     return builder.finish(messages, pairs)
 
 
@@ -131,7 +150,7 @@ def _add_host_ops(builder: ProgramBuilder) -> None:
     builder.add_edges(nodes[found.producer[waits]], nodes[found.consumer[waits]], ZERO)
 
 
-def _messages(builder: ProgramBuilder, found: Dependencies) -> MessageTable:
+def _messages(builder: ProgramBuilder, found: Dependencies, eager: bytes) -> MessageTable:
     """Describe the messages, before a link model says what carries them."""
     producer = builder.node_of_cell.ravel()[found.producer]
     return MessageTable(
@@ -144,4 +163,5 @@ def _messages(builder: ProgramBuilder, found: Dependencies) -> MessageTable:
         microbatch=found.microbatch,
         sender=found.producer // builder.table.num_slots,
         receiver=found.consumer // builder.table.num_slots,
+        eager=np.frombuffer(eager, bool) if eager else np.zeros(len(producer), bool),
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Index, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Index, Int, NumpyArray
 from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.schedules.cells.ops import STEP_END, Op, Phase, receive_of
@@ -33,6 +33,7 @@ class MessageTable(NamedTuple):
       microbatch: (messages) microbatch.
       sender: (messages) worker.
       receiver: (messages) worker.
+      eager: (messages) whether it is buffered for it lies below `Links.eager_below`.
     """
 
     producer: Messages
@@ -44,6 +45,7 @@ class MessageTable(NamedTuple):
     microbatch: Messages
     sender: Messages
     receiver: Messages
+    eager: Bool[NumpyArray, " messages"]
 
     def cells(self, message: Index) -> tuple[Op, Op]:
         """Return the SEND and the RECV of a message."""

@@ -99,10 +99,11 @@ class ProgramBuilder:
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
         """Return the node after each node in its worker's row, or -1 after the last.
 
-        Returns (some) nodes.
+        A wait for a SEND is no op. Returns (some) nodes.
         """
         worker = self._column("worker")
-        on_worker = np.flatnonzero(worker != NO_WORKER)
+        is_wait = np.isin(self._column("phase"), WAIT_SEND)
+        on_worker = np.flatnonzero((worker != NO_WORKER) & ~is_wait)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)
         same = worker[on_worker[1:]] == worker[on_worker[:-1]]
@@ -189,7 +190,7 @@ class ProgramBuilder:
             else:
                 names.append(f"{op}/{receive_of(op)} (worker {sender} to {receiver})")
         links = self.links
-        scope = f" with one queue per {links.queues}" * (links.model == "rendezvous")
+        scope = f" with one queue per {links.queues}" * links.meets
         scope += " and posting by program" * (links.posting == "program")
         scope += f"{' and' if scope else ' with'} shared links" * bool(links.shared_links)
         # an all-reduce has no row to mark; what it waits for has one
@@ -199,7 +200,7 @@ class ProgramBuilder:
         cells = self.table.cells
         same = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
         return self.table.error(
-            f"deadlock under {links.model}{scope}: nothing in this cycle can start: "
+            f"deadlock under {links.text}{scope}: nothing in this cycle can start: "
             + " -> ".join([*names, names[0]]),
             int(self.table.placement[pipe, stage]) if phase in HOST else max(worker, sender),
             int(np.argwhere(same)[0][1]) if same.any() else None,

@@ -10,9 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.checks import check_types, known_as, whole_number
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import check_types, known_as, number, whole_number
 from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
+from pipejax.schedules.table.pair_models import (
+    Pair,
+    PairLinks,
+    checked_pair,
+    checked_pair_links,
+    format_pair_links,
+    models_of_pairs,
+)
 
 LINKS = ("delay", "queued", "blocking", "rendezvous")
 QUEUES = ("worker", "pair", "direction")
@@ -42,10 +51,14 @@ class Links:
       shared_links: groups of directed pairs of workers that carry one message or all-reduce at a
         time, as (((0, 1), (1, 0)), ((2, 3), (1, 3))), or "pairs": both directions of every pair;
         not for "delay", where messages use no resource.
+      pair_links: link models of pairs of workers that do not follow `model`, as
+        {(0, 1): "rendezvous"}; a pair stands for both directions, unless (1, 0) is named too.
+      eager_below: messages with a transmit time below it are buffered, as "queued", where others
+        meet in a rendezvous [s]; `lower` then needs costs, to know which these are.
 
     Raises:
       ValueError: if a name is unknown, a group is empty or names a worker or a pair twice, or the
-        link model knows no posting or no shared links.
+        link models know no posting, no shared links or no buffered messages.
 
     Example:
       >>> import pipejax as pj
@@ -60,6 +73,8 @@ class Links:
     host_links: Groups = ()
     posting: str = "early"
     shared_links: str | PairGroups = ()
+    pair_links: PairLinks = ()
+    eager_below: float = 0.0
 
     def __post_init__(self) -> None:
         """Check all that can be checked without a table."""
@@ -71,16 +86,54 @@ class Links:
             object.__setattr__(self, name, known_as(getattr(self, name), known, kind))
         object.__setattr__(self, "host_links", _checked_groups(self.host_links))
         object.__setattr__(self, "shared_links", _checked_pairs(self.shared_links))
-        if self.posting == "program" and self.model != "rendezvous":
+        object.__setattr__(self, "pair_links", checked_pair_links(self.pair_links, LINKS))
+        object.__setattr__(self, "eager_below", number(self.eager_below, "eager_below"))
+        if self.posting == "program" and not self.meets:
             raise ValueError(
                 f"posting 'program' needs the link model rendezvous, got {self.model!r}: only "
                 "there both ends of a transfer are posted"
             )
-        if self.shared_links and self.model == "delay":
+        if self.eager_below and not self.meets:
+            raise ValueError(
+                f"eager_below needs the link model rendezvous, got {self.model!r}: only there "
+                "messages that are not buffered meet"
+            )
+        if self.shared_links and self.models == {"delay"}:
             raise ValueError(
                 "shared_links need the link model queued, blocking or rendezvous, got 'delay', "
                 "where messages use no resource"
             )
+
+    @property
+    def named_pairs(self) -> tuple[tuple[Pair, str], ...]:
+        """Pairs of workers that are named, sorted, with their link models."""
+        found: Any = self.pair_links  # as they were checked
+        return tuple(found)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The link models that messages may follow."""
+        return frozenset((self.model, *(model for _, model in self.named_pairs)))
+
+    @property
+    def meets(self) -> bool:
+        """Whether messages of any pair meet in a rendezvous."""
+        return "rendezvous" in self.models
+
+    @property
+    def text(self) -> str:
+        """The link models, as queued (0-1=rendezvous)."""
+        return self.model + f" ({format_pair_links(self.named_pairs)})" * bool(self.pair_links)
+
+    def models_of(
+        self,
+        num_workers: int,
+        sender: Int[NumpyArray, " messages"],
+        receiver: Int[NumpyArray, " messages"],
+    ) -> Int[NumpyArray, " messages"]:
+        """Find the link model of each message: (messages) positions in `LINKS`."""
+        default = LINKS.index(self.model)
+        return models_of_pairs(self.named_pairs, default, LINKS, num_workers, (sender, receiver))
 
     @property
     def shared_groups(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -92,7 +145,7 @@ class Links:
     @property
     def executed(self) -> tuple[Phase, ...]:
         """Phases that a worker executes in row order: only rendezvous has it wait for a SEND."""
-        return EXECUTED + WAIT_SEND if self.model == "rendezvous" else EXECUTED
+        return EXECUTED + WAIT_SEND if self.meets else EXECUTED
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse what a function does not know: every other field must be as it is by default."""
@@ -142,20 +195,11 @@ def _checked_pairs(groups: str | PairGroups) -> str | PairGroups:
     for group in _as_sequence(groups, *form):
         if len(_as_sequence(group, *form)) == 0:
             raise ValueError("shared_links has an empty group: a group is the pairs of one link")
-        found.append(tuple(map(_checked_pair, group)))
+        found.append(tuple(checked_pair(pair, "shared_links") for pair in group))
         if len(set(found[-1])) < len(group):
             twice = next(pair for pair in found[-1] if found[-1].count(pair) > 1)
             raise ValueError(f"shared_links names the pair {twice} twice in one group")
     return tuple(found)
-
-
-def _checked_pair(pair: Sequence[int]) -> tuple[int, int]:
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ValueError(f"shared_links: a pair is a sender and a receiver, got {pair!r}")
-    sender, receiver = (whole_number(w, "shared_links: a worker", least=0) for w in pair)
-    if sender == receiver:
-        raise ValueError(f"shared_links: worker {sender} sends nothing to itself")
-    return sender, receiver
 
 
 def parse_pairs(text: str, where: str) -> str | tuple[tuple[tuple[int, int], ...], ...]:

@@ -1,0 +1,200 @@
+"""Link models per pair of workers and messages that are buffered, on tables done by hand."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.schedules.table.pair_models import format_pair_links, parse_pair_links
+
+F, B, X = 1.0, 2.0, 3.0
+GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+THREE = pj.schedules.build("gpipe", num_workers=3, num_microbatches=2)
+COSTS = pj.Costs(forward=F, backward=B, transmit=X)
+
+
+def makespan(table, link, costs=COSTS):
+    return pj.evaluate(table, costs, link=link).makespan
+
+
+def table(*rows):
+    return pj.ScheduleTable.from_rows([row.split() for row in rows])
+
+
+def test_each_pair_follows_its_own_model():
+    # 0-1 transmits one by one, 1-2 does not: 1F1 starts at F + 2X and all behind it X later
+    links = pj.Links("delay", pair_links={(0, 1): "queued"})
+    last_forward = (F + 2 * X) + F + X + F
+    # gradients leave worker 2 B apart and worker 1 X apart
+    first_gradient = last_forward + B + X + B
+    assert makespan(THREE, links) == first_gradient + X + X + B
+    swapped = dataclasses.replace(links, model="queued", pair_links={(1, 2): "delay"})
+    assert makespan(THREE, swapped) == makespan(THREE, links)
+    assert makespan(THREE, "delay") < makespan(THREE, links) <= makespan(THREE, "queued")
+
+
+def test_a_pair_stands_for_both_directions_unless_the_other_is_named():
+    delay, queued = makespan(GPIPE, "delay"), makespan(GPIPE, "queued")
+    for pair in ((0, 1), (1, 0)):
+        assert makespan(GPIPE, pj.Links("delay", pair_links={pair: "queued"})) == queued
+    one_way = {(0, 1): "queued", (1, 0): "delay"}
+    found = makespan(GPIPE, pj.Links("blocking", pair_links=one_way))
+    assert found == makespan(
+        GPIPE, pj.Links("queued", pair_links={(1, 0): "delay", (0, 1): "queued"})
+    )
+    assert delay < found < queued
+
+
+def test_buffered_messages_do_not_meet():
+    # activations are small and leave at once, gradients are posted by the program
+    transmit = np.array([[[0.5]], [[X]]])
+    costs = pj.Costs(forward=F, backward=B, transmit=transmit)
+    links = pj.Links("rendezvous", posting="program", eager_below=1.0)
+    # 1F1 runs behind 1F0; the second gradient is posted when 0B0 has ended
+    assert makespan(GPIPE, links, costs) == (F + 0.5) + 2 * F + B + X + B + X + B
+    # without buffers the second activation is posted when 1F0 has ended
+    met = dataclasses.replace(links, eager_below=0.0)
+    assert makespan(GPIPE, met, costs) == makespan(GPIPE, links, costs) + 0.5
+    at_it = dataclasses.replace(links, eager_below=0.5)  # at the time is not below it
+    assert makespan(GPIPE, at_it, costs) == makespan(GPIPE, met, costs)
+    sent = pj.evaluate(GPIPE, costs, link=links).program.messages
+    assert sent.eager.tolist() == [op == pj.Phase.SEND_F for op in sent.phase.tolist()]
+
+
+def test_buffered_messages_are_queued_among_themselves():
+    every = pj.Links("rendezvous", eager_below=2 * X)
+    assert makespan(GPIPE, every) == makespan(GPIPE, "queued")
+
+
+def test_no_row_waits_for_what_is_buffered():
+    rows = "0F0 0SEND_F0 0WAIT_SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
+    held = table(rows, "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1")
+    links = pj.Links("rendezvous", eager_below=2 * X)
+    assert makespan(held, "rendezvous") > makespan(held, links) == makespan(held, "queued")
+
+
+EAGER = pj.Links("rendezvous", eager_below=1.0)
+SMALL = pj.Costs(forward=F, backward=B, transmit=np.array([[[0.5]], [[X]]]))
+OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the table for these costs"
+
+
+def test_a_program_is_for_its_eager_messages():
+    program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
+    assert pj.makespan(program, SMALL) == makespan(GPIPE, EAGER, SMALL)
+    for run in (pj.makespan, pj.finish_times, pj.slack):
+        with pytest.raises(ValueError, match=OTHER):
+            run(program, COSTS)
+    with pytest.raises(ValueError, match="transmit time of 1SEND_B0 is below eager_below = 1 s"):
+        pj.makespan(program, pj.Costs(forward=F, backward=B, transmit=0.5))
+    with pytest.raises(ValueError, match=r"eager_below = 1 s needs known costs: .* got costs=None"):
+        pj.lower(GPIPE, link=EAGER)
+
+
+def test_a_batch_has_one_set_of_eager_messages():
+    program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
+    rows = [np.array([[[x]], [[X]]]) for x in (0.0, 0.5, 0.75)]
+    found = pj.makespans(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
+    one_by_one = [makespan(GPIPE, EAGER, pj.Costs(forward=F, backward=B, transmit=x)) for x in rows]
+    assert found.tolist() == one_by_one
+    rows.append(np.array([[[1.0]], [[X]]]))
+    for run in (pj.makespans, pj.makespans_and_grad):
+        with pytest.raises(ValueError, match=OTHER):
+            run(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
+
+
+def test_each_microbatch_has_a_size_of_its_own():
+    transmit = np.array([0.5, X]).reshape(1, 1, 1, 2)
+    costs = pj.Costs(forward=F, backward=B, transmit=transmit)
+    run = pj.evaluate(GPIPE, costs, link=EAGER)
+    assert run.program.messages.eager.tolist() == [m == 0 for m in run.program.messages.microbatch]
+    assert pj.makespan(pj.lower(GPIPE, link=EAGER, costs=costs), costs) == run.makespan
+    with pytest.raises(ValueError, match="0SEND_F1 is below"):
+        pj.makespan(
+            pj.lower(GPIPE, link=EAGER, costs=costs), dataclasses.replace(costs, transmit=0.5)
+        )
+
+
+@pytest.mark.compiles
+def test_what_a_trace_hides_is_refused():
+    program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
+
+    def of(forward, transmit):
+        return pj.makespan(program, pj.Costs(forward=forward, backward=B, transmit=transmit))
+
+    one = SMALL.transmit
+    assert jax.grad(of, argnums=1)(F, one).tolist() == pytest.approx(np.array([[[1.0]], [[2.0]]]))
+    assert float(jax.jit(lambda forward: of(forward, one))(F)) == makespan(GPIPE, EAGER, SMALL)
+    hidden = "transmit is traced: which messages lie below eager_below cannot be seen"
+    with pytest.raises(ValueError, match=hidden):
+        jax.jit(of)(F, one)
+    with pytest.raises(ValueError, match=hidden):
+        jax.vmap(of, in_axes=(None, 0))(F, one[None])
+    with pytest.raises(ValueError, match=OTHER):
+        jax.grad(of, argnums=1)(F, one * 4)
+
+
+WRONG = {
+    "eager_below must be a number of at least 0, got -1": {"eager_below": -1},
+    "eager_below needs the link model rendezvous, got 'queued'": {
+        "model": "queued",
+        "eager_below": 1.0,
+    },
+    "unknown link model 'x': known are delay": {"pair_links": {(0, 1): "x"}},
+    "pair_links: a pair is a sender and a receiver, got 0": {"pair_links": {0: "delay"}},
+    "pair_links: worker 1 sends nothing to itself": {"pair_links": {(1, 1): "delay"}},
+    "pair_links: a worker must be a whole number of at least 0": {"pair_links": {(0, -1): "delay"}},
+    "pair_links names the pair (0, 1) twice": {"pair_links": [((0, 1), "delay")] * 2},
+    "pair_links must be as {(0, 1): 'rendezvous'}, got '0-1=delay'": {"pair_links": "0-1=delay"},
+    "pair_links: a pair and its link model are needed, got 3": {"pair_links": [3]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_links_are_refused(message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pj.Links(**{"model": "rendezvous", **WRONG[message]})
+
+
+def test_posting_and_shared_links_need_one_pair_that_knows_them():
+    for more in ({"posting": "program"}, {"eager_below": 1.0}, {"shared_links": "pairs"}):
+        assert pj.Links("delay", pair_links={(0, 1): "rendezvous"}, **more)
+        with pytest.raises(ValueError, match="link model"):
+            pj.Links("delay", pair_links={(0, 1): "delay"}, **more)
+    with pytest.raises(ValueError, match="pair_links names worker 7: workers are 0 to 1"):
+        pj.lower(GPIPE, link=pj.Links(pair_links={(0, 7): "queued"}))
+
+
+def test_a_message_under_delay_uses_no_shared_link():
+    links = pj.Links("queued", shared_links="pairs", pair_links={(1, 2): "delay"})
+    one = (F + 2 * X) + F + X + F + B + X + B + X + X + B
+    assert makespan(THREE, links) == one
+
+
+def test_text_of_pair_links():
+    for text in ("0-1=rendezvous", "0-1=queued,1-0=delay,2-3=blocking"):
+        assert format_pair_links(parse_pair_links(text, "x")) == text
+    assert (
+        pj.Links(pair_links={(2, 3): "Queued", (0, 1): "delay"}).text
+        == "delay (0-1=delay,2-3=queued)"
+    )
+    for text in ("", "0-1", "0=queued", "0-1-2=queued", "0-1=queued,", "a-b=queued", "0-1=3"):
+        with pytest.raises(ValueError, match="--pair-links: expected pairs of workers and link"):
+            parse_pair_links(text, "--pair-links")
+
+
+def test_a_deadlock_names_the_models():
+    crossed = table(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F1 1RECV_F0 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+    )
+    met = pj.Links("queued", pair_links={(0, 1): "rendezvous"})
+    says = r"deadlock under queued \(0-1=rendezvous\) with one queue per worker.*0SEND_F1/1RECV_F1"
+    with pytest.raises(pj.ScheduleError, match=says):
+        pj.lower(crossed, link=met)
+    one_way = pj.Links("queued", pair_links={(1, 0): "rendezvous", (0, 1): "queued"})
+    assert makespan(crossed, one_way) > 0  # activations do not meet
+    eager = pj.Links("rendezvous", eager_below=2 * X)
+    assert makespan(crossed, eager) == makespan(crossed, "queued")
