@@ -198,3 +198,61 @@ def test_a_deadlock_names_the_models():
     assert makespan(crossed, one_way) > 0  # activations do not meet
     eager = pj.Links("rendezvous", eager_below=2 * X)
     assert makespan(crossed, eager) == makespan(crossed, "queued")
+
+
+RUN = ["evaluate", "--schedule", "gpipe", "--workers", "2", "--microbatches", "2"]
+RUN += ["--stage-times", "F=1,B=2", "--comm", "3"]
+
+
+def test_the_command_line_takes_models_of_pairs(answer):
+    found = answer(
+        *RUN, "--pair-links", "0-1=Rendezvous", "--queues", "pair", "--posting", "program"
+    )
+    links = pj.Links(queues="pair", posting="program", pair_links={(0, 1): "rendezvous"})
+    assert found["makespan"] == makespan(GPIPE, links)
+    expected = ("delay", "0-1=rendezvous", "pair", "program")
+    assert tuple(found[k] for k in ("link", "pair_links", "queues", "posting")) == expected
+    found = answer(*RUN, "--link", "rendezvous", "--eager-below", "4s")
+    assert (found["eager_below"], found["eager_messages"]) == (4.0, 4)
+    assert found["makespan"] == makespan(GPIPE, "queued")
+    assert not {"pair_links", "eager_below"} & set(answer(*RUN))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--eager-below", "1"), "--eager-below has no effect without --link rendezvous"),
+        (("--pair-links", "0-1=queued", "--queues", "pair"), "--queues has no effect without"),
+        (("--pair-links", "0-9=queued"), "--pair-links names worker 9: workers are 0 to 1"),
+        (("--pair-links", "0-1=x"), "unknown link model 'x': known are delay, queued"),
+        (("--pair-links", "0-1"), "--pair-links: expected pairs of workers and link models"),
+        (("--link", "rendezvous", "--eager-below", "-1"), "--eager-below"),
+    ],
+)
+def test_wrong_options_are_named(mistake, options, message):
+    assert message in mistake(*RUN, *options)
+
+
+@pytest.mark.compiles
+def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
+    given = {"schedules": "1f1b", "workers": 4, "minibatch": 8, "microbatch_size": 1}
+    given |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous", "posting": "program"}
+    given |= {"pair_links": ["", "0-1=queued"], "eager_below": [0.0, 3e-3], "dtype": "float64"}
+    given["outputs"] = ["bubble_ratio"]
+    given |= {"system": {"network": {"bandwidth_GB_per_s": [1, 10, 100]}, "node": {"gpus": 1}}}
+    data = pj.run_sweep(given, tmp_path / "out.zarr").load()
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
+    count = set()
+    for bandwidth in data["network.bandwidth"].values.tolist():
+        machine = dataclasses.replace(pj.load_system("h100"), gpus_per_node=1)
+        costs = pj.stage_costs(workload, machine.with_number("network.bandwidth", bandwidth), table)
+        for pair, below in ((p, b) for p in given["pair_links"] for b in given["eager_below"]):
+            named = parse_pair_links(pair, "x") if pair else ()
+            links = pj.Links("rendezvous", posting="program", pair_links=named, eager_below=below)
+            at = {"pair_links": pair, "eager_below": below, "network.bandwidth": bandwidth}
+            run = pj.evaluate(table, costs, link=links)
+            count.add(int(run.program.messages.eager.sum()))
+            found = data["step_time"].squeeze(drop=True).sel(at)
+            assert float(found) == pytest.approx(run.makespan, rel=1e-12)
+    assert len(count) == 3  # none, all, and those of the other pairs

@@ -66,7 +66,7 @@ class IncrementalRun:
         self._ends_step = ends_step(evaluation.costs)
         shares = max(len({*stages}) for stages in _stages(evaluation.table)) > 1
         self._hangs_on_rows = (
-            evaluation.links.model != "delay"
+            evaluation.links.models != {"delay"}
             or evaluation.table.offloads
             or evaluation.table.updates_within
             or (self._ends_step and shares)

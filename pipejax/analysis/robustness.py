@@ -11,6 +11,7 @@ from pipejax.base.checks import check_types, is_number
 from pipejax.base.provenance import provenance
 from pipejax.base.short_repr import ResultList, short_repr
 from pipejax.schedules.table.links import format_pairs
+from pipejax.schedules.table.pair_models import format_pair_links
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -134,6 +135,8 @@ def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
             "host_links": ",".join("+".join(map(str, group)) for group in run.links.host_links),
             "posting": run.links.posting,
             "shared_links": format_pairs(run.links.shared_links),
+            "pair_links": format_pair_links(run.links.named_pairs),
+            "eager_below": run.links.eager_below,
             "workers": run.workers,
             "microbatches": run.microbatches,
             **provenance(),

@@ -16,6 +16,7 @@ from pipejax.base.checks import one_of
 from pipejax.base.units import UNITS, time_unit
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.pair_models import format_pair_links
 
 Run = TypeVar("Run")
 SLOTS = "slots"
@@ -137,6 +138,8 @@ def _links(links: Any) -> str:
     """Name the link model, with what is not as it always is."""
     more = [f"{links.queues} queues"] * (links.queues != "worker")
     more += [f"{links.posting} posting"] * (links.posting != "early")
+    more += [format_pair_links(links.named_pairs)] * bool(links.pair_links)
+    more += [f"buffered below {links.eager_below:g} s"] * bool(links.eager_below)
     more += ["shared links"] * bool(links.shared_links)
     more += ["shared host links"] * bool(links.host_links)
     return f"{links.model} links" + (f" ({', '.join(more)})" if more else "")

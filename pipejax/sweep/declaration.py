@@ -34,6 +34,7 @@ from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system import System, load_system
 from pipejax.costs.system_fields import SECTIONS
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
+from pipejax.schedules.table.pair_models import parse_pair_links
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")
@@ -143,8 +144,8 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
         stragglers (as 3=1.2,5=2), link, queues, host_links (as 0+1,2+3), posting, shared_links (as
-        0-1+1-0,2-3+1-3, or pairs). `system` holds axes over fields of the systems. Further: title,
-        outputs, dtype.
+        0-1+1-0,2-3+1-3, or pairs), pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s].
+        `system` holds axes over fields of the systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -353,6 +354,12 @@ def _shared_links(value: str) -> str:
     return value
 
 
+def _pair_links(value: str) -> str:
+    """Keep the text of the pairs, which labels them, if they can be read."""
+    Links(pair_links=parse_pair_links(value, "pair_links") if value else ())
+    return value
+
+
 FILE = "a name or the path of a .json file"
 
 # key: dimension, check of a value, value if the key is absent (a key without one is needed)
@@ -383,5 +390,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),
     "posting": ("posting", _one_of(POSTINGS), "early"),
     "shared_links": ("shared_links", _text(_shared_links, "a text, as 0-1+1-0, or pairs"), ""),
+    "pair_links": ("pair_links", _text(_pair_links, "a text, as 0-1=rendezvous"), ""),
+    "eager_below": ("eager_below", number, 0.0),
     "systems": ("system", _text(load_system, FILE), None),
 }

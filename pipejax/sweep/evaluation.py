@@ -22,12 +22,13 @@ from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.batched.programs_of_batch import Rows, programs_of_batch
 from pipejax.engine.lowering.by_microbatch import by_microbatch
-from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pairs
+from pipejax.schedules.table.pair_models import parse_pair_links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 from pipejax.sweep.declaration import Axis, Sweep, label
@@ -75,9 +76,9 @@ def evaluate_block(sweep: Sweep, block: Block) -> Values:
 class _GridPoint(NamedTuple):
     """One schedule and workload, ready to be priced on any system."""
 
-    program: Program
-    workload: Workload
     table: ScheduleTable
+    workload: Workload
+    links: Links
     slowed: Slowed
 
 
@@ -116,7 +117,7 @@ def _at_point(sweep: Sweep, at: Values, systems: System) -> Values:
     return values
 
 
-def _cut(systems: System, part: slice) -> System:
+def _cut(systems: System, part: slice | Rows) -> System:
     cut: System = jax.tree.map(lambda leaf: leaf[part], systems)
     return cut
 
@@ -137,46 +138,70 @@ def _point(at: Values) -> _GridPoint:
         weight_share=share,
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
     )
-    table, program = _lowered(at["schedule"], at["workers"], counts, _links(at))
+    table = _built(at["schedule"], at["workers"], counts)
     slowed = Slowed.of(table, dict(workload.stragglers))
-    return _GridPoint(by_microbatch(program) if slowed.differ else program, workload, table, slowed)
+    return _GridPoint(table, workload, _links(at), slowed)
 
 
 def _links(at: Values) -> Links:
-    groups, pairs = at["host_links"], at["shared_links"]
+    groups, pairs, models = at["host_links"], at["shared_links"], at["pair_links"]
     return Links(
         at["link"],
         at["queues"],
         parse_groups(groups, "host_links") if groups else (),
         at["posting"],
         parse_pairs(pairs, "shared_links") if pairs else (),
+        parse_pair_links(models, "pair_links") if models else (),
+        at["eager_below"],
     )
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _lowered(
-    choice: Choice, workers: int, microbatches: int, links: Links
-) -> tuple[ScheduleTable, Program]:
-    table = choice.build(workers, microbatches)
-    return table, lower(table, link=links)
+def _built(choice: Choice, workers: int, microbatches: int) -> ScheduleTable:
+    return choice.build(workers, microbatches)  # it remembers its programs
 
 
 def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> Values:
-    """Price and evaluate a batch of systems."""
+    """Price and evaluate a batch of systems, those with the same eager messages at once."""
     quickly = sweep.num_points < MANY_POINTS
     given = point.slowed.costs(system_costs(work, systems, dtype=sweep.dtype, quickly=quickly))
     found: Values = {}
+    for program, rows in programs_of_batch(point.table, point.links, given):
+        part = given if rows is None else jax.tree.map(lambda x, r=rows: _rows_of(x, r), given)
+        own = systems if rows is None else _cut(systems, rows)
+        for name, values in _run_program(program, point, (work, own, part), sweep).items():
+            if rows is None:
+                found[name] = values
+                continue
+            shape = len(np.asarray(systems.gpus_per_node)), *values.shape[1:]
+            found.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+    return found
+
+
+def _rows_of(leaf: Any, rows: Rows) -> Any:
+    """Some rows of a leaf; one that all rows share stays as it is."""
+    return leaf[rows] if np.ndim(leaf) and len(leaf) > 1 else leaf
+
+
+def _run_program(
+    program: Program, point: _GridPoint, priced: tuple[StageWork, System, Costs], sweep: Sweep
+) -> Values:
+    """Evaluate a batch of systems with one program."""
+    work, systems, given = priced
+    program = by_microbatch(program) if point.slowed.differ else program
+    found: Values = {}
     if {"share", "bound_by"} & set(sweep.outputs):
+        quickly = sweep.num_points < MANY_POINTS
         steps, shares = resource_shares(
-            point.program, work, systems, given, slowed=point.slowed, quickly=quickly
+            program, work, systems, given, slowed=point.slowed, quickly=quickly
         )
         times, share = np.asarray(steps), np.asarray(shares)
         found |= {"share": share, "bound_by": share.argmax(axis=1)}
     else:
-        times = _step_times(point.program, given)
+        times = _step_times(program, given)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
-    busy = _busy(given, _busy_weights(point.program))
+    busy = _busy(given, _busy_weights(program))
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,

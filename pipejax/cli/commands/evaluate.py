@@ -18,6 +18,7 @@ from pipejax.cli.output.report import heading, pick, print_all, print_written
 from pipejax.cli.output.step import memory_json, step_facts, step_json, step_parts
 from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.table.links import format_pairs
+from pipejax.schedules.table.pair_models import format_pair_links
 
 UNITS = {"activations": "activations", "bytes": "activation memory"}
 
@@ -89,12 +90,17 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
     """
     links = evaluation.links
     result = pick(evaluation, "schedule workers stages microbatches") | {"link": links.model}
-    if links.model == "rendezvous":
+    if links.meets:
         result["queues"] = links.queues
     if links.posting != "early":
         result["posting"] = links.posting
     if links.shared_links:
         result["shared_links"] = format_pairs(links.shared_links)
+    if links.pair_links:
+        result["pair_links"] = format_pair_links(links.named_pairs)
+    if links.eager_below:
+        eager = evaluation.program.messages.eager
+        result |= {"eager_below": links.eager_below, "eager_messages": int(eager.sum())}
     result |= pick(
         evaluation,
         "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "
@@ -111,10 +117,15 @@ def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> 
 
 def _link(evaluation: "pj.Evaluation") -> str:
     links = evaluation.links
-    notes = [f"one queue per {links.queues}"] * (links.model == "rendezvous")
+    notes = [format_pair_links(links.named_pairs)] * bool(links.pair_links)
+    notes += [f"one queue per {links.queues}"] * links.meets
     if links.posting == "program":
         put_in = ": SEND and RECV stand producer by producer"
         notes.append(f"posted by program{put_in * (not evaluation.table.has_communication)}")
+    if links.eager_below:
+        eager = evaluation.program.messages.eager
+        of_all = f"{eager.sum()} of {len(eager)} messages"
+        notes.append(f"{of_all} below {seconds(links.eager_below)} are buffered")
     if links.shared_links:
         notes.append(f"shared: {format_pairs(links.shared_links)}")
     return links.model + f" ({'; '.join(notes)})" * bool(notes)

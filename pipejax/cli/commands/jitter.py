@@ -133,7 +133,7 @@ def jitter(
                 "workers": workers,
                 "microbatches": microbatches,
                 "link": links.model,
-                **pick(links, "queues host_links posting shared_links"),
+                **pick(links, "queues host_links posting shared_links pair_links eager_below"),
                 "jitter": settings,
                 **pick(sampling, "samples seed"),
                 "quantile": quantile,

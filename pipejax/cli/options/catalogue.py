@@ -179,6 +179,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "posting": OptionRecord(
             NAME, "when transfers are posted under rendezvous", names=("early", "program")
         ),
+        "eager_below": OptionRecord(TIME, "transmit time below which no message waits to meet"),
+        "pair_links": OptionRecord(RULES, "pairs of workers with a link model of their own"),
         "shared_links": OptionRecord(RULES, "links that carry one message at a time"),
         "host_links": OptionRecord(RULES, "workers that share a host link, as 0+1,2+3"),
     },

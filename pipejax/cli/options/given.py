@@ -26,17 +26,27 @@ class Needs(NamedTuple):
       other: the option.
       values: one of these must be its value, if there are any.
       known: values of the option itself; of others its own check speaks.
+      within: an option of which a part, behind =, may be one of the values instead.
     """
 
     other: str
     values: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    within: str = ""
+
+    def are_met(self, seen: Mapping[str, str]) -> bool:
+        """Return whether the other options are what is needed, by their values."""
+        parts = seen.get(self.within, "").lower().split(",")
+        given = {seen.get(self.other, "").lower(), *(part.partition("=")[2] for part in parts)}
+        return (self.other in seen and not self.values) or bool(given & {*self.values})
 
 
 NEEDS: Mapping[str, Needs] = {
-    "queues": Needs("link", ("rendezvous",), QUEUES),
-    "posting": Needs("link", ("rendezvous",), POSTINGS),
-    "shared_links": Needs("link", LINKS[1:]),  # under delay messages use no resource
+    "queues": Needs("link", ("rendezvous",), QUEUES, within="pair_links"),
+    "posting": Needs("link", ("rendezvous",), POSTINGS, within="pair_links"),
+    "eager_below": Needs("link", ("rendezvous",), within="pair_links"),
+    # under delay messages use no resource
+    "shared_links": Needs("link", LINKS[1:], within="pair_links"),
     "sequence_parallel": Needs("tensor_parallel"),
     "scatter_gather": Needs("tensor_parallel"),
     "repair": Needs("table"),
@@ -170,8 +180,7 @@ class GivenOptions:
         for name, needs in NEEDS.items():
             if name not in seen or needs.other not in self.takes:
                 continue
-            is_there = needs.other in seen and not needs.values
-            if is_there or seen.get(needs.other, "").lower() in needs.values:
+            if needs.are_met(seen):
                 continue
             if not needs.known or seen[name].lower() in needs.known:
                 wanted = f"{flag(needs.other)} {', '.join(needs.values)}".strip()

@@ -16,6 +16,7 @@ from pipejax.cli.options.declared import (
     declared,
     output_kind,
 )
+from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.objective import ObjectiveSettings
 from pipejax.cli.options.pricing import Pricing, PricingSettings
 from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions, written
@@ -25,6 +26,7 @@ from pipejax.cli.output.report import printing
 from pipejax.schedules import Builder, find
 from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
+from pipejax.schedules.table.pair_models import parse_pair_links
 from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 
@@ -116,8 +118,10 @@ def choose_links(
     host_links: Text = None,
     posting: str = "early",
     shared_links: Text = None,
+    pair_links: Text = None,
+    eager_below: Text = None,
 ) -> pj.Links:
-    """Read the link model and what is shared.
+    """Read the link models and what is shared.
 
     Options:
       queues: worker, pair or direction.
@@ -125,12 +129,16 @@ def choose_links(
       posting: early or program; without SEND and RECV cells program puts them producer by
         producer.
       shared_links: pairs (both ways of every pair of workers), or groups, as 0-1+1-0,2-3+1-3.
+      pair_links: as 0-1=rendezvous,1-2=queued; both ways, unless 1-0 is there too.
+      eager_below: such messages are buffered, as queued; others meet under rendezvous.
     """
     link, queues = one_of(link, LINKS, "--link"), one_of(queues, QUEUES, "--queues")
     posting = one_of(posting, POSTINGS, "--posting")
     groups = () if host_links is None else parse_groups(host_links, "--host-links")
     pairs = () if shared_links is None else parse_pairs(shared_links, "--shared-links")
-    return pj.Links(link, queues, groups, posting, pairs)
+    models = () if pair_links is None else parse_pair_links(pair_links, "--pair-links")
+    least = 0.0 if eager_below is None else parse_seconds(eager_below, "--eager-below")
+    return pj.Links(link, queues, groups, posting, pairs, models, least)
 
 
 def choose_rendezvous(queues: str = "worker", host_links: Text = None) -> pj.Links:

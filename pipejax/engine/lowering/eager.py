@@ -36,7 +36,7 @@ def eager_messages(
             "follows from their transmit times, got costs=None"
         )
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
-    smaller = _smaller(costs.transmit, links.eager_below, 0)[0]
+    smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
     shape = 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
     place = found.direction, found.pipe, found.boundary, found.microbatch
     ends = found.producer // table.num_slots, found.consumer // table.num_slots
@@ -45,7 +45,7 @@ def eager_messages(
     return eager
 
 
-def _smaller(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
+def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
     """Which transmit times lie below a time; axes of one entry stand for all.
 
     `batch_axes` (0 or 1) stand before all others.
@@ -67,7 +67,7 @@ def _smaller(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
 def check_eager(program: Program, transmit: Any, batch_axes: int) -> None:
     """Refuse transmit times with which other messages are eager than those of a program."""
     sent, links = program.messages, program.links
-    smaller = _smaller(transmit, links.eager_below, batch_axes)
+    smaller = below_threshold(transmit, links.eager_below, batch_axes)
     backward = (np.asarray(sent.phase) == Phase.SEND_B).astype(int) * BACKWARD
     place = (
         backward,

@@ -5,7 +5,6 @@ stands for each, what the nodes wait for, and where their costs stand in the cos
 the page can run it by the recurrence.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import LINKS, Links
+from pipejax.schedules.table.pair_models import format_pair_links
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
@@ -90,6 +90,8 @@ def _scope(links: Links) -> str:
     """Say what was said of the links beside their model."""
     said = [f"one queue per {links.queues}"] * (links.queues != "worker")
     said += [f"posted by {links.posting}"] * (links.posting != "early")
+    said += [format_pair_links(links.named_pairs)] * bool(links.pair_links)
+    said += [f"messages below {links.eager_below:g} s buffered"] * bool(links.eager_below)
     return ", ".join(said + ["shared links"] * bool(links.shared_links))
 
 
@@ -97,12 +99,7 @@ def _programs(run: Evaluation) -> Programs:
     """Lower a table under every link model, with all else that was said of the links."""
     found: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
-        links = dataclasses.replace(
-            run.links,
-            model=model,
-            posting=run.links.posting if model == "rendezvous" else "early",
-            shared_links=() if model == "delay" else run.links.shared_links,
-        )
+        links = run.links.with_model(model)
         try:
             found[model], _ = lower_and_price(run.table, run.costs, links)
         except ScheduleError as error:

@@ -154,6 +154,18 @@ class Links:
             if field.name not in names and value != field.default:
                 raise ValueError(f"{who} knows no {field.name}, got {value!r}")
 
+    def with_model(self, model: str) -> "Links":
+        """The same machine under another link model, without what that one does not know."""
+        models = {model, *(other for _, other in self.named_pairs)}
+        meets = "rendezvous" in models
+        return dataclasses.replace(
+            self,
+            model=model,
+            posting=self.posting if meets else "early",
+            eager_below=self.eager_below if meets else 0.0,
+            shared_links=() if models == {"delay"} else self.shared_links,
+        )
+
     @property
     def without_messages(self) -> "Links":
         """The same machine where messages use no resource."""
