@@ -52,6 +52,7 @@ from pipejax.costs.sublayers import (
     MixtureOfExperts as MixtureOfExperts,
 )
 from pipejax.costs.system import System as System, load_system as load_system
+from pipejax.costs.topology import Topology as Topology, topology_costs as topology_costs
 from pipejax.costs.workload import Workload as Workload
 from pipejax.engine.batched.makespans import (
     makespans as makespans,
@@ -90,6 +91,7 @@ from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order
 from pipejax.search.tuning.microbatch_order import arrange as arrange
 from pipejax.search.tuning.tune import tune as tune
+from pipejax.search.tuning.worker_places import place as place
 from pipejax.sweep.declaration import read_sweep as read_sweep
 from pipejax.sweep.plan.plan import plan as plan
 from pipejax.sweep.run import run_sweep as run_sweep

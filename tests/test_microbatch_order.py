@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.cli.app import run
 from pipejax.costs.microbatches import check_order, in_order
-from pipejax.search.tuning import microbatch_order
+from pipejax.search.tuning import permutation_search
 
 pytestmark = pytest.mark.compiles
 
@@ -50,7 +50,7 @@ def test_the_search_equals_all_orders(case, tried, monkeypatch):
     count = 6 if case[0] == "chimera" else 5
     table, costs, times = in_every_order(*case, count)
     if tried == "some":
-        monkeypatch.setattr(microbatch_order, "EXHAUSTIVE", 0)
+        monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
     found = pj.arrange(table, costs, link=case[1], iterations=40)
     assert found.makespan == pytest.approx(times.min(), rel=1e-12)
     assert found.bound <= times.min() * (1 + 1e-12)
@@ -75,7 +75,7 @@ def test_neighbours_are_all_swaps_and_insertions():
         swapped[one], swapped[other] = swapped[other], swapped[one]
         moved.insert(other, moved.pop(one))
         expected |= {tuple(swapped), tuple(moved)}
-    found = microbatch_order.neighbours(order, *places).tolist()
+    found = permutation_search.neighbours(order, *places).tolist()
     assert {tuple(each) for each in found} == expected
 
 
@@ -110,8 +110,8 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
     one, other = (pj.evaluate(table, each) for each in (costs, in_order(costs, order)))
     np.testing.assert_array_equal(one.finish, other.finish)
     numbers = np.unique(kinds, return_inverse=True)[1]
-    orders = list(microbatch_order._different_orders(numbers.tolist()))
-    assert len(orders) == microbatch_order._num_orders(numbers)
+    orders = list(permutation_search.different_orders(numbers.tolist()))
+    assert len(orders) == permutation_search.num_orders(numbers)
     assert len({tuple(np.array(kinds)[each]) for each in orders}) == len(orders)
 
 

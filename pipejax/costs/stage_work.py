@@ -126,7 +126,7 @@ def stage_work(
     return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
-        stages_of(table, found, mtp_shares(workload, table.num_stages)),
+        stages_of(table, found, mtp_shares(workload, table.num_stages), workload.worker_places),
         recompute=workload.recompute_in_layer,
         overlap=float(workload.overlap),
         offloads=offloads or table.offloads,

@@ -4,7 +4,7 @@ Layers are assigned to stages by the table's stage shares, in whole layers.
 """
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -29,6 +29,7 @@ from pipejax.costs.model import Model, check_recompute
 from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.precision import as_float, is_traced
 from pipejax.costs.system import Number
+from pipejax.costs.topology import check_places, places_on
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -63,6 +64,7 @@ class Workload:
       recompute: "none", "selective" or "full".
       weight_share: share of an activation that W needs after I; what the layers need if None.
       stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
+      worker_places: place of each worker on the machine, numbered node by node; in order if empty.
 
     Raises:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
@@ -95,6 +97,7 @@ class Workload:
     loss_units: int = 0
     pipeline_layout: str = ""
     stragglers: Stragglers = ()
+    worker_places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -119,6 +122,7 @@ class Workload:
             layout = str(PipelineLayout.of(self.pipeline_layout))  # one text for equal layouts
             object.__setattr__(self, "pipeline_layout", layout)
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
+        object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
         holders = self.accelerators_per_worker * self.data_parallel
         if holders % self.expert_parallel:
             raise MismatchError(
@@ -315,15 +319,23 @@ class Stages(NamedTuple):
     share: PerStage | float = 1.0
 
 
-def stages_of(table: ScheduleTable, assigned: StageLayers, mtp: PerStage | None = None) -> Stages:
-    """Say what the stages of a schedule hold, and which workers hold them.
+def stages_of(
+    table: ScheduleTable,
+    assigned: StageLayers,
+    mtp: PerStage | None = None,
+    places: Sequence[int] = (),
+) -> Stages:
+    """Say what the stages of a schedule hold, and at which places their workers are.
 
-    Layers for further tokens (`mtp_shares`) lie on the last stage if not given.
+    Layers for further tokens (`mtp_shares`) lie on the last stage if not given, and workers sit in
+    order.
     """
     placement, ends = table.placement, np.eye(table.num_stages)
     held = np.zeros((table.num_workers, table.num_stages))
     for of_pipe in placement:
         held[of_pipe, np.arange(table.num_stages)] = 1
+    share = 1 / held.sum(axis=1)[placement].max(axis=0)
+    placement = np.array(places_on(table, places, "worker_places"))[placement]
     return Stages(
         *assigned,
         before=xp.cumsum(assigned.layers) - assigned.layers,
@@ -335,7 +347,7 @@ def stages_of(table: ScheduleTable, assigned: StageLayers, mtp: PerStage | None 
         farthest=placement.max(axis=0).astype(float),
         senders=placement[:, :-1].astype(float),
         receivers=placement[:, 1:].astype(float),
-        share=1 / held.sum(axis=1)[placement].max(axis=0),
+        share=share,
     )
 
 

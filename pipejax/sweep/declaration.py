@@ -33,6 +33,7 @@ from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system import System, load_system
 from pipejax.costs.system_fields import SECTIONS
+from pipejax.costs.topology import parse_places
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
 from pipejax.schedules.table.pair_models import parse_pair_links
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
@@ -143,9 +144,10 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
-        stragglers (as 3=1.2,5=2), link, queues, host_links (as 0+1,2+3), posting, shared_links (as
-        0-1+1-0,2-3+1-3, or pairs), pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s].
-        `system` holds axes over fields of the systems. Further: title, outputs, dtype.
+        stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues, host_links (as
+        0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs), pair_links (as
+        0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over fields of the
+        systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -348,6 +350,12 @@ def _slow_workers(value: str) -> str:
     return value
 
 
+def _places(value: str) -> str:
+    """Keep the text of the places, which labels them, if they can be read."""
+    parse_places(value, "worker_places")
+    return value
+
+
 def _shared_links(value: str) -> str:
     """Keep the text of the groups, which labels them, if they can be read."""
     Links("queued", shared_links=parse_pairs(value, "shared_links") if value else ())
@@ -385,6 +393,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "pipeline_layout": ("pipeline_layout", _text(_pipeline_layout, "a text, as E|(t|)*30ttL"), ""),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
     "stragglers": ("stragglers", _text(_slow_workers, "a text, as 3=1.2,5=2"), ""),
+    "worker_places": ("worker_places", _text(_places, "a text, as 0,4,1,5"), ""),
     "link": ("link", _one_of(LINKS), "delay"),
     "queues": ("queues", _one_of(QUEUES), "worker"),
     "host_links": ("host_links", _text(_host_links, "a text, as 0+1,2+3"), ""),

@@ -20,6 +20,7 @@ from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_parts import with_flags_as_numbers
+from pipejax.costs.topology import parse_places
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.batched.programs_of_batch import Rows, programs_of_batch
@@ -45,7 +46,7 @@ PROGRAMS = 64  # that are kept for other models, parallelism and recomputation
 WORKLOAD = tuple(
     field.name
     for field in dataclasses.fields(Workload)
-    if field.name not in ("model", "weight_share", "stragglers")
+    if field.name not in ("model", "weight_share", "stragglers", "worker_places")
 )
 
 Values = dict[str, Any]  # array by variable
@@ -137,6 +138,7 @@ def _point(at: Values) -> _GridPoint:
         **{name: at[name] for name in WORKLOAD},
         weight_share=share,
         stragglers=parse_stragglers(at["stragglers"], "stragglers"),
+        worker_places=parse_places(at["worker_places"], "worker_places"),
     )
     table = _built(at["schedule"], at["workers"], counts)
     slowed = Slowed.of(table, dict(workload.stragglers))

@@ -5,10 +5,7 @@ lengths differ that is a choice, and a local search over permutations makes it: 
 insertions, all neighbours of an order in one batch of the engine.
 """
 
-import itertools
-import math
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,30 +13,27 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
-from pipejax.base.progress import OnProgress, telling, to_nobody
+from pipejax.base.progress import OnProgress, telling
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.microbatches import in_order, of_each_microbatch
-from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-
-Order = Int[NumpyArray, " microbatches"]
-Orders = Int[NumpyArray, "orders microbatches"]
-Places = Int[NumpyArray, " pairs"]
+from pipejax.search.tuning.permutation_search import (
+    BATCH,
+    Order,
+    Orders,
+    PermutationSearch,
+    batched_makespans,
+)
 
 RANDOM = 256  # random orders that the result is compared with
-EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
-BATCH = 2048  # most orders in a batch
 MAX_NUMBERS = 1 << 24  # of the costs of a batch
-PATIENCE = 4  # batches without a better order, from which the search goes on elsewhere
-SHAKES = 3  # swaps at random that lead there
-PRECISION = 1e-12  # relative, by which a makespan is above its bound when both are equal
 
 
 @short_repr_of("makespan gap bound baselines evaluated stopped order costs")
@@ -133,13 +127,13 @@ def arrange(
         return search.result(search.run(iterations, time_limit, tell))
 
 
-class MicrobatchSearch:
-    """State of the search: current and best order."""
+class MicrobatchSearch(PermutationSearch):
+    """State of the search for an order of microbatches."""
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
         """Start the clock, and evaluate the baselines."""
+        super().__init__(seed)
         costs.check_values()
-        self._begun = time.monotonic()
         self._given = table, costs, links
         self._costs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
         self.program, _ = lower_and_price(table, costs, links)
@@ -148,20 +142,19 @@ class MicrobatchSearch:
                 "costs do not differ by microbatch: any order is as good, give lengths or costs of "
                 "shape (stages, microbatches)"
             )
-        self._kind = _kinds(costs, table.num_microbatches)
-        self._rng = np.random.default_rng(seed)
         numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(costs))
-        self._batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
-        self._stale = 0
+        self.batch = max(1, min(BATCH, MAX_NUMBERS // numbers))
+        self.kind = _kinds(costs, table.num_microbatches)
         given = np.arange(table.num_microbatches)
         longest = np.argsort(-_work(costs, table.num_microbatches), kind="stable")
         random = self._rng.permuted(np.tile(given, (RANDOM, 1)), axis=1)
         fixed = [given, longest[::-1], longest, *_hills(longest)]
-        starts = np.concatenate([fixed, random])
-        times = self._makespans(self._costs, starts)
-        self.evaluated = len(starts)
-        alone = self._makespans(*_longest_alone(self._costs, int(longest[0]), len(given)))
-        self.bound = max(order_bound(table, costs, links), float(alone.min()))
+        times = self.start_from(np.concatenate([fixed, random]))
+        of_least, alone = _longest_alone(self._costs, int(longest[0]), len(given))
+        shortest = batched_makespans(
+            self.program, lambda orders: in_order(of_least, orders), alone, self.batch
+        ).min()
+        self.bound = max(order_bound(table, costs, links), float(shortest))
         self._baselines = {
             "given": float(times[0]),
             "ascending": float(times[1]),
@@ -169,27 +162,10 @@ class MicrobatchSearch:
             "best of random": float(times[-RANDOM:].min()),
             "mean of random": float(times[-RANDOM:].mean()),
         }
-        first = int(times.argmin())  # the given order, where none is better
-        self.best = self.current = starts[first]
-        self.makespan = self._current = float(times[first])
 
-    def run(self, iterations: int, time_limit: float | None, tell: OnProgress = to_nobody) -> str:
-        """Search; return why it ended. The time runs from the start of the clock."""
-        deadline = np.inf if time_limit is None else self._begun + time_limit
-        steps = self._every_order() if self._are_few() else self._neighbours()
-        try:
-            for iteration, orders in enumerate(itertools.islice(steps, iterations), 1):
-                if self._is_optimal():
-                    return "optimal"
-                if time.monotonic() >= deadline:
-                    return "time"
-                self._step(orders)
-                tell(iteration, iterations, f"best {self.makespan:.6g} s")
-            if self._are_few() and next(steps, None) is None:  # no order is left
-                self.bound = self.makespan
-        except KeyboardInterrupt:
-            return "interrupted"
-        return "optimal" if self._is_optimal() else "iterations"
+    def costs_of(self, orders: Orders) -> Costs:
+        """Costs of orders of the microbatches."""
+        return in_order(self._costs, orders)
 
     def result(self, stopped: str) -> MicrobatchOrder:
         """Return the best order so far, and what ended the search."""
@@ -204,78 +180,6 @@ class MicrobatchSearch:
             evaluated=self.evaluated,
             stopped=stopped,
         )
-
-    def _is_optimal(self) -> bool:
-        return self.makespan <= self.bound * (1 + PRECISION)
-
-    def _makespans(self, costs: Costs, orders: Orders) -> Float[NumpyArray, " orders"]:
-        """Makespans of orders (orders) [s]; a few sizes of batches are few compilations."""
-        found = []
-        for low in range(0, len(orders), self._batch):
-            part = orders[low : low + self._batch]
-            size = min(self._batch, 1 << (len(part) - 1).bit_length())
-            whole = np.concatenate([part, np.tile(part[-1:], (size - len(part), 1))])
-            times = makespans(self.program, in_order(costs, whole))
-            found.append(np.asarray(times)[: len(part)])
-        return np.concatenate(found)
-
-    def _step(self, orders: Orders) -> None:
-        """Go to the best of some orders, or elsewhere where none has been better for a while."""
-        times = self._makespans(self._costs, orders)
-        self.evaluated += len(orders)
-        # among equals any may be taken: a plateau is crossed at random
-        chosen = int(np.lexsort((self._rng.random(len(times)), times))[0])
-        self._stale = 0 if times[chosen] < self._current else self._stale + 1
-        self.current, self._current = orders[chosen], float(times[chosen])
-        if self._current < self.makespan:
-            self.best, self.makespan = self.current, self._current
-        if self._stale >= PATIENCE:
-            self._shake()
-
-    def _shake(self) -> None:
-        """Continue from the best order, with some microbatches swapped at random."""
-        order = self.best.copy()
-        for _ in range(SHAKES):
-            pair = self._rng.choice(len(order), 2, replace=False)
-            order[pair] = order[pair[::-1]]
-        self.current, self._current, self._stale = order, np.inf, 0
-
-    def _neighbours(self) -> Iterator[Orders]:
-        """Yield orders one swap or insertion away from the current one, again and again."""
-        size = len(self.current)
-        places = np.indices((size, size)).reshape(2, -1)
-        while True:
-            if places.shape[1] > 2 * BATCH:  # more than a batch can hold: some of them
-                places = self._rng.integers(0, size, (2, 2 * BATCH))
-            found = neighbours(self.current, *places)
-            # what changes nothing is left out; to find all that are alike takes longer than a run
-            differ = (self._kind[found] != self._kind[self.current]).any(axis=1)
-            yield found[self._rng.permutation(np.flatnonzero(differ))[: self._batch]]
-
-    def _are_few(self) -> bool:
-        """Whether there are so few different orders that all can be tried."""
-        return _num_orders(self._kind) <= EXHAUSTIVE
-
-    def _every_order(self) -> Iterator[Orders]:
-        """Yield all different orders, batch by batch."""
-        orders = _different_orders(self._kind.tolist())
-        while part := list(itertools.islice(orders, self._batch)):
-            yield np.array(part)
-
-
-def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Swap two places of an order, and take a microbatch from one and insert it at the other.
-
-    Places (pairs); returns an order for each swap and for each insertion that is none.
-    """
-    at, swaps = np.arange(len(order)), start < target
-    low, high = start[swaps, None], target[swaps, None]
-    swapped = np.where(at == low, high, np.where(at == high, low, at))
-    moves = abs(start - target) > 1
-    start, target = start[moves, None], target[moves, None]
-    # those between the old and the new place make room by one
-    came_from = at + ((start <= at) & (at < target)) - ((target < at) & (at <= start))
-    return order[np.concatenate([swapped, np.where(at == target, start, came_from)])]
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:
@@ -340,26 +244,3 @@ def _kinds(costs: Costs, count: int) -> Order:
     differing = [np.asarray(time) for name, time in named if differs_by_microbatch(name, time)]
     columns = np.concatenate([time.reshape(-1, count) for time in differing])
     return np.unique(columns, axis=1, return_inverse=True)[1].reshape(count)
-
-
-def _num_orders(kind: Order) -> int:
-    """How many orders are different."""
-    _, counts = np.unique(kind, return_counts=True)
-    return math.factorial(len(kind)) // math.prod(map(math.factorial, counts.tolist()))
-
-
-def _different_orders(kind: list[int]) -> Iterator[list[int]]:
-    """Yield an order for every different sequence of kinds, in lexicographic order of these."""
-    left = {k: [m for m, own in enumerate(kind) if own == k] for k in sorted({*kind})}
-    order: list[int] = []
-
-    def complete() -> Iterator[list[int]]:
-        if len(order) == len(kind):
-            yield [*order]
-        for members in left.values():
-            if members:
-                order.append(members.pop(0))
-                yield from complete()
-                members.insert(0, order.pop())
-
-    return complete()

@@ -1,0 +1,273 @@
+"""Where workers of a pipeline sit on a machine: nodes with fast links, slower ones between them.
+
+A machine has a place for each worker, numbered node by node. Which worker sits where decides which
+messages leave a node, and nothing else: rows, programs and op times stay as they are. So costs are
+taken once for each level of the machine, as if all messages went over links of that level, and a
+placement picks for each stage boundary one of them. Any number of placements is one gather.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import MismatchError, check_types, whole_number, whole_numbers
+from pipejax.base.short_repr import abbreviated, short_repr
+from pipejax.costs.checked_seconds import checked_seconds
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs, Seconds, unchecked_costs
+from pipejax.schedules.table.table import ScheduleTable
+
+Places = Int[NumpyArray, "placements workers"]
+Seats = Sequence[int] | Int[NumpyArray, " workers"]
+Levels = Int[NumpyArray, "places places"]
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A machine of nodes, and where the workers of a pipeline sit on it.
+
+    Args:
+      workers_per_node: places of a node; or several numbers, each a multiple of the one before: of
+        a node, of a rack of nodes, and so on.
+      latency: L of a message by level, fastest first: inside a node, between nodes of a rack, and
+        so on, one more than numbers of places; one number where all levels are alike [s].
+      transmit: X, bytes over bandwidth, by level likewise [s].
+      places: (workers) place of each worker, numbered node by node; in order if not given.
+
+    Raises:
+      ValueError: if numbers of places do not ascend so, there are not as many times as levels, or
+        one is negative or not finite, or a place is named twice.
+
+    Example:
+      >>> import pipejax as pj
+      >>> two_nodes = pj.Topology(4, transmit=(0.125, 1.0))
+      >>> table = pj.schedules.build("1f1b", num_workers=8, num_microbatches=8)
+      >>> pj.topology_costs(pj.Costs(forward=1.0, backward=2.0), table, two_nodes).transmit[0, 0]
+      array([0.125, 0.125, 0.125, 1.   , 0.125, 0.125, 0.125])
+    """
+
+    workers_per_node: int | Sequence[int]
+    latency: Seconds = 0.0
+    transmit: Seconds = 0.0
+    places: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        sizes = check_sizes(self.workers_per_node, "workers_per_node")
+        object.__setattr__(self, "workers_per_node", sizes)
+        for name in MESSAGE_FIELDS:
+            given = getattr(self, name)
+            is_one = not isinstance(given, Sequence) and np.ndim(given) == 0
+            each = [given] * (len(sizes) + 1) if is_one else given
+            if len(each) != len(sizes) + 1:
+                raise ValueError(
+                    f"{name} must have one time for each of {len(sizes) + 1} levels, got "
+                    f"{abbreviated(given)}"
+                )
+            object.__setattr__(self, name, tuple(checked_seconds(name, time) for time in each))
+        object.__setattr__(self, "places", check_places(self.places, "places"))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Places of a node, of a rack of nodes, and so on."""
+        return check_sizes(self.workers_per_node, "workers_per_node")
+
+
+def check_sizes(given: Any, where: str) -> tuple[int, ...]:
+    """Check numbers of places of a node, and of whatever holds several of these."""
+    sizes = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    for size, next_size in zip(sizes, (*sizes[1:], None), strict=True):
+        whole_number(size, where)
+        if next_size is not None and (whole_number(next_size, where) % size or next_size == size):
+            raise ValueError(
+                f"{where} must ascend, each a multiple of the one before, got {abbreviated(given)}"
+            )
+    if not sizes:
+        raise ValueError(f"{where} must name at least one size, got {abbreviated(given)}")
+    return sizes
+
+
+def check_places(given: Any, where: str) -> tuple[int, ...]:
+    """Check that places are 0 to P - 1, each once."""
+    places = tuple(whole_numbers(given, where).tolist()) if len(given) else ()
+    if sorted(places) != list(range(len(places))):
+        raise ValueError(
+            f"{where} must name each place once, 0 to {len(places) - 1}, got {abbreviated(given)}"
+        )
+    return places
+
+
+def parse_places(text: str, where: str) -> tuple[int, ...]:
+    """Read places of workers, as 0,4,1,5; none of an empty text."""
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isdecimal() and word.isascii() for word in words):
+        raise ValueError(f"{where} must be the place of each worker, as 0,4,1,5, got {text!r}")
+    return check_places([int(word) for word in words], where)
+
+
+def places_on(
+    table: ScheduleTable, places: Sequence[int], where: str = "places"
+) -> tuple[int, ...]:
+    """Place of each worker of a table; in order if there are none."""
+    if places and len(places) != table.num_workers:
+        raise MismatchError(
+            f"{where} are of {len(places)} workers, the table has {table.num_workers}"
+        )
+    return tuple(places) or tuple(range(table.num_workers))
+
+
+def levels_of(sizes: Sequence[int], num_places: int) -> Levels:
+    """Level of the link between two places (places, places): 0 within a node."""
+    place = np.arange(num_places)
+    groups = (place // size for size in sizes)
+    return sum((group[:, None] != group for group in groups), np.zeros((num_places,) * 2, int))
+
+
+def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
+    """Let messages take as long as the links of a machine do that they go over.
+
+    Args:
+      costs: unbatched costs [s]; their own message times play no part.
+      table: the schedule that they are for: says which worker holds which stage.
+      topology: the machine; JAX may trace its times.
+
+    Returns:
+      The costs, with latency and transmit of shape (2, pipes, stages - 1).
+
+    Raises:
+      ValueError: if the topology has places for another number of workers.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+      >>> costs = pj.Costs(forward=0.5, backward=1.0)
+      >>> for places in ([0, 1, 2, 3], [0, 2, 1, 3]):
+      ...     machine = pj.Topology(2, transmit=(0.0, 0.5), places=places)
+      ...     pj.evaluate(table, pj.topology_costs(costs, table, machine)).makespan
+      31.5
+      35.5
+    """
+    check_types(costs=(costs, Costs), table=(table, ScheduleTable))
+    check_types(topology=(topology, Topology))
+    places = places_on(table, topology.places)
+    return levels_on(costs, table, topology).at(places)
+
+
+def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
+    """Costs of a table by where its workers sit on a machine."""
+    leaves = dict(vars(costs))
+    each = zip(topology.latency, topology.transmit, strict=True)  # type: ignore[arg-type]
+    by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in each]
+    return PlacedCosts.of_levels(by_level, table, topology.sizes)
+
+
+class PlacedCosts(NamedTuple):
+    """Costs of a table by where its workers sit.
+
+    Attributes:
+      table: the schedule.
+      base: costs besides.
+      level: (places, places) level of the link between two of them.
+      messages: (levels, 2, pipes, stages - 1), and perhaps an axis of microbatches: latency and
+        transmit of every message over links of each level [s].
+      of_copies: costs of stages that depend on whether all copies of a stage, and first and last
+        stage, share a node: (2, 2, stages), and perhaps an axis of microbatches, 1 where they do.
+    """
+
+    table: ScheduleTable
+    base: Costs
+    level: Levels
+    messages: Mapping[str, Any]
+    of_copies: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def of_levels(
+        cls, costs: Sequence[Costs], table: ScheduleTable, sizes: Sequence[int]
+    ) -> "PlacedCosts":
+        """Collect costs that hold if all messages go over links of each level."""
+        messages = {
+            name: _stacked([getattr(each, name) for each in costs], table)
+            for name in MESSAGE_FIELDS
+        }
+        return cls(table, costs[0], levels_of(sizes, table.num_workers), messages)
+
+    @property
+    def nodes(self) -> Int[NumpyArray, " places"]:
+        """Number of the node that each place is on."""
+        return np.unique((self.level > 0).argmin(axis=1), return_inverse=True)[1]
+
+    def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
+        """What of a placement decides costs: those with equal rows cost the same.
+
+        The level of every boundary that a message crosses, and which copies share a node.
+        """
+        level, (near, ends) = self._boundaries(places), self._near(places)
+        moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
+        rows = [level[:, moves], *([near, ends] if self.of_copies else [])]
+        return np.concatenate(rows, axis=1).astype(np.int8)
+
+    def of(self, places: Places) -> Costs:
+        """Costs of placements, for `makespans`: the batch axis comes first."""
+        level, (near, ends) = self._boundaries(places), self._near(places)
+        direction, pipe, boundary = np.ogrid[:2, : level.shape[1], : level.shape[2]]
+        messages = {
+            name: times[level[:, None], direction, pipe, boundary]
+            for name, times in self.messages.items()
+        }
+        stage = np.arange(self.table.num_stages)
+        stages = {name: times[near, ends, stage] for name, times in self.of_copies.items()}
+        rest = {
+            name: time[None] if np.ndim(time) else time for name, time in vars(self.base).items()
+        }
+        return unchecked_costs(rest | messages | stages)
+
+    def at(self, places: Seats) -> Costs:
+        """Costs of one placement."""
+        batch = self.of(np.array([places]))
+        return jax.tree.map(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
+
+    def seated(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
+        """Workers of each node, by place."""
+        worker = np.argsort(places)
+        return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]
+
+    def crossed(self, places: Seats) -> Int[NumpyArray, " levels"]:
+        """How many stage boundaries messages cross over links of each level."""
+        moves = self.table.placement[:, 1:] != self.table.placement[:, :-1]
+        levels = self._boundaries(np.array([places]))[0][moves]
+        return np.bincount(levels, minlength=int(self.level.max()) + 1)
+
+    @property
+    def fastest(self) -> Costs:
+        """Costs that no placement undercuts: each time the least that any may have."""
+        least = {name: times.min(axis=0) for name, times in self.messages.items()}
+        stages = {name: times.min(axis=(0, 1)) for name, times in self.of_copies.items()}
+        return unchecked_costs(vars(self.base) | least | stages)
+
+    def _boundaries(self, places: Places) -> Int[NumpyArray, "placements pipes boundaries"]:
+        """Level of each stage boundary."""
+        at = places[:, self.table.placement]
+        return self.level[at[..., :-1], at[..., 1:]]
+
+    def _near(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
+        """Whether all copies of a stage (placements, stages), and its ends, share a node."""
+        at = places[:, self.table.placement]
+        low, high = at.min(axis=1), at.max(axis=1)
+        near, ends = self.level[low, high] == 0, self.level[low[:, 0], low[:, -1]] == 0
+        return near.astype(int), ends[:, None].astype(int)
+
+
+def _stacked(levels: Sequence[Any], table: ScheduleTable) -> Any:
+    """Message times by level: (levels, 2, pipes, stages - 1), or with an axis of microbatches."""
+    xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in levels) else np
+    shape: tuple[int, ...] = (2, table.num_pipes, table.num_stages - 1)
+    if max(map(np.ndim, levels)) == len(shape) + 1:
+        shape = (*shape, table.num_microbatches)
+        levels = [leaf[..., None] if 0 < np.ndim(leaf) < len(shape) else leaf for leaf in levels]
+    return xp.stack([xp.broadcast_to(leaf, shape) for leaf in levels])

@@ -1,0 +1,209 @@
+"""Which worker sits where on a machine of nodes: a search of the placement.
+
+In order, a pipeline crosses from node to node where its workers do. That is best for a plain
+pipeline and not for all: stages that loop go from the last worker back to the first, and pipes
+that run against each other hold each stage twice. What decides costs is only which boundaries
+leave a node, so placements that agree in that are run once.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.analysis.evaluate import evaluate, lower_and_price
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.progress import OnProgress, telling
+from pipejax.base.short_repr import short_repr_of
+from pipejax.costs.costs import Costs
+from pipejax.costs.model_topology import model_placements
+from pipejax.costs.system import System
+from pipejax.costs.topology import PlacedCosts, Topology, levels_on, places_on
+from pipejax.costs.workload import Workload
+from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.tuning.permutation_search import (
+    BATCH,
+    Order,
+    Orders,
+    PermutationSearch,
+    batched_makespans,
+)
+
+RANDOM = 256  # scattered placements that the result is compared with
+
+
+@short_repr_of("makespan gap bound baselines evaluated stopped places costs")
+class WorkerPlaces(NamedTuple):
+    """A placement of workers on a machine and how good it is. Times are seconds.
+
+    Attributes:
+      places: (workers) place of each worker, numbered node by node.
+      makespan: there.
+      costs: what the table is to be priced with then.
+      baselines: makespan as "given", "in order", in "round robin" over the nodes, "folded" (first
+        and last worker side by side, and so on), and of scattered placements the best ("best of
+        scattered") and the mean ("mean of scattered").
+      bound: no placement is faster; the makespan itself where all were tried.
+      evaluated: placements that the engine ran; of those that cost the same, one.
+      stopped: "optimal" (the bound is reached), "iterations", "time" or "interrupted".
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
+      >>> costs, machine = pj.Costs(forward=1.0, backward=2.0), pj.Topology(2, transmit=(0.0, 1.0))
+      >>> found = place(table, costs, machine)
+      >>> found.makespan, found.baselines["in order"], found.stopped
+      (19.0, 19.0, 'optimal')
+    """
+
+    places: Order
+    makespan: float
+    costs: Costs
+    baselines: Mapping[str, float]
+    bound: float
+    evaluated: int
+    stopped: str
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the bound, relative to it."""
+        return max(0.0, self.makespan / self.bound - 1) if self.bound else 0.0
+
+
+def place(
+    table: ScheduleTable,
+    costs: Costs | Workload,
+    machine: Topology | System,
+    *,
+    link: str | Links = "delay",
+    iterations: int = 200,
+    time_limit: float | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> WorkerPlaces:
+    """Search the places of the workers on a machine that make the step shortest.
+
+    The table stays as it is: a worker takes its row and its stages along. Where there are at most
+    50,000 different placements, all are evaluated. The result is never slower than a baseline, and
+    the same arguments give the same result, unless the time runs out. An interrupt (Ctrl-C) ends
+    the search with the best placement so far.
+
+    Args:
+      table: the schedule.
+      costs: unbatched costs [s], or what is trained.
+      machine: a topology for costs, or a system for what is trained, whose nodes and links count.
+        Places that they have are where the search begins.
+      link: link model, or `Links`; shared links stay with their workers.
+      iterations: most batches of placements to try.
+      time_limit: seconds after which no further batch starts; no limit if None.
+      seed: of all random choices.
+      on_progress: called after each batch with its number, `iterations`, and the best makespan so
+        far as a text; a bar in notebooks if None.
+
+    Returns:
+      The best placement beside baselines and a bound.
+
+    Raises:
+      ValueError: as `evaluate`; if places are of another number of workers, or iterations, seed or
+        time_limit is negative.
+
+    Cost:
+      A batch holds all swaps and insertions of a placement that change which nodes workers are on.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("interleaved-1f1b", num_workers=8, num_microbatches=8)
+      >>> machine = pj.Topology(2, latency=(0.0, 0.25))
+      >>> found = pj.place(table, pj.Costs(forward=0.5, backward=1.0), machine)
+      >>> found.makespan <= min(found.baselines.values())
+      True
+    """
+    check_types(table=(table, ScheduleTable), costs=(costs, Costs, Workload))
+    check_types(machine=(machine, System if isinstance(costs, Workload) else Topology))
+    iterations, seed = check_local_search(iterations, seed, time_limit)
+    if isinstance(costs, Workload) and isinstance(machine, System):
+        given = places_on(table, costs.worker_places)
+        placed = model_placements(costs, machine, table)
+    elif isinstance(costs, Costs) and isinstance(machine, Topology):
+        costs.check_values()
+        given, placed = places_on(table, machine.places), levels_on(costs, table, machine)
+    search = PlacementSearch(placed, given, Links.of(link), seed)
+    with telling("place", on_progress) as tell:
+        return search.result(search.run(iterations, time_limit, tell))
+
+
+class PlacementSearch(PermutationSearch):
+    """State of the search for a placement."""
+
+    def __init__(
+        self, placed: PlacedCosts, given: tuple[int, ...], links: Links, seed: int
+    ) -> None:
+        """Start the clock, and evaluate the baselines."""
+        super().__init__(seed)
+        exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), placed.base)
+        self._placed = placed._replace(base=exact)
+        self._links, self._known = links, dict[bytes, float]()
+        table = placed.table
+        self.program, _ = lower_and_price(table, placed.at(given), links)
+        self.batch, self.kind = BATCH, placed.nodes
+        in_order = np.arange(table.num_workers)
+        fixed = np.array([given, in_order, _round_robin(self.kind), _folded(table.num_workers)])
+        scattered = self._rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
+        times = self.start_from(np.concatenate([fixed, scattered]))
+        program, vector = lower_and_price(table, placed.fastest, links)
+        self.bound = float(run_on_host(program, vector).finish.max())
+        self._baselines = {
+            "given": float(times[0]),
+            "in order": float(times[1]),
+            "round robin": float(times[2]),
+            "folded": float(times[3]),
+            "best of scattered": float(times[-RANDOM:].min()),
+            "mean of scattered": float(times[-RANDOM:].mean()),
+        }
+
+    def costs_of(self, orders: Orders) -> Costs:
+        """Costs of placements."""
+        return self._placed.of(orders)
+
+    def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
+        """Evaluate placements (orders) [s]; of those that cost the same one, and that once."""
+        rows = self._placed.choices(orders)
+        _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        keys = [rows[k].tobytes() for k in first.tolist()]
+        new = [k for k, key in enumerate(keys) if key not in self._known]
+        if new:
+            found = batched_makespans(self.program, self.costs_of, orders[first[new]], self.batch)
+            self._known.update(zip([keys[k] for k in new], found.tolist(), strict=True))
+            self.evaluated += len(new)
+        return np.array([self._known[key] for key in keys])[which.ravel()]
+
+    def result(self, stopped: str) -> WorkerPlaces:
+        """Return the best placement so far, and what ended the search."""
+        costs = self._placed.at(self.best.tolist())
+        return WorkerPlaces(
+            places=self.best,
+            makespan=evaluate(self._placed.table, costs, link=self._links).makespan,
+            costs=costs,
+            baselines=self._baselines,
+            bound=self.bound,
+            evaluated=self.evaluated,
+            stopped=stopped,
+        )
+
+
+def _round_robin(node: Int[NumpyArray, " places"]) -> Order:
+    """Place (workers) one worker on each node in turn."""
+    first = np.searchsorted(node, node)  # places go node by node
+    return np.lexsort((node, np.arange(len(node)) - first))
+
+
+def _folded(workers: int) -> Order:
+    """Place (workers) the first and the last worker side by side, then the next of both."""
+    seats = np.empty(workers, int)
+    seats[: (workers + 1) // 2] = np.arange(0, workers, 2)
+    seats[(workers + 1) // 2 :] = np.arange(1, workers, 2)[::-1]
+    return seats

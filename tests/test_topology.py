@@ -1,0 +1,200 @@
+"""Workers on nodes: message times by pair of places, and the search of the placement."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import reference
+import strategies
+from hypothesis import given, settings, strategies as st
+
+import pipejax as pj
+from pipejax.costs.model_topology import model_placements
+from pipejax.costs.topology import levels_on
+from pipejax.search.tuning import permutation_search
+
+COSTS = pj.Costs(forward=1.0, backward=2.0)
+MODEL = {"minibatch": 8, "tensor_parallel": 2}
+
+
+def build(name, workers=6, microbatches=6, **options):
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
+
+
+class FarRun(reference.Run):
+    """The event loop in which a message takes what the link between two places does."""
+
+    def __init__(self, sizes, times, places, *arguments):
+        self.sizes, self.times, self.places = sizes, times, places
+        super().__init__(*arguments)
+
+    def lags(self, message):
+        one, other = (self.places[cell[0]] for cell in message[:2])
+        level = next((k for k, n in enumerate(self.sizes) if one // n == other // n), -1)
+        return self.times[0][level], self.times[1][level]
+
+
+@settings(max_examples=30)
+@given(
+    case=strategies.cases(pairs=True, step_end=True),
+    link=st.sampled_from(["delay", "queued", "blocking", "rendezvous"]),
+    data=st.data(),
+)
+def test_messages_take_what_the_link_between_two_places_does(case, link, data):
+    table = case.table
+    size = data.draw(st.integers(1, 3))
+    sizes = [size, *[size * data.draw(st.integers(2, 3))] * data.draw(st.booleans())]
+    times = [[data.draw(strategies.TIMES) for _ in (*sizes, 0)] for _ in "LX"]
+    places = data.draw(st.permutations(range(table.num_workers)))
+    machine = pj.Topology(sizes, *times, places)
+    costs = pj.topology_costs(case.costs, table, machine)
+    pipes = table.pipe_of_microbatch.tolist()
+    expected = FarRun(sizes, times, places, case.rows, pipes, case.theirs, link)
+    assert pj.evaluate(table, costs, link=link).makespan == expected.makespan
+
+
+@pytest.mark.compiles
+def test_times_of_links_are_differentiable():
+    table = build("interleaved-1f1b", 4, 4)
+    program = pj.lower(table)
+
+    def total(far):
+        machine = pj.Topology(2, transmit=(0.125, far))
+        return pj.makespan(program, pj.topology_costs(COSTS, table, machine))
+
+    run = pj.evaluate(table, pj.topology_costs(COSTS, table, pj.Topology(2, transmit=(0.125, 0.5))))
+    with jax.enable_x64(True):
+        slope = jax.grad(total)(0.5)
+    assert slope == (run.makespan - total(0.5 - 2**-10)) * 2**10
+    assert slope == int(slope) > 0
+
+
+SCHEDULES = ["1f1b", "interleaved-1f1b", "chimera", "hanayo", "zb-h1"]
+MACHINES = [(2, (0.0, 1.0)), (3, (0.125, 0.75)), (4, (0.0, 0.5)), ((1, 3), (0.0, 0.25, 1.5))]
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 6 > 0), id=f"{case[0]}-{case[1][0]}")
+    for k, case in enumerate(itertools.product(SCHEDULES, MACHINES))
+]
+
+
+@functools.cache
+def of_all_placements(name, sizes, transmit):
+    """Makespans of all 720 placements of 6 workers, each priced by itself, in one batch."""
+    table = build(name)
+    orders = list(itertools.permutations(range(6)))
+    each = [
+        pj.topology_costs(COSTS, table, pj.Topology(sizes, transmit=transmit, places=order))
+        for order in orders
+    ]
+    batch = jax.tree.map(lambda *leaves: np.stack([np.atleast_1d(leaf) for leaf in leaves]), *each)
+    return np.asarray(pj.makespans(pj.lower(table), batch))
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("tried", ["all", "some"])
+@pytest.mark.parametrize(("name", "machine"), CASES)
+def test_the_search_equals_all_placements(name, machine, tried, monkeypatch):
+    if tried == "some":
+        monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)
+    sizes, transmit = machine
+    table, times = build(name), of_all_placements(name, sizes, transmit)
+    topology = pj.Topology(sizes, transmit=transmit)
+    found = pj.place(table, COSTS, topology, iterations=30)
+    assert found.makespan == pytest.approx(times.min(), rel=1e-12)
+    assert found.bound <= times.min() * (1 + 1e-12)
+    assert found.baselines["in order"] == pytest.approx(times[0], rel=1e-12)
+    assert all(found.makespan <= time * (1 + 1e-12) for time in found.baselines.values())
+    there = pj.Topology(sizes, transmit=transmit, places=found.places.tolist())
+    assert pj.evaluate(table, pj.topology_costs(COSTS, table, there)).makespan == found.makespan
+    if tried == "all":
+        assert (found.stopped, found.gap) == ("optimal", 0.0)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("start", ["in order", "round robin", "scattered"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "chimera"])
+def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
+    monkeypatch.setattr(permutation_search, "EXHAUSTIVE", 0)  # 6435 placements in place of these
+    table = build(name, 16, 16)
+    places = {
+        "in order": range(16),
+        "round robin": [*range(0, 16, 2), *range(1, 16, 2)],
+        "scattered": np.random.default_rng(1).permutation(16).tolist(),
+    }[start]
+    machine = pj.Topology(8, transmit=(0.05, 0.5), places=places)
+    found = pj.place(table, COSTS, machine, iterations=6)
+    given = pj.evaluate(table, pj.topology_costs(COSTS, table, machine)).makespan
+    assert found.baselines["given"] == pytest.approx(given, rel=1e-12)
+    assert found.makespan <= min(found.baselines.values()) * (1 + 1e-12)
+
+
+def test_placements_that_cost_the_same_are_run_once():
+    table = build("1f1b", 8, 8)
+    found = pj.place(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))
+    assert (
+        found.evaluated <= 35
+    )  # 70 halves of 8 workers, less those with the nodes' names exchanged
+    assert (found.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+
+
+@pytest.mark.parametrize("given", [{}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}}])
+@pytest.mark.parametrize("name", ["1f1b", "chimera"])
+def test_a_model_at_all_places(name, given):
+    """Messages, copies of stages and tied embeddings, as each placement by itself has them."""
+    table = build(name, 8, 8)
+    model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
+    work = pj.Workload(model, **MODEL, **given)
+    placed = model_placements(work, system, table)
+    rng = np.random.default_rng(0)
+    places = np.array(
+        [np.arange(8), np.roll(np.arange(8), 1), *(rng.permutation(8) for _ in range(4))]
+    )
+    batch = placed.of(places)
+    for k, order in enumerate(places.tolist()):
+        own_places = {**MODEL, **given, "worker_places": order}
+        there = pj.Workload(model, **own_places)
+        own = pj.stage_costs(there, system, table)
+        at = placed.at(order)
+        for field, time in vars(own).items():
+            if time is not None:
+                np.testing.assert_allclose(getattr(at, field), time, rtol=1e-12, err_msg=field)
+        of_batch = batch.all_reduce[k]
+        np.testing.assert_allclose(of_batch, own.all_reduce, rtol=1e-12)
+    shared = {tuple(np.asarray(placed.at(order).all_reduce)) for order in places.tolist()}
+    assert len(shared) > 1  # where copies or ends lie decides what their gradients take
+
+
+@pytest.mark.compiles
+def test_a_model_is_placed():
+    table = build("chimera", 4, 4)
+    model, system = pj.load_model("gpt3-175b"), pj.load_system("h100")
+    work = pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=(0, 2, 1, 3))
+    found = pj.place(table, work, system)
+    times = {
+        order: pj.evaluate(
+            table,
+            pj.stage_costs(
+                pj.Workload(model, minibatch=4, tensor_parallel=4, worker_places=order),
+                system,
+                table,
+            ),
+        ).makespan
+        for order in itertools.permutations(range(4))
+    }
+    assert found.makespan == pytest.approx(min(times.values()), rel=1e-12)
+    assert found.baselines["given"] == pytest.approx(times[0, 2, 1, 3], rel=1e-12)
+    assert found.makespan < found.baselines["given"]
+
+
+def test_levels_pick_what_files_and_microbatches_say():
+    """Message times that differ by boundary and microbatch keep their axes."""
+    table = build("1f1b", 4, 3)
+    transmit = np.arange(1.0, 10.0).reshape(1, 1, 3, 3)
+    near = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
+    far = pj.Costs(forward=1.0, backward=2.0, transmit=10 * transmit)
+    placed = levels_on(near, table, pj.Topology(2, transmit=(1.0, 2.0)))
+    assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
+    own = type(placed).of_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
+    assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
