@@ -1,6 +1,7 @@
 """Action tables as PyTorch's schedules write them, against the event loop, under every link model."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -58,3 +59,19 @@ def test_agrees_with_the_event_loop(name, link, queues, data):
     assert result.makespan == pytest.approx(expected.makespan, rel=1e-12)
     np.testing.assert_allclose(result.busy, expected.busy(), rtol=1e-12)
     assert result.peak_in_flight.tolist() == expected.peak_in_flight()
+
+
+def test_interleaved_zb_is_pytorchs(data):  # cell by cell; columns of idle cells are not its times
+    files = [(4, 8, pj.read_table(data / "InterleavedZeroBubble_4_8.csv").rows())]
+    for case in json.loads((data / "torch_lowered.json").read_text())["tables"]:
+        if case["schedule"] == "InterleavedZeroBubble":
+            cells = [row.replace("-", "").split() for row in case["compute"]]
+            table = pj.ScheduleTable.from_rows(cells)
+            files.append((case["workers"], case["microbatches"], table.rows()))
+    assert len(files) == 2
+    for workers, microbatches, rows in files:
+        ours = pj.schedules.build(
+            "interleaved-zb", num_workers=workers, num_microbatches=microbatches
+        )
+        theirs = [[cell for cell in row if cell] for row in rows]
+        assert [[cell for cell in row if cell] for row in ours.rows()] == theirs

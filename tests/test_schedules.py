@@ -25,6 +25,7 @@ INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 OPTIONS = {
     "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
     "hanayo": [{}, {"waves": 3}],
+    "interleaved-zb": [{}, {"stages_per_worker": 3}],
     "looped-bfs": [{"stages_per_worker": 4}],
     "circular": [{}, {"stages_per_worker": 1}],
     "zero-bubble": [{}, {"memory_limit": 2}],

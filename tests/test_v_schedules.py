@@ -1,7 +1,7 @@
 """V schedules against their published memory, bubbles and rows."""
 
 import pytest
-from test_published import RECORDS, records
+from test_published import RECORDS, records, weight_share
 
 import pipejax as pj
 from pipejax.analysis.closed_forms import closed_form
@@ -31,8 +31,8 @@ def test_published_bubbles_and_peaks(record):  # "any of 2p, 3p, 8p": all three
         assert peak_in_flight(table).max() == value["peak_chunks"]
 
 
-@pytest.mark.parametrize("name", ["v-half", "v-min"])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ["v-half", "v-min", "zb-v"])
+@pytest.mark.parametrize("workers", [*WORKERS[:-1], pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("unchecked")
 def test_closed_forms_hold_where_they_say(name, workers):
     every = 1 if workers < 8 else 5
@@ -46,9 +46,59 @@ def test_closed_forms_hold_where_they_say(name, workers):
             assert run.span_bubble_ratio == pytest.approx(published, abs=1e-12), m
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on a worker
     said = RECORDS["cm.hf"]["value"]
     assert (said["V-Min"], said["V-Half"]) == ("(p+4)//3", "(p+2)//2")
     for p in WORKERS:
         for name, microbatches in (("v-min", (p + 4) // 3), ("v-half", (p + 2) // 2)):
             assert peak_in_flight(built(name, p, 2 * p)).max() == 2 * microbatches
+
+
+def of_zb_v(setting):
+    """Times of a stage, half of a worker's, in the units of the record."""
+    key = f"zbv.prof.{setting['model']}.m{setting['m']}"
+    f, i, w = (RECORDS[f"{key}.T_{x}_chunk"]["value"] for x in "FBW")
+    return {"F": f, "I": i, "W": w}, RECORDS[f"{key}.T_comm"]["value"]
+
+
+def searched(setting, limit=1.0, **options):
+    """Run of ZB-V planned for published times, and its memory in activations of one stage."""
+    slots, comm = of_zb_v(setting)
+    p, share = setting["p"], weight_share(setting["model"])
+    options |= {"weight_share": share, "transfer": comm, "slots": slots}
+    table = built("zb-v", p, setting["m"], memory_limit=2 * limit * p, **options)
+    names = ("forward", "input_grad", "weight_grad")
+    times = dict(zip(names, map(float, slots.values()), strict=True))
+    run = pj.evaluate(table, pj.Costs(**times, transmit=float(comm)))
+    return run, pj.activation_memory(run, weight_share=share).peak.max()
+
+
+def rows_of(prefix, schedule, always):
+    """Records of a schedule; all but a few are slow."""
+    return [
+        pytest.param(*r.values, id=r.id, marks=() if always in r.id else pytest.mark.slow)
+        for r in records(prefix)
+        if r.values[0]["setting"].get("schedule") in (schedule, None)
+    ]
+
+
+@pytest.mark.parametrize("record", rows_of("zbv.t8.", "ZB-V", "6.2B.m48"))
+@pytest.mark.usefixtures("unchecked")
+def test_zb_v_is_as_good_as_published(record):
+    run, held = searched(record["setting"])
+    assert run.span_bubble_ratio <= record["value"] + 5e-4
+    assert held <= 2 * record["setting"]["p"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("record", rows_of("zbv.fig9.", None, "6.2B.m48"))
+@pytest.mark.parametrize(
+    "which", [5, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4, 8, 16))]
+)
+@pytest.mark.usefixtures("unchecked")
+def test_zb_v_against_memory(record, which):  # Figure 9: the limit in multiples of p
+    setting, published = record["setting"], record["value"]["ZB-V heuristic"]
+    limit = setting["M_limit_over_pMB"][which]
+    run, held = searched(setting, limit)
+    assert run.span_bubble_ratio <= published[which] + 5e-4
+    assert held <= 2 * limit * setting["p"] * (1 + 1e-9)

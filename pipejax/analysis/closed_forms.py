@@ -162,16 +162,23 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         holds=lambda n: n.m >= 2 * n.p - 1,
         span_bubble_ratio=("0", lambda n: 0.0),
     ),
+    "zb-v": ClosedForm(
+        "arXiv:2401.10241, section 6; arXiv:2405.15362, section 3",
+        in_flight=("2 min(P, M)", lambda n, r: 2 * min(n.p, n.m)),
+        assumes="F = I = W, M at least 2P-1",
+        holds=lambda n: n.m >= 2 * n.p - 1,
+        span_bubble_ratio=("0", lambda n: 0.0),
+    ),
     "v-half": ClosedForm(
         "arXiv:2405.15362, the authors' generator",
-        in_flight=("min(2(P//2+1), 2M)", lambda n, r: 2 * min(n.p // 2 + 1, n.m)),
+        in_flight=("2 min(P//2+1, M)", lambda n, r: 2 * min(n.p // 2 + 1, n.m)),
         assumes="F = I = W, P at least 3, M at least P",
         holds=lambda n: n.m >= n.p >= 3,
         span_bubble_ratio=_of_span("3P-7 (P even), 3P-4 (odd)", lambda p: 3 * p - 7 + p % 2 * 3),
     ),
     "v-min": ClosedForm(
         "arXiv:2405.15362, the authors' generator",
-        in_flight=("min(2((P+4)//3), 2M)", lambda n, r: 2 * min((n.p + 4) // 3, n.m)),
+        in_flight=("2 min((P+4)//3, M)", lambda n, r: 2 * min((n.p + 4) // 3, n.m)),
         assumes="F = I = W, M at least P",
         holds=lambda n: n.m >= n.p >= 2,
         span_bubble_ratio=_of_span(

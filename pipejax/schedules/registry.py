@@ -20,8 +20,15 @@ from pipejax.schedules.builders.one_f_one_b import (
     looped_bfs,
     one_f_one_b,
 )
-from pipejax.schedules.builders.v_shape import v_half, v_min
-from pipejax.schedules.builders.zero_bubble import zb_1p, zb_2p, zb_h1, zb_h2, zero_bubble
+from pipejax.schedules.builders.v_shape import v_half, v_min, zb_v
+from pipejax.schedules.builders.zero_bubble import (
+    interleaved_zb,
+    zb_1p,
+    zb_2p,
+    zb_h1,
+    zb_h2,
+    zero_bubble,
+)
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
 from pipejax.schedules.table.slot_durations import check_shares, check_slots
 from pipejax.schedules.table.table import ScheduleTable
@@ -112,11 +119,17 @@ _PUBLISHED = {
     ),
     "zb-h1": Builder(zb_h1, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
     "zb-h2": Builder(zb_h2, "Qi et al., Zero Bubble (arXiv:2401.10241)"),
+    "interleaved-zb": Builder(
+        interleaved_zb, "PyTorch, after Qi et al., Zero Bubble (arXiv:2401.10241)"
+    ),
     "zero-bubble": Builder(zero_bubble, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-1p": Builder(zb_1p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "zb-2p": Builder(zb_2p, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED),
     "v-half": Builder(v_half, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
     "v-min": Builder(v_min, CONTROLLABLE, bytes_per_op=PLANNED, stages_per_worker=2),
+    "zb-v": Builder(
+        zb_v, "Qi et al., Zero Bubble (arXiv:2401.10241)", True, PLANNED, stages_per_worker=2
+    ),
     "pipe-offload": Builder(
         pipe_offload, "Wan et al., PipeOffload (arXiv:2503.01328)", True, PLANNED
     ),

@@ -62,7 +62,9 @@ class TableOptions(NamedTuple):
         size = {"num_workers": workers, "num_microbatches": microbatches}
         builder = self.builder(schedule)
         given = self.of_table(schedule)
-        like = functools.partial(_with_stages, given.get("stages_per_worker", 1), size)
+        like = functools.partial(
+            _with_stages, given.get("stages_per_worker", builder.stages_per_worker), size
+        )
         if "memory_limit" in given:
             sized = ActivationOptions(given.get("weight_share"), None)
             workload = None if pricing is None else pricing.workload

@@ -1,5 +1,7 @@
 """GPipe, 1F1B and their interleaved forms: the order of the ops is a fixed pattern."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
@@ -127,6 +129,40 @@ def _one_f_one_b(
     return spread_rows(name, rows, slots)
 
 
+class Turns(NamedTuple):
+    """In which turn a worker of an interleaved schedule runs which stage on which microbatch.
+
+    Attributes:
+      loop: (turns) which of its stages, from the first of forwards, from the last of backwards.
+      microbatch: (turns) microbatch.
+      num_workers: P.
+      of_others: turns of a group of microbatches before that of the last stage.
+    """
+
+    loop: Column
+    microbatch: Column
+    num_workers: int
+    of_others: int
+
+    @classmethod
+    def of(cls, num_workers: int, num_microbatches: int, stages_per_worker: int) -> "Turns":
+        """Let groups of P microbatches pass, or larger ones that are as equal as can be."""
+        count, stages = max(1, num_microbatches // num_workers), range(stages_per_worker)
+        groups = np.array_split(np.arange(num_microbatches), count)
+        loop = np.concatenate([np.repeat(stages, len(group)) for group in groups])
+        turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
+        return cls(loop, turn, num_workers, (stages_per_worker - 1) * len(groups[0]))
+
+    def forwards(self, worker: int) -> Ops:
+        """Return the forwards of a worker in order."""
+        return ops_of(Phase.F, self.loop * self.num_workers + worker, self.microbatch)
+
+    def backwards(self, phase: Phase, worker: int) -> Ops:
+        """Return the backwards of a worker in order."""
+        loop = int(self.loop.max()) - self.loop
+        return ops_of(phase, loop * self.num_workers + worker, self.microbatch)
+
+
 def interleaved_1f1b(
     num_workers: int,
     num_microbatches: int,
@@ -158,17 +194,12 @@ def interleaved_1f1b(
       >>> peak_in_flight(interleaved_1f1b(4, 8)).tolist()
       [11, 9, 7, 5]
     """
-    _check_stages_per_worker("interleaved-1f1b", stages_per_worker)
-    groups = np.array_split(np.arange(num_microbatches), max(1, num_microbatches // num_workers))
-    loop = np.concatenate([np.repeat(range(stages_per_worker), len(group)) for group in groups])
-    turn = np.concatenate([np.tile(group, stages_per_worker) for group in groups])
+    check_stages_per_worker("interleaved-1f1b", stages_per_worker, "1f1b")
+    turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
     rows = []
     for r in range(num_workers):
-        last = (stages_per_worker - 1) * num_workers + r
-        forwards = ops_of(Phase.F, loop * num_workers + r, turn)
-        backwards = ops_of(Phase.B, last - loop * num_workers, turn)
-        warmup = 2 * (num_workers - r - 1) + (stages_per_worker - 1) * len(groups[0])
-        rows.append(alternate(forwards, backwards, warmup))
+        forwards, backwards = turns.forwards(r), turns.backwards(Phase.B, r)
+        rows.append(alternate(forwards, backwards, 2 * (num_workers - r - 1) + turns.of_others))
     return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
@@ -198,7 +229,7 @@ def looped_bfs(
       >>> peak_in_flight(looped_bfs(4, 8)).tolist()
       [16, 16, 16, 16]
     """
-    _check_stages_per_worker("looped-bfs", stages_per_worker)
+    check_stages_per_worker("looped-bfs", stages_per_worker, "gpipe")
     return _breadth_first("looped-bfs", num_workers, num_microbatches, stages_per_worker, slots)
 
 
@@ -266,9 +297,10 @@ def _breadth_first(
     return spread_rows(name, rows, slots, looped(workers, stages_per_worker))
 
 
-def _check_stages_per_worker(name: str, stages_per_worker: int) -> None:
+def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) -> None:
+    """Refuse an interleaved schedule that is another one."""
     if stages_per_worker < 2:
         raise MismatchError(
             f"{name} needs at least 2 stages per worker, got {stages_per_worker}: with one it is "
-            f"{'1f1b' if name == 'interleaved-1f1b' else 'gpipe'}"
+            f"{with_one}"
         )

@@ -8,17 +8,25 @@ whatever ops cost. Repeated, a block leaves the workers idle while the pipe fill
 list scheduler runs it again from its order, squeezed, and reordered where the limit leaves room.
 """
 
+import itertools
+from collections.abc import Sequence
+
+from pipejax.base.checks import MismatchError, number, share
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.cells.ops import SPLIT
 from pipejax.schedules.cells.placement import zigzag
-from pipejax.schedules.heuristics.building_block import Waits, building_block
-from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
-from pipejax.schedules.heuristics.row_order import Order
+from pipejax.schedules.heuristics.building_block import BuildingBlock, Waits, building_block
+from pipejax.schedules.heuristics.evened_runs import shortest_run
+from pipejax.schedules.heuristics.list_scheduling import ROUNDING, Rules, list_schedule
+from pipejax.schedules.heuristics.row_order import Order, keeps_limits
 from pipejax.schedules.heuristics.timeline import Work
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 
 INTERVAL = 6  # F, I and W of two stages
+ZB_V = Waits(forward=[3, 1], gradient=[1, 3], turns=[2, 0, 2])
+DENSE_ZB_V = ZB_V._replace(turns=[0, 0, 0])  # the same way, F and I of both stages in a row
 
 
 def v_half(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -44,10 +52,8 @@ def v_half(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
         worker 0  0F0  0F1   .   3F0  3I0  3F1  3I1  0I0  3W0  0I1  0W0  3W1  0W1
         worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2I1  1I1  1W0  2W0  1W1  2W1
     """
-    gap = 0 if num_workers % 2 else 3  # without it, ops of even P would meet
-    waits = Waits(forward=[1, 0], gradient=[0, 1], turns=[1, gap, 0])
     limit = 2 * (num_workers // 2 + 1)
-    return _repeated("v-half", num_workers, num_microbatches, waits, limit, slots)
+    return _repeated("v-half", num_microbatches, _half(num_workers), [limit] * num_workers, slots)
 
 
 def v_min(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
@@ -72,39 +78,114 @@ def v_min(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
         worker 0  0F0   .    .   3F0  3I0  0F1  3W0  0I0  0W0  3F1  3I1  3W1   .   0I1  0W1
         worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
-    gap = 0 if num_workers % 3 else 2  # without it, ops of P = 3, 6, 9, .. would meet
-    waits = Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
-    limit = 2 * ((num_workers + 4) // 3)
-    return _repeated(
-        "v-min", num_workers, num_microbatches, waits, limit, slots, runs_ahead=gap > 0
+    waits, limit = _min(num_workers), 2 * ((num_workers + 4) // 3)
+    return _repeated("v-min", num_microbatches, waits, [limit] * num_workers, slots)
+
+
+def zb_v(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    memory_limit: float | None = None,
+    weight_share: float = WEIGHT_SHARE,
+    transfer: float = 0.0,
+    slots: Slots = UNIT_SLOTS,
+) -> ScheduleTable:
+    """V schedule in the memory of 1F1B: at F = I = W no bubble within a worker's span.
+
+    Where F, I and W last as long and messages take no time this is the published building block,
+    of which a worker holds P microbatches. For other times, or another limit, building blocks are
+    run in many ways, and the run with the shortest span of a worker is taken.
+
+    Args:
+      num_workers: P; each holds stages w and 2 P - 1 - w.
+      num_microbatches: M.
+      memory_limit: activations of one stage that a worker may hold, at least 2; 2 P if None.
+      weight_share: share of an activation that W frees; I frees the rest.
+      transfer: time of a message, in slots.
+      slots: durations of F, I and W that the schedule is planned for.
+
+    Returns:
+      The table, with 2 P stages.
+
+    Raises:
+      ValueError: if the limit is below 2, or a share or time is out of range.
+
+    Example:
+      >>> print(zb_v(2, 2))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12
+        worker 0  0F0  0F1   .   3F0  3I0  3W0  3F1  3I1  0I0  3W1  0I1  0W0  0W1
+        worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2W0  2I1  1I1  1W0  2W1  1W1
+    """
+    given = number(transfer, "transfer"), share(weight_share, "weight_share")
+    whole = 2.0 * num_workers
+    limit = whole if memory_limit is None else number(memory_limit, "memory_limit")
+    if limit * (1 + ROUNDING) < 2:
+        raise MismatchError(
+            f"the memory limit of a worker is {limit:g}: a microbatch on its two stages takes 2"
+        )
+    if limit == whole and not transfer and len({slots[phase.name] for phase in SPLIT}) == 1:
+        return _repeated("zb-v", num_microbatches, ZB_V, [limit] * num_workers, slots)
+    unit = _work(num_microbatches, [limit] * num_workers)
+    run = shortest_run(_timed(unit, slots, *given), _blocks(unit))
+    assert run is not None  # of the blocks at least one keeps the limit
+    return spread_rows("zb-v", run.rows(), slots, zigzag(num_workers))
+
+
+def _blocks(work: Work) -> list[BuildingBlock]:
+    """Lay published blocks; where they exceed the limit, at a longer interval than that of ops."""
+    workers = len(work.limits)
+    if min(work.limits) >= 2 * workers:
+        return [building_block(work, waits, INTERVAL) for waits in (ZB_V, DENSE_ZB_V)]
+    return [_fitting(work, waits) for waits in (ZB_V, _half(workers), _min(workers))]
+
+
+def _fitting(work: Work, waits: Waits) -> BuildingBlock:
+    """Lay a block at the shortest interval at which its order keeps the limits."""
+    laid = (building_block(work, waits, interval) for interval in itertools.count(INTERVAL))
+    return next(block for block in laid if keeps_limits(work, block))
+
+
+def _timed(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
+    """Let ops last as long as their slots, and messages between workers as long as one takes."""
+    (row,), stages = work.placement, len(work.placement[0])
+    lag = [transfer if a != b else 0.0 for a, b in itertools.pairwise(row)]
+    return work._replace(
+        lasts={phase: [slots[phase.name]] * stages for phase in SPLIT},
+        lag=[[lag]] * 2,
+        kept=[weight_share] * stages,
+        limits=[limit * (1 + ROUNDING) for limit in work.limits],
     )
 
 
-def _repeated(
-    name: str,
-    workers: int,
-    microbatches: int,
-    waits: Waits,
-    limit: int,
-    slots: Slots,
-    *,
-    runs_ahead: bool = True,
-) -> ScheduleTable:
-    """Repeat a block of ops that take one slot each; `limit` counts activations of one stage.
+def _half(workers: int) -> Waits:
+    gap = 0 if workers % 2 else 3  # without it, ops of even P would meet
+    return Waits(forward=[1, 0], gradient=[0, 1], turns=[1, gap, 0])
 
-    Where a block has no wait at all, running ahead of it makes microbatches meet later.
-    """
-    work = v_work(workers, microbatches, limit)
+
+def _min(workers: int) -> Waits:
+    gap = 0 if workers % 3 else 2  # without it, ops of P = 3, 6, 9, .. would meet
+    return Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
+
+
+def _repeated(
+    name: str, microbatches: int, waits: Waits, limits: Sequence[float], slots: Slots
+) -> ScheduleTable:
+    """Repeat a block of ops that take one slot each."""
+    workers = len(limits)
+    work = _work(microbatches, limits)
     block = building_block(work, waits, INTERVAL)
+    runs_ahead = any(any(part) for part in waits)  # of V-Min without a gap it makes ops meet later
     order = Order(block, INTERVAL / 2, True, runs_ahead, prefers_weights=False)
     run = list_schedule(work, Rules(order=order))
     assert run is not None  # in its own limit a block can run
     return spread_rows(name, run.rows(), slots, zigzag(workers))
 
 
-def v_work(workers: int, microbatches: int, limit: float) -> Work:
+def _work(microbatches: int, limits: Sequence[float]) -> Work:
     """All ops on a V placement, each of one slot, without messages; W frees an activation."""
-    placement = zigzag(workers).tolist()
-    ones, none = [1] * (2 * workers), [[[0] * (2 * workers - 1)]] * 2
+    placement = zigzag(len(limits)).tolist()
+    stages = len(placement[0])
+    ones, none = [1] * stages, [[[0] * (stages - 1)]] * 2
     lasts = dict.fromkeys(SPLIT, ones)
-    return Work(placement, [0] * microbatches, lasts, none, none, ones, ones, [limit] * workers)
+    return Work(placement, [0] * microbatches, lasts, none, none, ones, ones, limits)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import number
-from pipejax.schedules.builders.one_f_one_b import Ops, ops_of
+from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, ops_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.cells.ops import SPLIT, Cell, Phase
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
@@ -83,20 +84,62 @@ def _table(
     name: str, warmup: list[int], behind: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
     """One stage per worker: forwards of the warm-up, weight gradients so far behind."""
-    rows = [_row(r, warmup[r], behind[r], microbatches) for r in range(len(warmup))]
+    rows = []
+    for r, count in enumerate(warmup):
+        forwards, *backwards = (ops_of(phase, r, range(microbatches)) for phase in SPLIT)
+        rows.append(_in_turn(forwards, *backwards, count, behind[r]))
     return spread_rows(name, rows, slots)
 
 
-def _row(stage: int, warmup: int, behind: int, microbatches: int) -> Ops:
-    """Ops of one worker: turn m is I of m, W of m - behind, F of m + warmup.
+def _in_turn(forwards: Ops, grads: Ops, weights: Ops, warmup: int, behind: int) -> NumpyArray:
+    """Order the ops of a worker: turn k is I number k, W number k - behind, F number k + warmup.
 
     Forwards before turn 0 are the warm-up; weight gradients behind the last turn end the row.
     """
-    m = np.arange(microbatches)
-    ops = [ops_of(phase, stage, m) for phase in (Phase.I, Phase.W, Phase.F)]
-    turns = np.concatenate([m, m + behind, m - warmup])
-    place = np.repeat(range(len(ops)), microbatches)
-    return np.concatenate(ops)[np.lexsort((place, turns))]
+    k = np.arange(len(forwards))
+    turns = np.concatenate([k, k + behind, k - warmup])
+    ops = np.concatenate([grads, weights, forwards])
+    return ops[np.lexsort((np.repeat(range(3), len(k)), turns))]
+
+
+def interleaved_zb(
+    num_workers: int,
+    num_microbatches: int,
+    *,
+    stages_per_worker: int = 2,
+    slots: Slots = UNIT_SLOTS,
+) -> ScheduleTable:
+    """ZB-H1 over V stages per worker, microbatches in groups of P as interleaved 1F1B has them.
+
+    This is PyTorch's `ScheduleInterleavedZeroBubble`, which exists where groups are of one size.
+    Elsewhere they are as in `interleaved-1f1b`: as equal as can be.
+
+    Args:
+      num_workers: P.
+      num_microbatches: M.
+      stages_per_worker: V, at least 2.
+      slots: slot durations of F, I and W.
+
+    Returns:
+      The table, with P * V stages.
+
+    Raises:
+      ValueError: if V is below 2.
+
+    Example:
+      >>> print(interleaved_zb(2, 2))
+                   0    1    2    3    4    5    6    7    8    9   10   11   12
+        worker 0  0F0  0F1  2F0  2F1   .   2I0  2W0  2I1  2W1  0I0  0W0  0I1  0W1
+        worker 1   .   1F0  1F1  3F0  3I0  3F1  3I1  3W0  1I0  3W1  1I1  1W0  1W1
+    """
+    check_stages_per_worker("interleaved-zb", stages_per_worker, "zb-h1")
+    turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
+    rows = []
+    for r in range(num_workers):
+        backwards = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
+        warmup = num_workers - r + turns.of_others
+        rows.append(_in_turn(turns.forwards(r), *backwards, warmup, r))
+    return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
 
 def zero_bubble(

@@ -2,10 +2,12 @@
 
 A worker runs forwards and gradients in the order of the block. While it waits for the next one it
 fills the time with weight gradients, and with later ops that leave room for all that come before
-them in the order: so the order never gets stuck, however far a worker runs ahead of it.
+them in the order: so the order never gets stuck, however far a worker runs ahead of it. What is
+longer than the wait makes the next op late; that pays where the worker would else be the one that
+is idle longest in its span, which decides how often steps come.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,6 +27,10 @@ class Order(NamedTuple):
       is_delayed_at_end: whether the last weight gradients wait until nothing else is left.
       runs_ahead: whether a worker that waits takes later forwards and gradients.
       prefers_weights: whether it takes weight gradients first.
+      late: phases of ops that may make the next one late, where waiting for that would make the
+        worker the one that has been idle longest.
+      spare: (workers) how long each may be idle anyway, of which another run says that it does
+        no harm; empty if none.
     """
 
     block: BuildingBlock
@@ -32,6 +38,8 @@ class Order(NamedTuple):
     is_delayed_at_end: bool
     runs_ahead: bool
     prefers_weights: bool
+    late: tuple[Phase, ...] = ()
+    spare: Sequence[Time] = ()
 
 
 class RowOrder:
@@ -47,17 +55,15 @@ class RowOrder:
         self.level: list[Time] = [0 for _ in self.rows]
         self.forwards = [sum(op.phase is Phase.F for op in row) for row in self.rows]
         self.begun: set[Op] = set()
+        # of a worker: when its first op began, what it has run, and how long it has been idle
+        self.first: list[Time | None] = [None for _ in self.rows]
+        self.busy: list[Time] = [0 for _ in self.rows]
+        self.idle: list[Time] = [0 for _ in self.rows]
 
     @property
     def fits(self) -> bool:
         """Whether the rows keep the limits where every weight gradient follows its I."""
-        levels = (accumulate(map(self._takes, row)) for row in self.rows)
-        return all(
-            max(own, default=0) <= m for own, m in zip(levels, self.work.limits, strict=True)
-        )
-
-    def _takes(self, op: Op) -> Time:
-        return self.work.sizes[op.stage] * (1 if op.phase is Phase.F else -1)
+        return _keep_limits(self.rows, self.work)
 
     def urgency(self, op: Op) -> float:
         """Return the place of an op in the order: the least is the most urgent."""
@@ -65,9 +71,10 @@ class RowOrder:
 
     def begin(self, op: Op, worker: int) -> None:
         """Take note of an op that starts."""
+        self.busy[worker] += self._lasts(op)
         if op.phase is not Phase.W:
             self.begun.add(op)
-            self.level[worker] += self._takes(op)
+            self.level[worker] += _takes(self.work, op)
             self.forwards[worker] -= op.phase is Phase.F
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
@@ -76,6 +83,7 @@ class RowOrder:
         while at < len(row) and row[at] in self.begun:
             at += 1
         self.at[worker] = at
+        self._count_idle(worker, now)
         if at == len(row):
             return weight
         after = row[at]
@@ -86,10 +94,11 @@ class RowOrder:
             if after not in ready:  # ops of no length: it arrives in this moment, but later
                 return None
             return after if self._fits(after, worker) else weight
-        fills = weight is not None and self._lasts(weight) <= wait + self.same
+        late = self.order.late if self._would_be_longest(worker, wait) else ()
+        fills = weight is not None and self._ends_in(weight, wait, late)
         if fills and self.order.prefers_weights:
             return weight
-        ahead = self._ahead(worker, ready, wait) if self.order.runs_ahead else None
+        ahead = self._ahead(worker, ready, wait, late) if self.order.runs_ahead else None
         return weight if ahead is None and fills else ahead
 
     def _is_due(self, weight: Op, worker: int) -> bool:
@@ -97,7 +106,26 @@ class RowOrder:
             return False
         return self.urgency(weight) + self.order.delay < self.urgencies[worker][self.at[worker]]
 
-    def _ahead(self, worker: int, ready: Iterator[Op], wait: Time) -> Op | None:
+    def _count_idle(self, worker: int, now: Time) -> None:
+        first = self.first[worker]
+        if first is not None:
+            self.idle[worker] = now - first - self.busy[worker]
+        elif self.busy[worker]:
+            self.first[worker] = now - self.busy[worker]  # it never waits before it is asked
+
+    def _would_be_longest(self, worker: int, wait: Time) -> bool:
+        """Whether no other worker has been idle for as long as this one if it waits."""
+        if not self.order.late or wait == FOREVER:
+            return False
+        spare = self.order.spare[worker] if self.order.spare else 0
+        return wait > max(spare, *self.idle) - self.idle[worker] + self.same
+
+    def _ends_in(self, op: Op, wait: Time, late: tuple[Phase, ...]) -> bool:
+        return op.phase in late or self._lasts(op) <= wait + self.same
+
+    def _ahead(
+        self, worker: int, ready: Iterator[Op], wait: Time, late: tuple[Phase, ...]
+    ) -> Op | None:
         """Return the first op in the order that ends before the next one arrives, if it may run."""
         firsts: dict[tuple[Phase, int], Op] = {}
         for op in ready:
@@ -105,7 +133,7 @@ class RowOrder:
             if op.microbatch < first.microbatch:
                 firsts[op[:2]] = op
         for op in sorted(firsts.values(), key=self.place.__getitem__):
-            if self._lasts(op) <= wait + self.same and self._leaves_room(op, worker):
+            if self._ends_in(op, wait, late) and self._leaves_room(op, worker):
                 return op
         return None
 
@@ -115,11 +143,11 @@ class RowOrder:
             return True
         if not self._fits(op, worker):
             return False
-        level, limit = self.level[worker] + self._takes(op), self.work.limits[worker]
+        level, limit = self.level[worker] + _takes(self.work, op), self.work.limits[worker]
         for k in range(self.at[worker], self.place[op]):
             other = self.rows[worker][k]
             if other not in self.begun:
-                level += self._takes(other)
+                level += _takes(self.work, other)
                 if level > limit:
                     return False
         return True
@@ -130,6 +158,20 @@ class RowOrder:
 
     def _lasts(self, op: Op) -> Time:
         return self.work.lasts[op.phase][op.stage]
+
+
+def keeps_limits(work: Work, block: BuildingBlock) -> bool:
+    """Whether a block can run in its order: its rows keep the limits if W follows every I."""
+    return _keep_limits(_rows(work, block)[0], work)
+
+
+def _keep_limits(rows: list[list[Op]], work: Work) -> bool:
+    levels = (accumulate(_takes(work, op) for op in row) for row in rows)
+    return all(max(own, default=0) <= most for own, most in zip(levels, work.limits, strict=True))
+
+
+def _takes(work: Work, op: Op) -> Time:
+    return work.sizes[op.stage] * (1 if op.phase is Phase.F else -1)
 
 
 def _rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[list[float]]]:
