@@ -92,6 +92,8 @@ def _table(name: str, microbatches: int) -> pj.ScheduleTable:
     """Build a schedule; one that is planned, for the times here, as the command does."""
     options = dict(OPTIONS.get(name, {}))
     if REGISTRY[name].planned:
+        stages = REGISTRY[name].stages_per_worker
+        options["slots"] = {letter: TIMES[letter] / stages for letter in ("F", "B", "I", "W")}
         options["transfer"] = MESSAGE
     return pj.schedules.build(name, num_workers=WORKERS, num_microbatches=microbatches, **options)
 
