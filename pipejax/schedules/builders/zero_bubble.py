@@ -86,8 +86,8 @@ def _table(
     """One stage per worker: forwards of the warm-up, weight gradients so far behind."""
     rows = []
     for r, count in enumerate(warmup):
-        forwards, *backwards = (ops_of(phase, r, range(microbatches)) for phase in SPLIT)
-        rows.append(_in_turn(forwards, *backwards, count, behind[r]))
+        forwards, grads, weights = (ops_of(phase, r, range(microbatches)) for phase in SPLIT)
+        rows.append(_in_turn(forwards, grads, weights, count, behind[r]))
     return spread_rows(name, rows, slots)
 
 
@@ -136,9 +136,9 @@ def interleaved_zb(
     turns = Turns.of(num_workers, num_microbatches, stages_per_worker)
     rows = []
     for r in range(num_workers):
-        backwards = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
+        grads, weights = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
         warmup = num_workers - r + turns.of_others
-        rows.append(_in_turn(turns.forwards(r), *backwards, warmup, r))
+        rows.append(_in_turn(turns.forwards(r), grads, weights, warmup, r))
     return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
 

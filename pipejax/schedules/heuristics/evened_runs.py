@@ -20,26 +20,42 @@ from pipejax.schedules.heuristics.rows_from_starts import TimedOps
 from pipejax.schedules.heuristics.timeline import FOREVER, Timeline, Work
 
 AGAIN = 3  # runs of an order, at most
-LATE: tuple[tuple[Phase, ...], ...] = ((Phase.W,), SPLIT)
+FEW = 3  # microbatches per worker that tell what many take
+KEPT = 2  # best orders of few microbatches, of which all are run
+# until a weight gradient is due, what may be late, and whether weight gradients fill gaps first
+WAYS: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
+    (0.0, (Phase.W,), False),
+    (FOREVER, (Phase.W,), False),
+    (FOREVER, SPLIT, False),
+    (FOREVER, SPLIT, True),
+)
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
     """Return the run with the shortest span of all orders; None if none keeps the limits."""
+    orders = [
+        Order(block, delay, True, runs_ahead=True, prefers_weights=first, late=late)
+        for block, (delay, late, first) in itertools.product(blocks, WAYS)
+    ]
+    few = FEW * len(work.limits)
+    if len(work.pipe_of) > few + few // 2:
+        small = work._replace(pipe_of=work.pipe_of[:few])
+        spans = [min((span for _, span in _evened(small, o)), default=FOREVER) for o in orders]
+        orders = [orders[k] for k in np.argsort(spans, kind="stable")[:KEPT]]
     best, shortest = None, FOREVER
     least = least_interval(work) * len(work.pipe_of)
-    for block, late, prefers_weights in itertools.product(blocks, LATE, (False, True)):
-        order = Order(block, FOREVER, True, runs_ahead=True, prefers_weights=prefers_weights)
-        for run, span in _evened(work, order._replace(late=late)):
-            if span < shortest:
-                best, shortest = run, span
-            if shortest <= least:
-                return best
+    for run, span in itertools.chain.from_iterable(_evened(work, order) for order in orders):
+        if span < shortest:
+            best, shortest = run, span
+        if span <= least:
+            break
     return best
 
 
 def _evened(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order, each shorter than the one before, and their longest spans."""
-    shortest = FOREVER
+    """Yield runs of an order, and their longest spans, for as long as these get shorter."""
+    block, shortest = order.block, FOREVER
+    order = order._replace(block=block._replace(offsets=block.offsets[: len(work.pipe_of)]))
     for _ in range(AGAIN):
         run = list_schedule(work, Rules(order=order))
         if run is None:
