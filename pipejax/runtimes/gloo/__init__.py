@@ -1,0 +1,1 @@
+"""PyTorch's pipeline runtime on CPUs, its processes joined by gloo."""

@@ -1,0 +1,282 @@
+"""One rank: it joins the others, runs tables in PyTorch's runtime and writes what it found.
+
+The first line of stdin is the request. When stdin ends, whoever asked is gone, and so is this.
+"""
+
+import datetime
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from pipejax.runtimes.gloo.processes import FAILED
+from pipejax.runtimes.gloo.slow_links import SlowLinks
+from pipejax.runtimes.gloo.small_model import SmallModel, loss_of, unpipelined
+
+AHEAD = 0.02  # seconds from the agreement on a start to the start
+ROUND_TRIPS = 4  # of a message, before each step that is timed
+WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
+
+
+class OpClock:
+    """Measures the ops of a rank, which take at least as long as they are to take.
+
+    What the runtime does between two ops, but for waiting, belongs to the one before: to post a SEND
+    or a RECV takes the worker's time.
+    """
+
+    def __init__(self, seconds: dict[str, list[float]]) -> None:
+        """Begin with nothing measured.
+
+        PyTorch's stage 0 does nothing in I, for its input needs no gradient, and both in W.
+        """
+        self.least = {phase: list(times) for phase, times in seconds.items()}
+        if seconds:
+            self.least["W"][0], self.least["I"][0] = seconds["W"][0] + seconds["I"][0], 0.0
+        self.measured: dict[tuple[int, str], list[float]] = {}
+        self._last: list[float] = []  # measured times of the kind of op that ended last
+        self._begun = self._ended = self._waited = 0.0
+
+    def forget(self) -> None:
+        """Drop what is measured."""
+        self.measured, self._last = {}, []
+
+    def begin(self) -> None:
+        """Begin an op."""
+        self._begun = time.perf_counter()
+        if self._last:
+            self._last[-1] += self._begun - self._ended - self._waited
+
+    def end(self, stage: int, phase: str) -> None:
+        """End the op that has begun."""
+        least = self.least[phase][stage] if self.least else 0.0
+        time.sleep(max(0.0, self._begun + least - time.perf_counter()))
+        self._ended, self._waited = time.perf_counter(), 0.0
+        self._last = self.measured.setdefault((stage, phase), [])
+        self._last.append(self._ended - self._begun)
+
+    def means(self) -> dict[int, dict[str, float]]:
+        """Mean seconds by stage and phase letter since they were forgotten."""
+        found: dict[int, dict[str, float]] = {}
+        for (stage, phase), times in self.measured.items():
+            found.setdefault(stage, {})[phase] = statistics.fmean(times)
+        return found
+
+    def watch(self, stage: PipelineStage) -> None:
+        """Wrap the methods of a stage that the runtime calls; a forward ends behind its loss."""
+        forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
+        weight = stage.backward_weight_one_chunk
+
+        def timed_forward(*given: Any, **more: Any) -> Any:
+            self.begin()
+            return forward(*given, **more)
+
+        def timed_backward(*given: Any, full_backward: bool = True, **more: Any) -> None:
+            self.begin()
+            backward(*given, full_backward=full_backward, **more)
+            self.end(stage.stage_index, "B" if full_backward else "I")
+
+        def timed_weight(*given: Any, **more: Any) -> None:
+            self.begin()
+            weight(*given, **more)
+            self.end(stage.stage_index, "W")
+
+        stage.forward_one_chunk = timed_forward
+        stage.backward_one_chunk = timed_backward
+        stage.backward_weight_one_chunk = timed_weight
+
+    def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
+        """Wrap what comes behind a forward, the loss, and what waits for messages."""
+        compute = schedule._maybe_compute_loss
+
+        def computed(stage: PipelineStage, *given: Any) -> None:
+            compute(stage, *given)
+            self.end(stage.stage_index, "F")
+
+        def waited(work: list[dist.Work]) -> None:
+            begun = time.perf_counter()
+            WAIT(work)
+            self._waited += time.perf_counter() - begun
+
+        schedule._maybe_compute_loss = computed
+        schedules._wait_batch_p2p = waited
+
+
+class TableRun:
+    """A table in PyTorch's runtime, with the stages of this rank."""
+
+    def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
+        """Build stages and schedule."""
+        self.model = SmallModel(**request["model"])
+        self.task, self.rank = task, rank
+        total, count = len(task["placement"]), task["microbatches"]
+        own = [stage for stage, worker in enumerate(task["placement"]) if worker == rank]
+        self.modules = {stage: self.model.stage(stage) for stage in own}
+        example = self.model.example()
+        data, passed_on = example, example.clone().requires_grad_()
+        stages = [
+            PipelineStage(
+                self.modules[stage],
+                stage,
+                total,
+                torch.device("cpu"),
+                input_args=passed_on if stage else data,
+                output_args=passed_on,
+            )
+            for stage in own
+        ]
+        self.schedule = schedules._PipelineScheduleRuntime(
+            stages, count, lambda out, wanted: loss_of(out, wanted) / count, scale_grads=False
+        )
+        self.schedule._load_csv(task["path"], format=task["format"])
+        self.clock = OpClock(task["seconds"])
+        self.clock.watch_schedule(self.schedule)
+        links = SlowLinks()
+        schedules._batch_p2p = BATCH
+        for stage in stages:
+            self.clock.watch(stage)
+            if task["messages"]:
+                links.watch(stage, task["messages"])
+                links.take_over()
+        self.inputs, self.targets = self.model.data(count)
+
+    def step(self) -> float | None:
+        """Run one step; return the loss where the last stage is."""
+        for module in self.modules.values():
+            module.zero_grad()
+        is_last = len(self.task["placement"]) - 1 in self.modules
+        losses: list[torch.Tensor] | None = [] if is_last else None
+        given: dict[str, Any] = {"arg_mbs": None, "target_mbs": None}
+        if 0 in self.modules:
+            given["arg_mbs"] = [(each,) for each in self.inputs]
+        if is_last:
+            given["target_mbs"] = self.targets
+        self.schedule.step(losses=losses, return_outputs=False, **given)
+        return None if losses is None else float(sum(loss.detach() for loss in losses))
+
+    def errors(self, loss: float | None) -> dict[str, Any]:
+        """Compare gradients and loss with those of the model without a pipeline."""
+        stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
+        expected = unpipelined(stages, self.inputs, self.targets)
+        off_by = [
+            relative_difference(mine.grad, other.grad)
+            for number, module in self.modules.items()
+            for mine, other in zip(module.parameters(), stages[number].parameters(), strict=True)
+        ]
+        off = None if loss is None else abs(loss - expected) / abs(expected)
+        return {"gradient_error": float(np.max(off_by)), "loss": loss, "loss_error": off}
+
+    def time_steps(self, count: int) -> list[dict[str, Any]]:
+        """Time steps that begin together: the messages before each, and the ops of each."""
+        found = []
+        for _ in range(count):
+            message = self._message_seconds()
+            begun = agreed_start(self.rank)
+            self.clock.forget()
+            time.sleep(max(0.0, begun - time.perf_counter()))
+            self.step()
+            taken = time.perf_counter() - begun
+            found.append({"time": taken, "message": message, "profile": self.clock.means()})
+        return found
+
+    def _message_seconds(self) -> list[float]:
+        """Half a round trip over each stage boundary [s]; 0 on this rank where it takes no part."""
+        placement = self.task["placement"]
+        found = []
+        for here, there in zip(placement, placement[1:], strict=False):
+            dist.barrier()
+            took = 0.0
+            if here != there and self.rank in (here, there):
+                took = round_trip(self.model, self.rank, here, there) / 2
+            found.append(took)
+        return found
+
+
+def relative_difference(mine: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """Largest difference, relative to the largest entry; NaN where one is missing or no number."""
+    if mine is None or other is None:
+        return float("nan")
+    scale = float(other.abs().max()) or 1.0
+    return float((mine - other).abs().max()) / scale
+
+
+def round_trip(model: SmallModel, rank: int, here: int, there: int) -> float:
+    """Send a message of a boundary there and back; return the seconds of a round trip."""
+    tensor = torch.ones_like(model.example(), device="cpu")
+    begun = time.perf_counter()
+    for _ in range(ROUND_TRIPS):
+        if rank == here:
+            dist.send(tensor, there)
+            dist.recv(tensor, there)
+        else:
+            dist.recv(tensor, here)
+            dist.send(tensor, here)
+    return (time.perf_counter() - begun) / ROUND_TRIPS
+
+
+def agreed_start(rank: int) -> float:
+    """Agree on a moment a little ahead; the clock is that of the machine."""
+    moment = torch.zeros(1, dtype=torch.float64)
+    dist.barrier()
+    if rank == 0:
+        moment += time.perf_counter() + AHEAD
+    dist.broadcast(moment, 0)
+    return float(moment)
+
+
+def run_task(rank: int, request: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    """Run one table: a step for its gradients, then steps that are timed."""
+    run = TableRun(rank, request, task)
+    return {**run.errors(run.step()), "steps": run.time_steps(request["steps"])}
+
+
+def end_with_the_caller() -> None:
+    """End when stdin does: nobody waits for an answer any more."""
+    sys.stdin.read()
+    os._exit(3)
+
+
+def main() -> None:
+    """Answer one request; where it fails, say why in one line."""
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_the_caller, daemon=True).start()
+    try:
+        answer = answer_to(request)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        sys.stderr.write(f"\n{FAILED}{type(cause).__name__}: {' '.join(str(cause).split())}\n")
+        sys.stderr.flush()
+        os._exit(1)  # others may wait for a message of this rank, and it for theirs
+    Path(request["answer"]).write_text(json.dumps(answer))
+
+
+def answer_to(request: dict[str, Any]) -> dict[str, Any]:
+    """Meet the other ranks and run all tables."""
+    torch.set_num_threads(1)
+    rank, ranks = request["rank"], request["ranks"]
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(request["meeting"], ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=request["timeout"]),
+    )
+    found = [run_task(rank, request, task) for task in request["tasks"]]
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"version": torch.__version__.split("+")[0], "tasks": found}
+
+
+if __name__ == "__main__":
+    main()

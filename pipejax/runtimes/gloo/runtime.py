@@ -1,0 +1,198 @@
+"""PyTorch's runtime: one process for each worker of a table, joined by gloo.
+
+Gradients are exact. Times are those of this machine: where costs are given, each op waits until it
+has taken as long, so a pipeline of many workers runs on few cores; messages take what gloo takes.
+"""
+
+import importlib.util
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax.analysis.evaluate import evaluate
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.runtimes.gloo.processes import call_together
+from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
+from pipejax.runtimes.torch_rows import check_sayable, complete, torch_csv
+from pipejax.schedules.table.communication_cells import insert_transfers
+from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.table import ScheduleTable
+
+MODULE = "pipejax.runtimes.gloo.process"
+NO_TORCH = "the runtime torch needs PyTorch: pip install 'pipejax[torch]'"
+# how gloo carries messages: both ends are posted when the row reaches them, and both directions of
+# a pair share what carries them; so they do in one queue, and keep the order of the cells
+GLOO = Links("rendezvous", "pair", posting="program")
+TIMED = ("F", "B", "I", "W")
+START_UP = 60.0  # seconds until all processes have met, at most
+PER_STEP = 20.0  # seconds of a step that computes as it can, at most
+SLOWER = 10  # how much longer than its ops one after the other a step may take
+
+
+def run_table(job: RuntimeJob) -> RuntimeRun:
+    """Run one table, see `RuntimeJob`.
+
+    Raises:
+      ValueError: if PyTorch is missing, or its runtime cannot run the table.
+      RuntimeError: if a process fails or does not end.
+    """
+    return run_tables([job])[0]
+
+
+def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
+    """Run tables on the same number of workers one after the other, in the same processes."""
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError(NO_TORCH)
+    first = jobs[0]
+    ranks = first.table.num_workers
+    for job in jobs:
+        if job.table.num_workers != ranks:
+            raise ValueError(f"tables must all have {ranks} workers, got {job.table.num_workers}")
+        check_sayable(job.table)
+    tables = [complete(job.table)[0] for job in jobs]
+    with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
+        tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
+        timeout = START_UP + sum(map(_longest, jobs))
+        request: dict[str, Any] = {
+            "ranks": ranks,
+            "model": {
+                "hidden": first.hidden,
+                "batch_size": first.batch_size,
+                "seed": first.seed,
+            },
+            "steps": first.steps,
+            "timeout": timeout,
+            "tasks": tasks,
+        }
+        requests = [{**request, "rank": rank} for rank in range(ranks)]
+        answers = call_together(MODULE, requests, _environment(), timeout)
+    return [
+        _result(job, table, answers[0]["version"], [answer["tasks"][k] for answer in answers])
+        for k, (job, table) in enumerate(zip(jobs, tables, strict=True))
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """Have gloo use the machine's own loop: its name need not be known to any network."""
+    loops = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return {"GLOO_SOCKET_IFNAME": loops[0]} if loops else {}
+
+
+def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
+    """What a rank needs to know of a table."""
+    path.write_text(torch_csv(table))
+    return {
+        "path": str(path),
+        "format": "compute_comms" if table.has_communication else "compute_only",
+        "placement": table.placement[0].tolist(),
+        "microbatches": table.num_microbatches,
+        "seconds": _op_seconds(job),
+        "messages": _message_seconds(job).tolist() if _message_seconds(job).any() else None,
+    }
+
+
+def _op_seconds(job: RuntimeJob) -> dict[str, list[float]]:
+    """Seconds of an op by phase letter, one for each stage."""
+    if job.costs is None:
+        return {}
+    given = {phase: getattr(job.costs, PHASE_FIELDS[phase]) for phase in TIMED}
+    stages = job.table.num_stages
+    return {
+        phase: np.broadcast_to(np.asarray(seconds, float), stages).tolist()
+        for phase, seconds in given.items()
+        if seconds is not None
+    }
+
+
+def _message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
+    """Seconds of a message over each boundary that links are to take, forth and back."""
+    shape = 2, max(0, job.table.num_stages - 1)
+    if job.costs is None:
+        return np.zeros(shape)
+    given = np.asarray(job.costs.latency, float) + np.asarray(job.costs.transmit, float)
+    return np.broadcast_to(given[:, 0] if given.ndim == 3 else given, shape)
+
+
+def _longest(job: RuntimeJob) -> float:
+    """Seconds that the steps of a job may take before something must be wrong."""
+    ops = sum(map(sum, _op_seconds(job).values())) + float(_message_seconds(job).sum())
+    return (job.steps + 1) * (PER_STEP + SLOWER * ops * job.table.num_microbatches)
+
+
+def _result(
+    job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
+) -> RuntimeRun:
+    """Put together what the ranks found."""
+    (end,) = [found for found in ranks if found["loss"] is not None]
+    exact = {
+        "gradient_error": float(np.max([found["gradient_error"] for found in ranks])),
+        "loss": end["loss"],
+        "loss_error": end["loss_error"],
+    }
+    if not job.steps:
+        return RuntimeRun("torch", version, **exact)
+    steps = [_step([found["steps"][k] for found in ranks], job) for k in range(job.steps)]
+    return RuntimeRun(
+        "torch",
+        version,
+        **exact,
+        step_times=[step.time for step in steps],
+        predicted=_median([predicted(table, s.profile, s.message, job.links) for s in steps]),
+        profile={
+            phase: np.median([step.profile[phase] for step in steps], axis=0).tolist()
+            for phase in steps[0].profile
+        },
+        message=np.median([step.message[0] for step in steps], axis=0).tolist(),
+    )
+
+
+class TimedStep(NamedTuple):
+    """A step, and what was measured beside it.
+
+    Attributes:
+      time: of the step [s].
+      message: (2, boundaries) of a message, forth and back: what gloo took, and what a slow link
+        takes besides [s].
+      profile: of an op by phase letter, one for each stage [s].
+    """
+
+    time: float
+    message: Float[NumpyArray, "directions boundaries"]
+    profile: dict[str, list[float]]
+
+
+def _step(ranks: Sequence[dict[str, Any]], job: RuntimeJob) -> TimedStep:
+    """Put together what the ranks measured in a step; an op that a stage has not takes 0."""
+    found = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
+    profile = {
+        phase: [found[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
+        for phase in TIMED
+        if any(phase in times for times in found.values())
+    }
+    message = np.max([rank["message"] for rank in ranks], axis=0) + _message_seconds(job)
+    return TimedStep(max(rank["time"] for rank in ranks), message, profile)
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def predicted(
+    table: ScheduleTable,
+    profile: dict[str, list[float]],
+    message: Float[NumpyArray, "directions boundaries"],
+    links: Links = GLOO,
+) -> float:
+    """Return the makespan of a table at measured times [s], with the cells that PyTorch puts in."""
+    links = GLOO if links == Links() else links
+    lowered = table if table.has_communication else insert_transfers(table, lowering="pytorch")
+    costs = Costs(
+        **{PHASE_FIELDS[phase]: np.array(times) for phase, times in profile.items()},
+        transmit=message[:, None] if message.size else 0.0,
+    )
+    return float(evaluate(lowered, costs, link=links).makespan)

@@ -1,0 +1,109 @@
+"""What PyTorch's runtime can be given: rows of text, and why it cannot be given some tables.
+
+Its table has one rank for each stage and one sequence of cells for each rank. Where there is
+communication in it, each SEND needs its wait and no cell may be idle; messages of a pair of ranks
+have no tags, so SENDs and RECVs match in the order in which they are posted.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from pipejax.schedules.cells.ops import HOST, Op, Phase, format_cell, receive_of
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.torch_lowering import TorchLowering, with_waits
+
+ABSENT: Mapping[Phase, str] = {
+    Phase.U: "it updates after the whole table",
+    **dict.fromkeys((*HOST, Phase.WAIT_O), "it offloads nothing"),
+    Phase.R: "it recomputes within the backward",
+}
+
+
+def absent(table: ScheduleTable) -> dict[Phase, int]:
+    """Count the cells that PyTorch's tables do not have, by phase."""
+    count = {phase: int((table.phase == phase).sum()) for phase in ABSENT}
+    return {phase: number for phase, number in count.items() if number}
+
+
+def torch_rows(table: ScheduleTable) -> list[list[str]]:
+    """Return the cells as PyTorch writes them; no idle ones where there is communication."""
+    return [
+        [format_cell(cell) for cell in row if cell or not table.has_communication]
+        for row in table.rows()
+    ]
+
+
+def torch_csv(table: ScheduleTable) -> str:
+    """Return the text of a file that PyTorch's runtime loads."""
+    text = io.StringIO()
+    csv.writer(text).writerows(torch_rows(table))
+    return text.getvalue()
+
+
+def complete(table: ScheduleTable) -> tuple[ScheduleTable, dict[str, int]]:
+    """Put what PyTorch's runtime needs beside SEND and RECV into a table that has these.
+
+    Returns the table, and how many cells were put in, by phase.
+    """
+    if not table.has_communication:
+        return table, {}
+    whole = TorchLowering().sharded(table)
+    whole = whole.with_rows([with_waits([cell for cell in row if cell]) for row in whole.rows()])
+    more = np.bincount(whole.phase.ravel(), minlength=len(Phase))
+    more -= np.bincount(table.phase.ravel(), minlength=len(Phase))
+    return whole, {p.name: int(more[p]) for p in Phase if p is not Phase.IDLE and more[p]}
+
+
+def check_sayable(table: ScheduleTable) -> None:
+    """Refuse a table that PyTorch's runtime cannot execute, with the reason.
+
+    Raises:
+      ValueError: what is the reason.
+    """
+    name = f"PyTorch's runtime cannot run {table.name}"
+    for phase, number in absent(table).items():
+        raise ValueError(f"{name}: {number} {phase.name} cells, {ABSENT[phase]}")
+    for stage, workers in enumerate(table.placement.T.tolist()):
+        if len({*workers}) > 1:
+            where = " and ".join(map(str, sorted({*workers})))
+            raise ValueError(f"{name}: stage {stage} is on workers {where}, it has one rank each")
+    last = table.num_stages - 1
+    ends = [op.microbatch for op in _ops(table) if op.phase is Phase.F and op.stage == last]
+    for before, after in itertools.pairwise(ends):
+        if before > after:
+            raise ValueError(
+                f"{name}: {last}F{before} stands before {last}F{after}, but it takes the losses "
+                "of the last stage to be in the order of the microbatches"
+            )
+    _check_matching(table, name)
+
+
+def _ops(table: ScheduleTable) -> list[Op]:
+    """All ops of all rows, row by row."""
+    return [op for row in table.rows() for cell in row for op in cell]
+
+
+def _check_matching(table: ScheduleTable, name: str) -> None:
+    """SENDs of one rank to another stand in the order of their RECVs."""
+    workers = table.placement[0]
+    expected: dict[tuple[int, int], list[Op]] = {}
+    posted: dict[tuple[int, int], list[Op]] = {}
+    for op in _ops(table):
+        if op.phase in (Phase.SEND_F, Phase.SEND_B):
+            receive = receive_of(op)
+            pair = int(workers[op.stage]), int(workers[receive.stage])
+            expected.setdefault(pair, []).append(receive)
+        elif op.phase in (Phase.RECV_F, Phase.RECV_B):
+            sender = op.stage + (-1 if op.phase is Phase.RECV_F else 1)
+            posted.setdefault((int(workers[sender]), int(workers[op.stage])), []).append(op)
+    for pair, order in expected.items():
+        for due, found in zip(order, posted[pair], strict=True):
+            if due != found:
+                raise ValueError(
+                    f"{name}: worker {pair[1]} posts {found} where worker {pair[0]} sends for "
+                    f"{due}; messages of a pair match in the order in which they are posted"
+                )
