@@ -21,7 +21,7 @@ SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.p
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser explorer-pictures fuzz sample bench format lock clean
+.PHONY: help docs docs-serve formulas paper pipedream optpipe sweeps fidelity figures quick test test-all lint types tests test-browser test-runtimes explorer-pictures fuzz sample bench format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,16 @@ tests: $(READY)  ## tests and doctests, but those of `make sample`
 test-browser: $(READY)  ## the explorer's page in a browser (apt install chromium), its speed too: three minutes
 	$(PYTEST) -n 0 tests/browser
 
+# PyTorch's wheel is large: it has an environment of its own
+RUNTIMES := .venv-runtimes
+$(RUNTIMES)/ready: pyproject.toml
+	$(PYTHON) -m venv $(RUNTIMES)
+	$(RUNTIMES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' pytest
+	touch $@
+
+test-runtimes: $(RUNTIMES)/ready  ## tables in PyTorch's runtime: lowering, gradients, step times (large download; six minutes)
+	$(RUNTIMES)/bin/python -m pytest -q -c tests/runtimes/pytest.ini tests/runtimes
+
 explorer-pictures: $(READY)  ## the explorer's pictures in docs/assets, as a browser shows it (apt install chromium)
 	$(BIN)/python -m pages.explorer
 
@@ -138,4 +148,4 @@ lock:  ## write requirements.lock anew (needs uv)
 		--fork-strategy fewest --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 
 clean:  ## remove what can be made again
-	rm -rf .venv $(RESULTS) $(FIGURES) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(RUNTIMES) $(RESULTS) $(FIGURES) $(SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 Examples in docstrings and documents run as users run them, in JAX's own float32.
 """
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -51,6 +52,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 LEFT_OUT = ("compiles", "solver", "process", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
+if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
+    names = "process", "slow_links", "small_model"
+    collect_ignore += [f"pipejax/runtimes/gloo/{name}.py" for name in names]
 
 
 def pytest_addoption(parser):

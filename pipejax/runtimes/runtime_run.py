@@ -16,7 +16,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
 # each the function `run_table` of its module, imported when it is asked for
-RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime"}
+RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.gloo.runtime"}
 
 
 class RuntimeJob(NamedTuple):

@@ -12,7 +12,7 @@ from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_written
-from pipejax.schedules.cells.ops import HOST
+from pipejax.runtimes.torch_tables import absent, complete
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without
 from pipejax.schedules.table.table_files import LossWarning, to_csv, to_json
@@ -24,21 +24,20 @@ def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
 
 
 def _for_pytorch(table: pj.ScheduleTable) -> pj.ScheduleTable:
-    """Leave out what PyTorch's runtime does not know: it offloads nothing, and updates later."""
-    count = {phase: int((table.phase == phase).sum()) for phase in UNKNOWN}
-    found = ", ".join(f"{count[phase]} {phase.name}" for phase in UNKNOWN if count[phase])
-    if not found:
-        return table
-    later = ": it updates after the whole table" * table.updates_within
-    warnings.warn(
-        f"{found} cells are left out, PyTorch has none{later}; --format json keeps them",
-        LossWarning,
-        stacklevel=2,
-    )
-    return spread(without(table, UNKNOWN))
+    """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
+    count = absent(table)
+    found = ", ".join(f"{number} {phase.name}" for phase, number in count.items())
+    if found:
+        later = ": it updates after the whole table" * table.updates_within
+        warnings.warn(
+            f"{found} cells are left out, PyTorch has none{later}; --format json keeps them",
+            LossWarning,
+            stacklevel=2,
+        )
+        table = spread(without(table, tuple(count)))
+    return complete(table, sharding=True)
 
 
-UNKNOWN = (pj.Phase.U, *HOST, pj.Phase.WAIT_O)  # phases that PyTorch's tables do not have
 FORMATS: "Mapping[str, Callable[[pj.ScheduleTable, pj.Costs, pj.Links], str]]" = {
     "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
     "json": lambda table, costs, links: to_json(table),

@@ -78,7 +78,7 @@ _QUEUES = ("worker", "pair", "direction")
 _SEGMENTS = ("warmup", "steady", "cooldown")
 _TIME_UNITS = ("s", "ms", "us", "ns")
 _PLACES = ("under", "beside")
-_RUNTIMES = ("jax",)
+_RUNTIMES = ("jax", "torch")
 _FORMATS = ("text", "markdown", "latex", "csv")
 
 PANELS: Mapping[str, Mapping[str, OptionRecord]] = {

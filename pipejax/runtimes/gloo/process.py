@@ -4,6 +4,7 @@ The first line of stdin is the request. When stdin ends, whoever asked is gone, 
 """
 
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -20,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from pipejax.runtimes.gloo.processes import FAILED
 from pipejax.runtimes.gloo.slow_links import SlowLinks
-from pipejax.runtimes.gloo.small_model import SmallModel, loss_of, unpipelined
+from pipejax.runtimes.gloo.small_model import TorchModel, loss_of, unpipelined
 
 AHEAD = 0.02  # seconds from the agreement on a start to the start
 ROUND_TRIPS = 4  # of a message, before each step that is timed
@@ -30,8 +31,8 @@ WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 class OpClock:
     """Measures the ops of a rank, which take at least as long as they are to take.
 
-    What the runtime does between two ops, but for waiting, belongs to the one before: to post a SEND
-    or a RECV takes the worker's time.
+    What the runtime does between two ops, but for waiting, belongs to the one before: to post a
+    SEND or a RECV takes the worker's time.
     """
 
     def __init__(self, seconds: dict[str, list[float]]) -> None:
@@ -116,7 +117,7 @@ class TableRun:
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
         """Build stages and schedule."""
-        self.model = SmallModel(**request["model"])
+        self.model = TorchModel(**request["model"])
         self.task, self.rank = task, rank
         total, count = len(task["placement"]), task["microbatches"]
         own = [stage for stage, worker in enumerate(task["placement"]) if worker == rank]
@@ -192,7 +193,7 @@ class TableRun:
         """Half a round trip over each stage boundary [s]; 0 on this rank where it takes no part."""
         placement = self.task["placement"]
         found = []
-        for here, there in zip(placement, placement[1:], strict=False):
+        for here, there in itertools.pairwise(placement):
             dist.barrier()
             took = 0.0
             if here != there and self.rank in (here, there):
@@ -209,7 +210,7 @@ def relative_difference(mine: torch.Tensor | None, other: torch.Tensor | None) -
     return float((mine - other).abs().max()) / scale
 
 
-def round_trip(model: SmallModel, rank: int, here: int, there: int) -> float:
+def round_trip(model: TorchModel, rank: int, here: int, there: int) -> float:
     """Send a message of a boundary there and back; return the seconds of a round trip."""
     tensor = torch.ones_like(model.example(), device="cpu")
     begun = time.perf_counter()

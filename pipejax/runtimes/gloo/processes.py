@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipejax.base.interruption import if_interrupted
 
@@ -51,15 +51,14 @@ def call_together(
             try:
                 for k, (process, request) in enumerate(zip(processes, requests, strict=True)):
                     files = {"answer": str(place / f"{k}.json"), "meeting": str(place / "meeting")}
-                    assert process.stdin is not None
-                    process.stdin.write(json.dumps({**request, **files}).encode() + b"\n")
-                    process.stdin.flush()
+                    _stdin(process).write(json.dumps({**request, **files}).encode() + b"\n")
+                    _stdin(process).flush()
                 failed = _wait(processes, timeout)
             finally:
                 end_all()
                 for process in processes:
                     process.wait()
-                    process.stdin.close()
+                    _stdin(process).close()
         if failed is not None:
             number, what = failed
             said = (place / f"{number}.log").read_text(errors="replace").strip().splitlines()
@@ -79,6 +78,11 @@ def _start(module: str, log: Path, environment: Mapping[str, str]) -> subprocess
             stdout=written,
             stderr=written,
         )
+
+
+def _stdin(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> tuple[int, str] | None:

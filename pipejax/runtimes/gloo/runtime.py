@@ -18,10 +18,11 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.runtimes.gloo.processes import call_together
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
-from pipejax.runtimes.torch_rows import check_sayable, complete, torch_csv
+from pipejax.runtimes.torch_tables import check_sayable, complete
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import to_csv
 
 MODULE = "pipejax.runtimes.gloo.process"
 NO_TORCH = "the runtime torch needs PyTorch: pip install 'pipejax[torch]'"
@@ -54,7 +55,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
         if job.table.num_workers != ranks:
             raise ValueError(f"tables must all have {ranks} workers, got {job.table.num_workers}")
         check_sayable(job.table)
-    tables = [complete(job.table)[0] for job in jobs]
+    tables = [complete(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
         timeout = START_UP + sum(map(_longest, jobs))
@@ -85,18 +86,18 @@ def _environment() -> dict[str, str]:
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
     """What a rank needs to know of a table."""
-    path.write_text(torch_csv(table))
+    path.write_text(to_csv(table))
     return {
         "path": str(path),
         "format": "compute_comms" if table.has_communication else "compute_only",
         "placement": table.placement[0].tolist(),
         "microbatches": table.num_microbatches,
-        "seconds": _op_seconds(job),
-        "messages": _message_seconds(job).tolist() if _message_seconds(job).any() else None,
+        "seconds": op_seconds(job),
+        "messages": message_seconds(job).tolist() if message_seconds(job).any() else None,
     }
 
 
-def _op_seconds(job: RuntimeJob) -> dict[str, list[float]]:
+def op_seconds(job: RuntimeJob) -> dict[str, list[float]]:
     """Seconds of an op by phase letter, one for each stage."""
     if job.costs is None:
         return {}
@@ -109,7 +110,7 @@ def _op_seconds(job: RuntimeJob) -> dict[str, list[float]]:
     }
 
 
-def _message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
+def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
     """Seconds of a message over each boundary that links are to take, forth and back."""
     shape = 2, max(0, job.table.num_stages - 1)
     if job.costs is None:
@@ -120,7 +121,7 @@ def _message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundarie
 
 def _longest(job: RuntimeJob) -> float:
     """Seconds that the steps of a job may take before something must be wrong."""
-    ops = sum(map(sum, _op_seconds(job).values())) + float(_message_seconds(job).sum())
+    ops = sum(map(sum, op_seconds(job).values())) + float(message_seconds(job).sum())
     return (job.steps + 1) * (PER_STEP + SLOWER * ops * job.table.num_microbatches)
 
 
@@ -174,7 +175,7 @@ def _step(ranks: Sequence[dict[str, Any]], job: RuntimeJob) -> TimedStep:
         for phase in TIMED
         if any(phase in times for times in found.values())
     }
-    message = np.max([rank["message"] for rank in ranks], axis=0) + _message_seconds(job)
+    message = np.max([rank["message"] for rank in ranks], axis=0) + message_seconds(job)
     return TimedStep(max(rank["time"] for rank in ranks), message, profile)
 
 

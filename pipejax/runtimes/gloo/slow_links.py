@@ -1,9 +1,9 @@
 """Links that are as slow as they are said to be, over gloo.
 
-gloo says when both ends of a message are posted: then a small one has arrived. From then on the link
-between two ranks carries it for the seconds that are given, one message of both directions at a
-time, and only then is it there for those who wait. Nothing else is made up: what is posted when, and
-in which order, is left to the runtime.
+gloo says when both ends of a message are posted: then a small one has arrived. From then on the
+link between two ranks carries it for the seconds that are given, one message of both directions at
+a time, and only then is it there for those who wait. Nothing else is made up: what is posted when,
+and in which order, is left to the runtime.
 """
 
 import queue

@@ -8,7 +8,7 @@ INNER = 8  # width within a stage, at most: large messages need little arithmeti
 JUDGED = 64  # features of the output that the loss looks at, at most
 
 
-class SmallModel(NamedTuple):
+class TorchModel(NamedTuple):
     """What is trained, in float64.
 
     Attributes:
@@ -40,7 +40,7 @@ class SmallModel(NamedTuple):
         return torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
 
 
-class Stage(torch.nn.Module):
+class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
     """A residual layer."""
 
     def __init__(self, hidden: int, drawn: torch.Generator) -> None:

@@ -122,7 +122,11 @@ def text_for(table: ScheduleTable, path: Path) -> str:
 def to_csv(table: ScheduleTable) -> str:
     r"""Return a table in PyTorch's CSV form: idle slots are empty cells; warn of what is lost."""
     text = io.StringIO()
-    csv.writer(text).writerows([format_cell(cell) for cell in row] for row in table.rows())
+    # PyTorch refuses idle cells beside SEND and RECV; they say nothing but to offloads
+    dense = table.has_communication and not table.offloads
+    csv.writer(text).writerows(
+        [format_cell(cell) for cell in row if cell or not dense] for row in table.rows()
+    )
     lost = _lost(table, text.getvalue())
     if lost:
         warnings.warn(

@@ -1,19 +1,19 @@
-"""What PyTorch's runtime can be given: rows of text, and why it cannot be given some tables.
+"""What PyTorch's runtime can be given, and why it cannot be given some tables.
 
 Its table has one rank for each stage and one sequence of cells for each rank. Where there is
 communication in it, each SEND needs its wait and no cell may be idle; messages of a pair of ranks
 have no tags, so SENDs and RECVs match in the order in which they are posted.
 """
 
-import csv
-import io
 import itertools
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
 
-from pipejax.schedules.cells.ops import HOST, Op, Phase, format_cell, receive_of
+from pipejax.schedules.cells.ops import HOST, Op, Phase, receive_of
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import RepairNotice
 from pipejax.schedules.table.torch_lowering import TorchLowering, with_waits
 
 ABSENT: Mapping[Phase, str] = {
@@ -29,33 +29,28 @@ def absent(table: ScheduleTable) -> dict[Phase, int]:
     return {phase: number for phase, number in count.items() if number}
 
 
-def torch_rows(table: ScheduleTable) -> list[list[str]]:
-    """Return the cells as PyTorch writes them; no idle ones where there is communication."""
-    return [
-        [format_cell(cell) for cell in row if cell or not table.has_communication]
-        for row in table.rows()
-    ]
-
-
-def torch_csv(table: ScheduleTable) -> str:
-    """Return the text of a file that PyTorch's runtime loads."""
-    text = io.StringIO()
-    csv.writer(text).writerows(torch_rows(table))
-    return text.getvalue()
-
-
-def complete(table: ScheduleTable) -> tuple[ScheduleTable, dict[str, int]]:
+def complete(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
     """Put what PyTorch's runtime needs beside SEND and RECV into a table that has these.
 
-    Returns the table, and how many cells were put in, by phase.
+    Every SEND needs its wait. What gathers parameters and reduces gradients is asked for where
+    parameters are sharded, or gradients are to be means. A notice says what was put in.
     """
     if not table.has_communication:
-        return table, {}
-    whole = TorchLowering().sharded(table)
+        return table
+    whole = TorchLowering().sharded(table) if sharding else table
     whole = whole.with_rows([with_waits([cell for cell in row if cell]) for row in whole.rows()])
     more = np.bincount(whole.phase.ravel(), minlength=len(Phase))
     more -= np.bincount(table.phase.ravel(), minlength=len(Phase))
-    return whole, {p.name: int(more[p]) for p in Phase if p is not Phase.IDLE and more[p]}
+    more[Phase.IDLE] = 0
+    named = ", ".join(f"{more[phase]} {phase.name}" for phase in Phase if more[phase])
+    if named:
+        warnings.warn(
+            f"{table.name}: {named} cells are put in, PyTorch's runtime needs them beside SEND and "
+            "RECV",
+            RepairNotice,
+            stacklevel=2,
+        )
+    return whole
 
 
 def check_sayable(table: ScheduleTable) -> None:
