@@ -40,6 +40,7 @@ class Costs:
     latency: dict
     transmit: dict
     pair: dict = field(default_factory=dict)
+    pair_factor: float | None = None
 
 
 def of_microbatch(seconds, m):
@@ -174,9 +175,10 @@ class Run:
     def duration(self, cell):
         if len(cell) == 2 and cell[0][1] in self.costs.pair:
             return of_microbatch(self.costs.pair[cell[0][1]], cell[0][2])
-        return sum(
-            of_microbatch(self.costs.op.get((phase, stage), 0.0), m) for phase, stage, m in cell
-        )
+        lasts = [of_microbatch(self.costs.op.get((p, stage), 0.0), m) for p, stage, m in cell]
+        if len(cell) == 2 and self.costs.pair_factor is not None:
+            return max(lasts) + self.costs.pair_factor * min(lasts)
+        return sum(lasts)
 
     def chains(self):
         """Resource -> its users in order; a user is a cell (worker, ops), a message, or an A."""

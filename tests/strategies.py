@@ -220,7 +220,8 @@ def price(table, rows, rng, pairs=False, step_end=False, by_microbatch=False):
         ops |= {name: rng.integers(0, 40, stages) / 4 for name in ("all_reduce", "update")}
     latency, transmit = values(2, pipes, stages - 1) / 4, values(2, pipes, stages - 1) / 2
     pair = values(stages) * 2 if pairs else None
-    costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair)
+    factor = [None, 0.0, 0.25, 1.0, 1.5][int(rng.integers(5))] if pair is None else None
+    costs = pj.Costs(**ops, latency=latency, transmit=transmit, pair=pair, pair_factor=factor)
     ops.setdefault("load", ops["offload"])
     letters = {letter: ops[name] for letter, name in PHASE_FIELDS.items() if name in ops}
     links = np.ndindex(2, pipes, max(stages - 1, 0))
@@ -230,6 +231,7 @@ def price(table, rows, rng, pairs=False, step_end=False, by_microbatch=False):
         {k: latency[k].tolist() for k in where},
         {k: transmit[k].tolist() for k in where},
         {} if pair is None else dict(enumerate(pair.tolist())),
+        factor,
     )
     return Case(table, rows, costs, theirs)
 

@@ -29,7 +29,9 @@ def run_of_page(schedule, factors, model):
     vector = arrays["base"] * scale[arrays["kind"]]
     if costs["firstPair"] >= 0:
         pairs = arrays["pair"].reshape(-1, 2)
-        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = vector[pairs].sum(axis=1)
+        both = vector[pairs]
+        lasts = both.max(axis=1) + arrays["overlap"] * both.min(axis=1)
+        vector[costs["firstPair"] : costs["firstPair"] + len(pairs)] = lasts
     links = (len(vector) - costs["firstLink"]) // 3
     latency, transmit, _ = vector[costs["firstLink"] :].reshape(3, links)
     vector[len(vector) - links :] = latency + transmit

@@ -112,7 +112,9 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
     And a last axis of microbatches where a time differs by them.
     """
     table, costs = evaluation.table, evaluation.costs
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys([*PHASE_FIELDS, "pair"], (table.num_stages,))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+        [*PHASE_FIELDS, "pair", "pair_factor"], (table.num_stages,)
+    )
     shapes |= dict.fromkeys(MESSAGE_FIELDS, (2, table.num_pipes, table.num_stages - 1))
     found = {}
     for key, shape in shapes.items():

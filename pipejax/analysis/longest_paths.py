@@ -133,7 +133,8 @@ def _counted(
         of_message = groups == name
         groups[of_message] = [_MESSAGE[name] + way for way in ("_F", "_B") for _ in range(each_way)]
     parts = [[group] for group in groups.tolist()]
-    if evaluation.costs.pair is None:  # it lasts as long as its two ops, and counts as they do
+    if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
+        # a pair lasts as long as its two ops, and counts as they do
         for position, pair in zip(
             np.flatnonzero(groups == "pair"), program.pair_index, strict=True
         ):

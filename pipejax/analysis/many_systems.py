@@ -107,6 +107,8 @@ def resource_shares(
     [s], and (batch, resources) shares in the order of `RESOURCES`, which sum to 1.
     """
     times, counts = makespans_and_grad(program, costs)
+    # no system has the factor of fused pairs; it is in the counts of their ops
+    counts = unchecked_costs({**vars(counts), "pair_factor": None})
     distinct, places = distinct_stages(work)
     of_work = places.gather(counts if slowed is None else slowed.counts(counts))
     on_path = _compiled(_seconds_on_path, quickly)(distinct, systems, of_work)

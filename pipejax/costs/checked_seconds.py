@@ -26,7 +26,8 @@ def checked_seconds(name: str, value: Any) -> Any:
     here = on_host(numbers)
     if not _are_times(here):
         wrong = here[~(np.isfinite(here) & (here >= 0))].ravel()[0]
-        raise ValueError(f"{name} must be finite and at least 0 seconds, got {wrong}")
+        unit = "" if name.endswith("factor") else " seconds"
+        raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if isinstance(numbers, jax.Array):
         return numbers
     return numbers[()] if numbers.ndim or hasattr(value, "dtype") else float(numbers)

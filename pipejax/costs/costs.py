@@ -41,6 +41,7 @@ PHASE_FIELDS: Mapping[str, str] = {
 }
 CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
+DIMENSIONLESS = ("pair_factor",)  # fields that are no times
 OF_STAGES = ("all_reduce", "update", "unshard", "reshard", "reduce_grad", "wait_reduce_grad")
 OF_COPIES = ("update",)  # of these, what every copy of a stage does by itself
 # what makes a time known that is not, by field
@@ -89,10 +90,13 @@ class Costs:
       transmit: X of a message, bytes / bandwidth [s].
       offload: O, an activation to the host [s].
       load: L, back from the host; as offload if None [s].
-      pair: duration of a fused pair, by the stage of its forward; the sum of both if None [s].
+      pair: duration of a fused pair, by the stage of its forward [s].
+      pair_factor: k, where a fused pair takes max(F, B) + k min(F, B) of its two ops instead: 0 is
+        perfect overlap, 1 none, and so is None; by the stage of its forward.
 
     Raises:
-      ValueError: if a time is no real number, negative or not finite, or I or W is more than B.
+      ValueError: if a time is no real number, negative or not finite, I or W is more than B, or
+        pair and pair_factor are both given.
 
     Example:
       >>> import pipejax as pj
@@ -120,10 +124,13 @@ class Costs:
     offload: "Seconds | None" = None
     load: "Seconds | None" = None
     pair: "Seconds | None" = None
+    pair_factor: "Seconds | None" = None
 
     def __post_init__(self) -> None:
         """Check the given times and fill in the others."""
         given = {name: value for name, value in vars(self).items() if value is not None}
+        if "pair" in given and "pair_factor" in given:
+            raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         known = {name: checked_seconds(name, value) for name, value in given.items()}
         vars(self).update(_completed({**_FREE, **known}))
 
@@ -241,7 +248,9 @@ class Costs:
                 times[name] = xp.broadcast_to(array.reshape(*array.shape, *axes), (*batch, *axes))
         if part is not None:
             times |= {
-                name: value * part for name, value in times.items() if name not in MESSAGE_FIELDS
+                name: value * part
+                for name, value in times.items()
+                if name not in (*MESSAGE_FIELDS, *DIMENSIONLESS)
             }
         costs = cls(**times)
         costs.check_known((Phase.F, Phase.B))

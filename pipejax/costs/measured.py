@@ -9,7 +9,14 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, number, one_of
 from pipejax.base.units import check_keys, load_json
-from pipejax.costs.costs import MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs, check_backward
+from pipejax.costs.costs import (
+    DIMENSIONLESS,
+    MESSAGE_FIELDS,
+    OF_STAGES,
+    PHASE_FIELDS,
+    Costs,
+    check_backward,
+)
 from pipejax.costs.scaling import scale_workers
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -28,7 +35,8 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     contradicts them by more than 1 % is refused.
     "transmit" may be "bytes" and "bandwidth" (bytes per second); messages go the same both ways
     unless "message_back" is given; "pair" is the duration of a fused pair by the stage of its
-    forward. "stragglers" are factors by slow worker, as {"3": 1.2}, on what it executes.
+    forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
+    factors by slow worker, as {"3": 1.2}, on what it executes.
 
     Args:
       path: the file.
@@ -51,16 +59,17 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     """
     check_types(path=(path, str, Path), table=(table, ScheduleTable))
     data = load_json(Path(path))
-    known = ("unit", *PHASE_FIELDS, "pair", "message", "message_back", "stragglers")
+    known = ("unit", *PHASE_FIELDS, "pair", "pair_factor", "message", "message_back", "stragglers")
     check_keys(data, dict.fromkeys(known, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
-    fields = {**PHASE_FIELDS, "pair": "pair"}
+    fields = {**PHASE_FIELDS, "pair": "pair", "pair_factor": "pair_factor"}
     times: dict[str, Any] = {}
     for key, field in fields.items():
         if key in data:
-            times[field] = scale * _numbers(data[key], table, "stages", f"{path}: {key}")
+            unit = 1.0 if field in DIMENSIONLESS else scale
+            times[field] = unit * _numbers(data[key], table, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
     both = "message", "message_back" if "message_back" in data else "message"

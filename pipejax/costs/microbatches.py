@@ -19,6 +19,7 @@ from pipejax.base.files import read_file
 from pipejax.base.short_repr import ResultList, abbreviated
 from pipejax.base.units import parse_json
 from pipejax.costs.costs import (
+    DIMENSIONLESS,
     FIELDS,
     MESSAGE_FIELDS,
     OF_STAGES,
@@ -39,7 +40,7 @@ Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
 Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
 
 OF_MICROBATCHES = tuple(name for name in FIELDS if name not in OF_STAGES)
-FIXED = ("latency",)  # of a microbatch, but not longer for a longer one
+FIXED = ("latency", *DIMENSIONLESS)  # of a microbatch, but not longer for a longer one
 
 
 def scale_microbatches(costs: Costs, scale: Scale) -> Costs:

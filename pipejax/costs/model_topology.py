@@ -8,7 +8,7 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import in_float64
-from pipejax.costs.stage_costs import slowed, stage_costs, work_costs
+from pipejax.costs.stage_costs import stage_costs, with_factors, work_costs
 from pipejax.costs.stage_work import StageWork, stage_work
 from pipejax.costs.system import System
 from pipejax.costs.topology import PlacedCosts
@@ -63,4 +63,4 @@ def _of_copies(
 
 @in_float64
 def _priced(work: StageWork, system: System, workload: Workload, table: ScheduleTable) -> Any:
-    return slowed(work_costs(work, system), workload, table)
+    return with_factors(work_costs(work, system), workload, table)

@@ -21,7 +21,14 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
-from pipejax.costs.costs import FIELDS, MESSAGE_FIELDS, OF_STAGES, PHASE_FIELDS, Costs
+from pipejax.costs.costs import (
+    DIMENSIONLESS,
+    FIELDS,
+    MESSAGE_FIELDS,
+    OF_STAGES,
+    PHASE_FIELDS,
+    Costs,
+)
 from pipejax.costs.precision import is_traced
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.table.table import ScheduleTable
@@ -32,7 +39,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 ON_WORKERS = (*GROUPS["compute"], "update")  # what a slow worker takes longer for
 PLACES = ("stage", "worker", "microbatch", "boundary")
-_WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS}}
+_WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS if field not in DIMENSIONLESS}}
 _LETTER = {field: letter for letter, field in PHASE_FIELDS.items()}
 Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
 _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")

@@ -337,15 +337,17 @@ def _stage_parts(
     }
     others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
     return {
-        part: slowed(
+        part: with_factors(
             Costs(**{name: each[row] for name, each in seconds.items()}, **others), workload, table
         )
         for row, part in enumerate(PARTS)
     }
 
 
-def slowed(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
-    """Costs with the factors of the workload's slow workers."""
+def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
+    """Costs with the factors of the workload: of slow workers, of fused pairs."""
+    if workload.pair_factor != 1:
+        costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
     slow = dict(workload.stragglers)
     return scale_workers(costs, table, slow) if slow else costs
 
@@ -373,7 +375,7 @@ def costs_of_microbatch(
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
     if not is_traced(model, system):
         work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
-        return slowed(work_costs(work, system), workload, table)
+        return with_factors(work_costs(work, system), workload, table)
     return _costs_in_trace(
         dataclasses.replace(model, name="", source=""),
         dataclasses.replace(system, name="", source="", calibration=None),
@@ -415,4 +417,4 @@ def costs_of_shape(
         microbatch_size=microbatch_size,
         offloads=offloads,
     )
-    return slowed(work_costs(work, system), shape.workload, shape.table)
+    return with_factors(work_costs(work, system), shape.workload, shape.table)

@@ -65,6 +65,7 @@ class Workload:
       weight_share: share of an activation that W needs after I; what the layers need if None.
       stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
       worker_places: place of each worker on the machine, numbered node by node; in order if empty.
+      pair_factor: k, where a fused pair takes max(F, B) + k min(F, B); the sum if 1.
 
     Raises:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
@@ -98,6 +99,7 @@ class Workload:
     pipeline_layout: str = ""
     stragglers: Stragglers = ()
     worker_places: Sequence[int] = ()
+    pair_factor: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -123,6 +125,7 @@ class Workload:
             object.__setattr__(self, "pipeline_layout", layout)
         object.__setattr__(self, "stragglers", _checked_stragglers(self.stragglers))
         object.__setattr__(self, "worker_places", check_places(self.worker_places, "worker_places"))
+        object.__setattr__(self, "pair_factor", number(self.pair_factor, "pair_factor"))
         holders = self.accelerators_per_worker * self.data_parallel
         if holders % self.expert_parallel:
             raise MismatchError(

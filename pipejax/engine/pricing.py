@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.short_repr import short_repr
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.eager import check_eager, settled
@@ -98,7 +98,8 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     evaluation then has nothing to compile here.
     """
     layout = program.layout
-    costs.check_shapes(layout.num_stages, layout.num_pipes, layout.num_microbatches)
+    own = unchecked_costs({**vars(costs), "pair": None}) if layout.pairs_apart else costs
+    own.check_shapes(layout.num_stages, layout.num_pipes, layout.num_microbatches)
     check_known(program, costs)
     leaves = jax.tree.leaves(costs)
     xp: Any = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
@@ -111,15 +112,26 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
     ops = [fill(getattr(costs, PHASE_FIELDS[phase.name]), layout.op_shape) for phase in TIMED]
     head = xp.concatenate([xp.zeros(1, dtype), xp.stack(ops).ravel()])
-    pairs = (
-        head[program.pair_index].sum(axis=1)
-        if costs.pair is None
-        else fill(costs.pair, layout.op_shape).ravel()[program.pair_stage]
-    )
+    both = head[program.pair_index]
+    pairs = both.sum(axis=1)
+    if costs.pair is not None:
+        pairs = fill(costs.pair, layout.pair_shape).ravel()[program.pair_stage]
+    elif costs.pair_factor is not None:
+        factor = fill(costs.pair_factor, layout.op_shape).ravel()[program.pair_stage]
+        pairs = overlapped(both[:, 0], both[:, 1], factor, xp)
     latency, transmit = (
         fill(value, layout.link_shape).ravel() for value in (costs.latency, costs.transmit)
     )
     return xp.concatenate([head, pairs, latency, transmit, latency + transmit])
+
+
+def overlapped(forward: Any, backward: Any, factor: Any, xp: Any) -> Any:
+    """Times of fused pairs: the longer op and `factor` of the shorter one [s].
+
+    Where both last as long, the forward is the longer one, and its derivative 1.
+    """
+    longer = forward >= backward
+    return xp.where(longer, forward + factor * backward, backward + factor * forward)
 
 
 def check_known(program: Program, costs: Costs) -> None:

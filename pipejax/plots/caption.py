@@ -102,6 +102,10 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
     times = [f"{k} {text}" for k in letters if (text := _range(_cost(costs, k), unit))]
     free = [f"{k} {_range(_cost(costs, k), unit)}" for k in _FREE if np.any(_cost(costs, k))]
     pair = [] if costs.pair is None else [f"fused pair {_range(costs.pair, unit)}"]
+    if costs.pair_factor is not None and run.table.is_fused.any():
+        least, most = np.min(costs.pair_factor), np.max(costs.pair_factor)
+        factor = f"{least:g}" if least == most else f"({least:g} to {most:g})"
+        pair = [f"fused pair max(F, B) + {factor} min(F, B)"]
     sent = [
         f"{name} {_range(cost, unit)}"
         for name, cost in (("latency", costs.latency), ("transmit", costs.transmit))

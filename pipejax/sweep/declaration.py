@@ -144,10 +144,10 @@ def read_sweep(given: Mapping[str, Any] | str | Path) -> Sweep:
         workers, minibatch, microbatch_size or microbatches, tensor_parallel, sequence_parallel,
         scatter_gather, context_parallel, expert_parallel, data_parallel, zero, overlap, precision,
         rank_order, embedding_units, loss_units, pipeline_layout (as Megatron writes it), recompute,
-        stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues, host_links (as
-        0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs), pair_links (as
-        0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over fields of the
-        systems. Further: title, outputs, dtype.
+        pair_factor, stragglers (as 3=1.2,5=2), worker_places (as 0,4,1,5), link, queues,
+        host_links (as 0+1,2+3), posting, shared_links (as 0-1+1-0,2-3+1-3, or pairs),
+        pair_links (as 0-1=rendezvous,1-2=queued), eager_below [s]. `system` holds axes over
+        fields of the systems. Further: title, outputs, dtype.
 
     Returns:
       The sweep.
@@ -392,6 +392,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any, str], Any], Any]] = {
     "loss_units": ("loss_units", partial(whole_number, least=0, most=MAX_COUNT), 0),
     "pipeline_layout": ("pipeline_layout", _text(_pipeline_layout, "a text, as E|(t|)*30ttL"), ""),
     "recompute": ("recompute", _one_of(RECOMPUTE), "none"),
+    "pair_factor": ("pair_factor", number, 1.0),
     "stragglers": ("stragglers", _text(_slow_workers, "a text, as 3=1.2,5=2"), ""),
     "worker_places": ("worker_places", _text(_places, "a text, as 0,4,1,5"), ""),
     "link": ("link", _one_of(LINKS), "delay"),

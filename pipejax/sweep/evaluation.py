@@ -14,7 +14,7 @@ from pipejax.analysis.formula.batch import makespans_by_form
 from pipejax.analysis.many_systems import Slowed, resource_shares, system_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_work import StageWork, stage_work
@@ -23,6 +23,7 @@ from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.topology import parse_places
 from pipejax.costs.workload import Workload
 from pipejax.engine.batched.makespans import makespans
+from pipejax.engine.batched.overlapped_pairs import with_pair_times
 from pipejax.engine.batched.programs_of_batch import Rows, programs_of_batch
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.program import Program
@@ -167,6 +168,9 @@ def _run(point: _GridPoint, work: StageWork, systems: System, sweep: Sweep) -> V
     """Price and evaluate a batch of systems, those with the same eager messages at once."""
     quickly = sweep.num_points < MANY_POINTS
     given = point.slowed.costs(system_costs(work, systems, dtype=sweep.dtype, quickly=quickly))
+    if point.workload.pair_factor != 1:
+        factor = np.full(1, point.workload.pair_factor, np.dtype(sweep.dtype))
+        given = unchecked_costs({**vars(given), "pair_factor": factor})
     found: Values = {}
     for program, rows in programs_of_batch(point.table, point.links, given):
         part = given if rows is None else jax.tree.map(lambda x, r=rows: _rows_of(x, r), given)
@@ -203,7 +207,7 @@ def _run_program(
         times = _step_times(program, given)
     workload = point.workload
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
-    busy = _busy(given, _busy_weights(program))
+    busy = _busy(given, program)
     found |= {
         "step_time": times,
         "bubble_ratio": 1 - busy / times,
@@ -216,37 +220,30 @@ def _step_times(program: Program, given: Costs) -> Float[NumpyArray, " batch"]:
     """Makespans (batch) [s]: of large batches that move few costs by their closed form."""
     size = max(len(leaf) for leaf in jax.tree.leaves(given) if np.ndim(leaf))
     times = None
-    if size * program.num_nodes >= WORTH_A_FORM and not program.layout.per_microbatch:
+    is_linear = given.pair_factor is None and not program.layout.per_microbatch
+    if size * program.num_nodes >= WORTH_A_FORM and is_linear:
         times = makespans_by_form(program, given)
     return np.asarray(makespans(program, given, unroll=False)) if times is None else times
 
 
-def _busy_weights(program: Program) -> dict[str, Float[NumpyArray, "stages columns"]]:
-    """Counts of each op cost (stages, columns) by phase, averaged over the workers."""
+def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
+    """Mean compute time of a worker (batch) [s]."""
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
-    ops = layout.first_pair
-    np.add.at(counts, np.asarray(program.pair_index), counts[ops : ops + layout.num_pairs, None])
-    by_phase = counts[1:ops].reshape(len(TIMED), *layout.op_shape)
-    return {
-        PHASE_FIELDS[phase.name]: row
-        for phase, row in zip(TIMED, by_phase, strict=True)
-        if row.any()
-    }
-
-
-def _busy(
-    costs: Costs, weights: dict[str, Float[NumpyArray, "stages columns"]]
-) -> Float[NumpyArray, " batch"]:
-    """Mean compute time of a worker (batch) [s]."""
-    leaves = {name: getattr(costs, name) for name in weights}
-    parts = (
-        leaf.reshape(len(leaf), -1)
-        @ (weights[name].sum(axis=1) if leaf.ndim == 2 else weights[name].ravel()).astype(
-            leaf.dtype
-        )
-        for name, leaf in leaves.items()
-    )
+    first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
+    parts = []
+    if costs.pair_factor is None:
+        np.add.at(counts, np.asarray(program.pair_index), pairs[:, None])
+    else:
+        leaves = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
+        times = np.asarray(with_pair_times(program, leaves)["pair"])
+        parts.append(times @ pairs.astype(times.dtype))
+    by_phase = counts[1:first].reshape(len(TIMED), *layout.op_shape)
+    for phase, row in zip(TIMED, by_phase, strict=True):
+        if row.any():
+            leaf = getattr(costs, PHASE_FIELDS[phase.name])
+            weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
+            parts.append(leaf.reshape(len(leaf), -1) @ weights.astype(leaf.dtype))
     return functools.reduce(operator.add, parts)
 
 

@@ -147,6 +147,11 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
     for name, costs in chosen.items():
         check_types(**{f"parameters[{name!r}]": (costs, Costs)})
         costs.check_values()
+        if costs.pair_factor is not None:
+            raise ValueError(
+                f"parameters[{name!r}]: pair_factor makes no sum of costs, which a form is of: "
+                "give pair"
+            )
     if not chosen:
         raise ValueError("parameters must name at least one, got none")
     known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}

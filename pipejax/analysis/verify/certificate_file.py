@@ -43,8 +43,9 @@ class CertificateContent(NamedTuple):
     Attributes:
       table: the schedule.
       links: how messages travel.
-      costs: seconds as lists: phase letter and "pair" (stages), "latency" and "transmit" (2, pipes,
-        stages - 1); with a last axis of microbatches where they differ by them.
+      costs: seconds as lists: phase letter, "pair" and the number "pair_factor" (stages),
+        "latency" and "transmit" (2, pipes, stages - 1); with a last axis of microbatches where
+        they differ by them.
       sizes: what activations take, by stage, or by stage and microbatch.
       objective: what was to be least: "makespan" or "span".
       limits: (workers) memory for activations, or None.
@@ -123,7 +124,7 @@ def _check_numbers(value: Any, shape: tuple[int, ...], where: str) -> None:
 
 def _check_costs(costs: Any, table: ScheduleTable, more: Collection[str], where: str) -> None:
     """Every time has its shape; there is one of all that the table holds and that bounds add up."""
-    known = [*(phase.name for phase in TIMED), "pair"]
+    known = [*(phase.name for phase in TIMED), "pair", "pair_factor"]
     given = {key for key in known if isinstance(costs, Mapping) and key in costs}
     cells = [cell for row in table.rows() for cell in row]
     priced = [cell for cell in cells if len(cell) == 1 or "pair" not in given]

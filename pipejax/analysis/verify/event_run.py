@@ -18,7 +18,8 @@ from pipejax.schedules.table.table import ScheduleTable
 
 Named = tuple[str, int, int]  # an op: letters of its phase, stage, microbatch
 Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..) or ("U", ..)
-# by phase letter (stages); "pair"; "latency", "transmit" by boundary; or of these by microbatch
+# by phase letter (stages); "pair" or "pair_factor"; "latency", "transmit" by boundary; or of these
+# by microbatch
 Seconds = Mapping[str, Any]
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
 HOST = ("O", "L")
@@ -100,11 +101,15 @@ class EventRun:
             self.waits[event].append((before, 0.0))
 
     def _time(self, cell: Sequence[Named]) -> float:
-        """Order 3: a fused pair lasts the sum unless it has a cost."""
+        """Order 3: a fused pair lasts the sum unless it has a cost, or a factor of overlap."""
         if len(cell) == 2 and "pair" in self.costs:
             cell = [("pair", *cell[0][1:])]
         timed = (op for op in cell if op[0][:4] != "WAIT")
-        return float(sum(of_microbatch(self.costs[phase][stage], m) for phase, stage, m in timed))
+        lasts = [of_microbatch(self.costs[phase][stage], m) for phase, stage, m in timed]
+        if len(cell) == 2 and "pair_factor" in self.costs:
+            factor = of_microbatch(self.costs["pair_factor"][cell[0][1]], cell[0][2])
+            lasts = [max(lasts), factor * min(lasts)]
+        return float(sum(lasts))
 
     def _add_rows(self) -> None:
         """Order 1: one after the other. Offloading 1: host ops are issued where they stand."""

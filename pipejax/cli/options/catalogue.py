@@ -130,6 +130,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "transmit": OptionRecord(TIME, "transmit time of a message"),
         "offload": OptionRecord(TIME_OF_STAGES, "time of O, an activation to the host"),
         "load": OptionRecord(TIME_OF_STAGES, "time of L, an activation back from the host"),
+        "pair_factor": OptionRecord(NUMBER, "k of a fused pair: max(F, B) + k min(F, B)"),
         "stragglers": OptionRecord(RULES, "slow workers and their factors, as 3=1.2,5=2"),
     },
     "Model and system": {

@@ -13,7 +13,7 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, WeightShare
 from pipejax.cli.options.host_times import HostTimes
 from pipejax.cli.options.microbatches import Microbatches
-from pipejax.cli.options.numbers import parse_seconds, parse_times
+from pipejax.cli.options.numbers import parse_number, parse_seconds, parse_times
 from pipejax.schedules import Builder
 
 
@@ -28,6 +28,7 @@ class Pricing(NamedTuple):
       offloads: whether options say what it takes to offload.
       rare: letters of ops that most tables have none of, and the option that gives their time.
       stragglers: factors of slow workers.
+      of_pairs: the option that says how fused pairs overlap.
     """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
@@ -37,6 +38,7 @@ class Pricing(NamedTuple):
     offloads: bool = False
     rare: Mapping[str, str] = MappingProxyType({})
     stragglers: Mapping[int, float] = MappingProxyType({})
+    of_pairs: str = ""
 
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
@@ -50,6 +52,10 @@ class Pricing(NamedTuple):
         Raises:
           ValueError: if there is one.
         """
+        tables = list(tables)
+        if self.of_pairs and not any(table.is_fused.any() for table in tables):
+            names = ", ".join(dict.fromkeys(table.name for table in tables))
+            raise ValueError(f"{self.of_pairs} has no effect: no fused pair in {names}")
         if not self.rare:
             return
         from pipejax.costs.costs import PHASE_FIELDS
@@ -134,6 +140,7 @@ class PricingSettings(NamedTuple):
         those of the mean length, or follow from the model.
       microbatch_order: that arrange wrote.
       stragglers: factors on all that these workers execute.
+      pair_factor: 0 is perfect overlap, 1 none.
     """
 
     stage_times: Text = None
@@ -166,10 +173,34 @@ class PricingSettings(NamedTuple):
     microbatch_scale: Text = None
     microbatch_order: Text = None
     stragglers: Text = None
+    pair_factor: Text = None
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
-        found = self._by_microbatch()
+        return self._with_stragglers(self._with_pairs(self._by_microbatch()))
+
+    def _with_pairs(self, found: Pricing | None) -> Pricing | None:
+        """Let fused pairs overlap."""
+        if self.pair_factor is None:
+            return found
+        if found is None:
+            raise ValueError("--pair-factor needs op times: give --stage-times, --costs or --model")
+        factor = parse_number(self.pair_factor, "--pair-factor")
+        work = found.workload and dataclasses.replace(found.workload, pair_factor=factor)
+
+        def of(table: pj.ScheduleTable) -> pj.Costs:
+            costs = found.of(table)
+            if costs.pair is not None or costs.pair_factor is not None:
+                raise ValueError(
+                    "--pair-factor: the file of --costs says already what a fused pair takes"
+                )
+            return dataclasses.replace(costs, pair_factor=factor)
+
+        given = f"--pair-factor {self.pair_factor}"
+        return found._replace(of=of, workload=work, of_pairs=given)
+
+    def _with_stragglers(self, found: Pricing | None) -> Pricing | None:
+        """Slow down what some workers execute."""
         if self.stragglers is None:
             return found
         if found is None:

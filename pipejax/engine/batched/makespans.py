@@ -33,6 +33,11 @@ from pipejax.engine.batched.interpreted_program import (
     width,
 )
 from pipejax.engine.batched.interpreter import LANES, Counts, Pieces, interpreted_makespans
+from pipejax.engine.batched.overlapped_pairs import (
+    counts_of_ops,
+    with_pair_times,
+    with_pairs_apart,
+)
 from pipejax.engine.batched.sharding import spread_of, spread_out
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
@@ -41,7 +46,7 @@ from pipejax.engine.batched.unrolled import (
     unrolled_with_counts,
 )
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import program_for
+from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
 WORTH_UNROLLING = 10**6  # ops times configurations from which a compilation of its own pays
@@ -80,17 +85,26 @@ _plans: weakref.WeakKeyDictionary[Program, dict[Shapes, _Plan]] = weakref.WeakKe
 
 
 class _Problem(NamedTuple):
-    """A program and how it is to be solved: everything but the costs."""
+    """A program and how it is to be solved: everything but the costs.
+
+    `pairs` is the program whose fused pairs overlap by a factor, where they do.
+    """
 
     plan: _Plan
     temperature: float | None
     unroll: bool | None
     max_bytes: int
+    pairs: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
         """What the interpreter solves."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
+
+    def read(self, leaves: Leaves) -> Leaves:
+        """Return the fields that the program reads."""
+        times = leaves if self.pairs is None else with_pair_times(self.pairs, leaves)
+        return self.plan.rows.only_read(times)
 
 
 def makespans(
@@ -158,7 +172,7 @@ def makespans(
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, unroll, max_bytes)
-    read = problem.plan.rows.only_read(leaves)
+    read = problem.read(leaves)
     if is_traced(read):
         return _whole(_values(problem, read), size)
     values, _ = _solve(problem, read)
@@ -202,10 +216,12 @@ def makespans_and_grad(
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     problem, leaves, size = _prepare(program, costs, batch_size, temperature, None, max_bytes)
-    read = problem.plan.rows.only_read(leaves)
+    read = problem.read(leaves)
     values, counts = _solve(problem, read, with_counts=True)
     if not is_traced(read):
         check_finite(values if temperature is None else (values, counts), costs)
+    if problem.pairs is not None:
+        counts = counts_of_ops(problem.pairs, leaves, counts)
     gradient = {
         name: _whole(counts.get(name, np.zeros((1,) * leaf.ndim, leaf.dtype)), size, leaf.shape[1:])
         for name, leaf in leaves.items()
@@ -247,13 +263,18 @@ def _prepare(
         )
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     program = program_for(program, costs, batch_axes=1)
+    pairs = program if "pair_factor" in leaves and program.layout.num_pairs else None
     try:
+        if pairs is not None:
+            check_known(program, costs)
+            costs = unchecked_costs(with_pair_times(program, leaves))
+            program = with_pairs_apart(program)
         plan = _plan(program, costs)
     except ValueError:
         costs.check_values()  # a cost that is wrong is named before one that is missing
         raise
     costs.check_values(name for name, _ in plan.rows.fields)
-    return _Problem(plan, temperature, unroll, max_bytes), leaves, size
+    return _Problem(plan, temperature, unroll, max_bytes, pairs), leaves, size
 
 
 def _plan(program: Program, costs: Costs) -> _Plan:

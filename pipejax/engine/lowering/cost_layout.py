@@ -42,6 +42,8 @@ class CostLayout:
       phases: phases that have cells of their own: each must have a cost.
       paired_phases: phases within fused pairs: each must have a cost, or the pair has one.
       per_microbatch: whether every microbatch has costs of its own.
+      pairs_apart: whether every kind of fused pair has a time of its own, instead of the stage of
+        its forward.
     """
 
     num_stages: int
@@ -51,6 +53,7 @@ class CostLayout:
     phases: tuple[Phase, ...]
     paired_phases: tuple[Phase, ...]
     per_microbatch: bool = False
+    pairs_apart: bool = False
 
     @property
     def columns(self) -> int:
@@ -61,6 +64,11 @@ class CostLayout:
     def op_shape(self) -> tuple[int, int]:
         """Shape of the times of a phase: (stages, columns)."""
         return self.num_stages, self.columns
+
+    @property
+    def pair_shape(self) -> tuple[int, int]:
+        """Shape of the times of fused pairs: as of a phase, or (pairs, 1)."""
+        return (self.num_pairs, 1) if self.pairs_apart else self.op_shape
 
     @property
     def link_shape(self) -> tuple[int, int, int, int]:

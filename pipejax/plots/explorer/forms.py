@@ -30,12 +30,13 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """The form of a program of a run's table, or None where it is too large.
+        """The form of a program of a run's table, or None where it is too large or pairs overlap.
 
         Its parameters are the kinds of costs that have factors: a time, where it is one for all
         stages and messages, else the factor itself. `base` is what the factors multiply.
         """
-        if program.num_nodes > self.nodes_left:
+        overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
+        if overlaps or program.num_nodes > self.nodes_left:
             return None
         self.nodes_left -= program.num_nodes
         own, parameters, units, is_time = np.array(kinds(run)), {}, [], []

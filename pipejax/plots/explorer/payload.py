@@ -130,7 +130,7 @@ def _schedule(
         "peakInFlight": run.peak_in_flight.tolist(),
         "ops": _ops(run, cells, beside),
         "messages": _messages(run.program, number),
-        "costs": pack({"base": base, "kind": own, "pair": np.asarray(run.program.pair_index)})
+        "costs": pack({"base": base, "kind": own, **_pairs(run)})
         | {
             "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
             "firstLink": run.program.layout.first_link,
@@ -144,6 +144,15 @@ def _schedule(
             for model, found in programs.items()
         },
     }
+
+
+def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
+    """Positions of the ops of each kind of fused pair, and what of the shorter one it takes."""
+    program, layout = run.program, run.program.layout
+    factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
+    of_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))
+    overlap = np.broadcast_to(of_stage, layout.op_shape).ravel()[program.pair_stage]
+    return {"pair": np.asarray(program.pair_index), "overlap": overlap}
 
 
 def _executed_cells(programs: Programs) -> Int[NumpyArray, " ops"]:

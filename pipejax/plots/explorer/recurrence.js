@@ -28,16 +28,18 @@ export function layOut({ degree, back, lag, lasts, op, carrier, arrives }) {
   };
 }
 
-/** Costs by position: what is given times the factor of its kind; pairs and messages are sums. */
+/** Costs by position: what is given times the factor of its kind; a message is a sum, a pair the
+ * longer of its ops and a part of the shorter one. */
 export function costVector(costs, factors) {
-  const { base, kind, pair, firstPair, firstLink } = costs;
+  const { base, kind, pair, overlap, firstPair, firstLink } = costs;
   const vector = new Float64Array(base.length);
   for (let k = 0; k < base.length; k++) {
     vector[k] = kind[k] === 0 ? base[k] : base[k] * factors[kind[k] - 1];
   }
   if (firstPair >= 0) {
     for (let k = 0; 2 * k < pair.length; k++) {
-      vector[firstPair + k] = vector[pair[2 * k]] + vector[pair[2 * k + 1]];
+      const both = [vector[pair[2 * k]], vector[pair[2 * k + 1]]];
+      vector[firstPair + k] = Math.max(...both) + overlap[k] * Math.min(...both);
     }
   }
   const links = (base.length - firstLink) / 3; // latencies, transmit times, and their sums

@@ -1,0 +1,134 @@
+"""The overlap factor of fused pairs: one run, batches, derivatives, files, sweeps, commands."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.costs import unchecked_costs
+
+FACTORS = [0.0, 0.3, 1.0, 1.5]
+
+
+def table_of(name="dualpipe", workers=4, microbatches=8):
+    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+
+
+def drawn(table, size, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((2, size, table.num_stages))
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
+    table = pj.ScheduleTable.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]])
+    for forward, backward in ((1.0, 2.0), (2.0, 1.0), (1.5, 1.5)):
+        costs = pj.Costs(forward=forward, backward=backward, pair_factor=factor)
+        pair = max(forward, backward) + factor * min(forward, backward)
+        assert pj.evaluate(table, costs).makespan == forward + pair + backward
+
+
+@pytest.mark.compiles
+def test_batches_are_their_single_runs():
+    for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
+        table = table_of(name)
+        program, times = pj.lower(table), drawn(table, 5)
+        costs = pj.Costs(forward=times[0], backward=times[1], pair_factor=factor)
+        alone = [
+            pj.Costs(forward=f, backward=b, pair_factor=factor) for f, b in zip(*times, strict=True)
+        ]
+        expected = [pj.evaluate(table, each).makespan for each in alone]
+        np.testing.assert_allclose(pj.makespans(program, costs), expected, rtol=1e-13)
+        values, counts = pj.makespans_and_grad(program, costs)
+        np.testing.assert_allclose(values, expected, rtol=1e-13)
+        for k, each in enumerate(alone):
+            found = jax.grad(pj.makespan, argnums=1)(program, jax.tree.map(jnp.asarray, each))
+            for field in ("forward", "backward", "input_grad", "weight_grad", "pair_factor"):
+                np.testing.assert_allclose(
+                    getattr(counts, field)[k], getattr(found, field), rtol=1e-12
+                )
+
+
+@pytest.mark.compiles
+def test_the_factor_has_a_derivative():
+    table = table_of()
+    program, (forward, backward) = pj.lower(table), drawn(table, 3)
+
+    def total(factor):
+        costs = pj.Costs(forward=forward, backward=backward, pair_factor=factor)
+        return pj.makespans(program, costs).sum()
+
+    step = 1e-6
+    slope = jax.grad(total)(jnp.full(3, 0.4)).sum()
+    difference = (total(np.full(3, 0.4 + step)) - total(np.full(3, 0.4 - step))) / (2 * step)
+    assert float(slope) == pytest.approx(float(difference), rel=1e-6)
+
+
+def test_pair_and_its_factor_are_not_given_together():
+    with pytest.raises(ValueError, match="pair and pair_factor both say"):
+        pj.Costs(forward=1.0, backward=2.0, pair=2.0, pair_factor=0.5)
+    with pytest.raises(ValueError, match="pair_factor makes no sum"):
+        pj.formula(
+            pj.lower(table_of()), {"x": unchecked_costs({"forward": 1.0, "pair_factor": 0.5})}
+        )
+
+
+def test_a_file_gives_it_without_a_unit(tmp_path):
+    path, table = tmp_path / "costs.json", table_of()
+    path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "pair_factor": 0.5}')
+    costs = pj.read_costs(path, table)
+    assert np.ravel(costs.pair_factor).tolist() == [0.5] * 4
+    assert pj.Costs.per_worker(table, forward=1.0, backward=2.0, pair_factor=0.5).pair_factor == 0.5
+    with pytest.raises(ValueError, match="unknown cost 'pair_factor'"):
+        pj.scaled_costs(costs, table, "pair_factor*2")
+
+
+def test_what_a_run_claims_with_it_is_verified(tmp_path):
+    costs = pj.Costs(forward=1.0, backward=1.7, transmit=0.2, pair_factor=0.35)
+    claimed = json.loads(json.dumps(pj.certificate(pj.evaluate(table_of(), costs))))
+    verdict = pj.verify(claimed)
+    assert (verdict.ok, verdict.problems) == (True, ())
+    claimed["costs"]["pair_factor"][0] = 0.4
+    assert not pj.verify(claimed).ok
+
+
+def test_the_option(answer, call):
+    given = "evaluate", "-s", "dualpipe", "-P", 8, "-M", 20, "--stage-times", "F=1,B=2"
+    assert answer(*given)["makespan"] == 66.0
+    assert answer(*given, "--pair-factor", 0)["makespan"] == 52.0
+    for more, message in (
+        (("--pair-factor", -1), "--pair-factor must be a finite number of at least 0"),
+        (("-s", "1f1b", "--pair-factor", 0.5), "no fused pair in 1f1b"),
+    ):
+        arguments = given if "-s" not in more else (given[0], *given[3:])
+        code, _, said = call(*arguments, *more)
+        assert code == 2
+        assert message in said
+
+
+@pytest.mark.compiles
+def test_sweeps_take_it(tmp_path):
+    swept = pj.run_sweep(
+        {
+            "schedules": "dualpipe",
+            "models": "gpt-22b",
+            "systems": "h100",
+            "workers": 4,
+            "minibatch": 8,
+            "microbatch_size": 1,
+            "pair_factor": [0.25, 1.0],
+            "tensor_parallel": 8,
+            "outputs": ["bubble_ratio"],
+        },
+        tmp_path / "out.zarr",
+    ).load()
+    system, model = pj.load_system("h100"), pj.load_model("gpt-22b")
+    for k, factor in enumerate((0.25, 1.0)):
+        workload = pj.Workload(model, 8, tensor_parallel=8, pair_factor=factor)
+        run = pj.evaluate(table_of(), pj.stage_costs(workload, system, table_of()))
+        assert np.ravel(swept["step_time"])[k] == pytest.approx(run.makespan, rel=1e-5)
+        busy = run.busy.mean() / run.makespan
+        assert np.ravel(swept["bubble_ratio"])[k] == pytest.approx(1 - busy, rel=1e-4)
