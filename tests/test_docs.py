@@ -126,7 +126,16 @@ def test_the_pages_on_measurements_have_every_column():
 
 
 def test_the_page_on_costs_has_every_key():
-    known = {"unit", *PHASE_FIELDS, "pair", "pair_factor", "message", "message_back", "stragglers"}
+    known = {
+        "unit",
+        *PHASE_FIELDS,
+        "pair",
+        "pair_factor",
+        "message",
+        "message_back",
+        "stragglers",
+        "workers_per_node",
+    }
     assert set(keys_on("own_costs.md", "key")) == known
     assert set(keys_on("own_costs.md", "key of a message")) == {
         *MESSAGE_FIELDS,

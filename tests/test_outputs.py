@@ -24,6 +24,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
     "order": (["order", *NO_TABLE, *LATE], "--out", ".csv"),
     "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),
+    "place": (["place", *NO_TABLE, *LATE], "--out", ".json"),
     "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
     "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
     "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),

@@ -20,6 +20,7 @@ ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8", "--stage-t
 MODEL = ["--model", "gpt-22b", "--system", "a100", "--minibatch", "64", "--tensor-parallel", "8"]
 LONG = ["--schedule", "1f1b", "--workers", "8", "--microbatches", "64"]
 SEARCH = [*LONG, "--stage-times", "F=10,I=11,W=9", "--comm", "14"]
+NODES = ["--workers-per-node", "2", "--comm", "14,40", "--iterations", "9999"]
 SCALE = ",".join(str(1 + k % 13) for k in range(64))
 GRID = """
 schedules = ["gpipe", "1f1b", "chimera"]
@@ -40,6 +41,7 @@ RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
     "order": (8, [*SEARCH, "--iterations", "9999", "--out", "{}/x.json"]),
     "arrange": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
+    "place": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
     "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),

@@ -198,3 +198,68 @@ def test_levels_pick_what_files_and_microbatches_say():
     assert placed.at([0, 1, 2, 3]).transmit[0, 0].tolist() == [1.0, 2.0, 1.0]
     own = type(placed).of_levels([near, far], table, (2,)).at([0, 1, 2, 3]).transmit
     assert own[1, 0].tolist() == [[1, 2, 3], [40, 50, 60], [7, 8, 9]]
+
+
+LOOPED = ["-s", "interleaved-1f1b", "-P", 4, "-M", 4, "-T", "F=1,B=2"]
+NODES = ["--workers-per-node", 2, "--latency", 0.125, "--transmit", "0,0.5"]
+
+
+@pytest.mark.compiles
+def test_places_on_the_command_line(answer, call, tmp_path):
+    out, figure = tmp_path / "places.json", tmp_path / "places.svg"
+    found = answer(
+        "place", *LOOPED, *NODES, "--worker-places", "0,2,1,3", "--out", out, "--figure", figure
+    )
+    table = build("interleaved-1f1b", 4, 4)
+    machine = pj.Topology(2, latency=0.125, transmit=(0.0, 0.5), places=(0, 2, 1, 3))
+    given = pj.evaluate(table, pj.topology_costs(COSTS, table, machine)).makespan
+    assert found["baselines"]["given"] == given > found["makespan"]
+    assert (found["boundaries"], found["nodes"]) == ([4, 3], [[0, 1], [2, 3]])
+    assert sorted(found["places"]) == [0, 1, 2, 3]
+    for places, makespan in ((out, found["makespan"]), ("0,2,1,3", given)):
+        there = answer("evaluate", *LOOPED, *NODES, "--worker-places", places)
+        assert there["makespan"] == makespan
+    assert "between nodes" in figure.read_text()
+    code, text, _ = call("place", *LOOPED, *NODES)
+    assert (code, "3 of 7" in text, "0 1" in text) == (0, True, True)
+    many = ["compare", "--schedules", "1f1b,chimera", *LOOPED[2:], *NODES]
+    rows = answer(*many, "--worker-places", "0,2,1,3")
+    assert rows != answer(*many)
+
+
+def test_files_say_what_levels_take(answer, mistake, tmp_path):
+    file, plain = tmp_path / "costs.json", tmp_path / "plain.json"
+    times = '{"unit": "milliseconds", "F": 1, "B": 2, '
+    file.write_text(
+        times + '"workers_per_node": 2, "message": [{"bytes": 1e6, "bandwidth": 1e12}, '
+        '{"latency": [0, 1, 0, 0, 0, 0, 0], "transmit": 0.5}], "message_back": [{}, {}]}'
+    )
+    plain.write_text(times + '"message": {"transmit": 1}}')
+    table = build("interleaved-1f1b", 4, 4)
+    costs = pj.read_costs(file, table, places=(0, 2, 3, 1))
+    assert costs.transmit[0, 0] == pytest.approx([5e-4, 1e-6, 5e-4, 1e-6, 5e-4, 1e-6, 5e-4])
+    assert costs.latency[:, 0].tolist() == [[0.0] * 7] * 2
+    in_order = pj.read_costs(file, table)
+    assert in_order.latency[0, 0].tolist() == [0.0, 1e-3, *[0.0] * 5]
+    both = ["evaluate", *LOOPED[:-2], "--costs", file]
+    assert answer(*both)["makespan"] == pj.evaluate(table, in_order).makespan
+    moved = answer(*both, "--worker-places", "0,2,3,1")["makespan"]
+    assert moved == pj.evaluate(table, costs).makespan
+    found = answer("place", *both[1:])
+    assert found["makespan"] <= min(found["baselines"].values())
+    assert "workers-per-node does not" in mistake(*both, "--workers-per-node", 2)
+    with pytest.raises(ValueError, match="places need workers_per_node"):
+        pj.read_costs(plain, table, places=(0, 2, 1, 3))
+    plain.write_text(times + '"workers_per_node": 2, "message": {"transmit": 1}}')
+    with pytest.raises(ValueError, match="message must be a list of 2"):
+        pj.read_costs(plain, table)
+
+
+def test_a_system_has_its_own_nodes(answer, mistake):
+    model = ["--model", "gpt3-175b", "--system", "h100", "--minibatch", 4, "--tensor-parallel", 4]
+    of = ["-s", "chimera", "-P", 4, "-M", 4, *model]
+    moved = answer("evaluate", *of, "--worker-places", "0,2,1,3")
+    assert moved["makespan"] > answer("evaluate", *of)["makespan"]
+    assert sum(moved["breakdown"].values()) == pytest.approx(moved["makespan"])
+    assert "the system says" in mistake("evaluate", *of, "--workers-per-node", 2)
+    assert "--worker-places" in mistake("evaluate", *of, "--worker-places", "0,1,2")

@@ -46,6 +46,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",
     "arrange": "Search the order of microbatches that differ, against sorted and random ones.",
+    "place": "Search which worker sits where on a machine of nodes, against in order and round "
+    "robin.",
     "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
     "it can be.",
     "verify": "Derive a certificate again by other means than the engine; of a table, what "

@@ -1,6 +1,6 @@
 """Costs from a file of measurements, and from the slots of a table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,25 @@ from pipejax.costs.costs import (
     check_backward,
 )
 from pipejax.costs.scaling import scale_workers
+from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 _BACKWARD = ("backward", "input_grad", "weight_grad")
+_KEYS = (
+    "unit",
+    *PHASE_FIELDS,
+    "pair",
+    "pair_factor",
+    "message",
+    "message_back",
+    "stragglers",
+    "workers_per_node",
+)
 UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
 
 
-def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
+def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] = ()) -> Costs:
     """Read measured costs for a table.
 
     The file is {"unit": "seconds", "F": x, "B": x, "I": x, "W": x, "message": {"latency": x,
@@ -38,9 +49,13 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
     forward, or "pair_factor" the k in max(F, B) + k min(F, B), which has no unit. "stragglers" are
     factors by slow worker, as {"3": 1.2}, on what it executes.
 
+    With "workers_per_node", a number or several as `Topology` has them, "message" and
+    "message_back" are lists: inside a node, between nodes, and so on.
+
     Args:
       path: the file.
       table: the schedule that the costs are for.
+      places: place of each worker on a machine of nodes; in order if not given.
 
     Returns:
       The costs [s].
@@ -58,9 +73,24 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
       array([1.5, 1.5])
     """
     check_types(path=(path, str, Path), table=(table, ScheduleTable))
+    levels, sizes = read_levels(path, table), read_sizes(path)
+    if not sizes and not places:
+        return levels[0]
+    if not sizes:
+        raise ValueError(f"{path}: places need workers_per_node, which it does not say")
+    return PlacedCosts.of_levels(levels, table, sizes).at(places_on(table, places))
+
+
+def read_sizes(path: str | Path) -> tuple[int, ...]:
+    """Read how many places a node, a rack of nodes and so on have, if a file of costs says so."""
+    given = load_json(Path(path)).get("workers_per_node")
+    return () if given is None else check_sizes(given, f"{path}: workers_per_node")
+
+
+def read_levels(path: str | Path, table: ScheduleTable) -> list[Costs]:
+    """Read measured costs as if all messages went over links of each level of the machine."""
     data = load_json(Path(path))
-    known = ("unit", *PHASE_FIELDS, "pair", "pair_factor", "message", "message_back", "stragglers")
-    check_keys(data, dict.fromkeys(known, ""), str(path))
+    check_keys(data, dict.fromkeys(_KEYS, ""), str(path))
     scale = UNIT_SECONDS[one_of(data.get("unit"), UNIT_SECONDS, f'{path}: "unit"')]
     if "F" not in data:
         raise ValueError(f'{path}: "F" is missing: every schedule has forwards')
@@ -72,18 +102,42 @@ def read_costs(path: str | Path, table: ScheduleTable) -> Costs:
             times[field] = unit * _numbers(data[key], table, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} is of no microbatch: give one entry per stage")
-    both = "message", "message_back" if "message_back" in data else "message"
-    there, back = (_message(data.get(key, {}), table, f"{path}: {key}", scale) for key in both)
-    for name in MESSAGE_FIELDS:
-        times[name] = np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
-    try:
-        check_backward(times)
-        costs = Costs(**_without_equal_microbatches(times))
-        costs.check_known((Phase.F, Phase.B))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     slow = _stragglers(data.get("stragglers", {}), f"{path}: stragglers")
-    return scale_workers(costs, table, slow) if slow else costs
+    found = []
+    for messages in _messages(data, table, str(path), scale):
+        try:
+            check_backward(times)
+            costs = Costs(**_without_equal_microbatches(times | messages))
+            costs.check_known((Phase.F, Phase.B))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        found.append(scale_workers(costs, table, slow) if slow else costs)
+    return found
+
+
+def _messages(
+    data: dict[str, Any], table: ScheduleTable, path: str, scale: float
+) -> Iterator[dict[str, NumpyArray]]:
+    """Latency and transmit time (2, 1, boundaries, microbatches) [s] of messages, by level."""
+    levels = len(read_sizes(path)) + 1
+    both = "message", "message_back" if "message_back" in data else "message"
+    for key in both if levels > 1 else ():
+        given = data.get(key)
+        if not isinstance(given, list) or len(given) != levels:
+            raise ValueError(
+                f"{path}: {key} must be a list of {levels}: inside a node, between nodes, and so "
+                f"on, got {given!r}"
+            )
+    for level in range(levels):
+        sections = [data.get(key, {}) for key in both]
+        there, back = (
+            _message(each[level] if levels > 1 else each, table, f"{path}: {key}", scale)
+            for key, each in zip(both, sections, strict=True)
+        )
+        yield {
+            name: np.stack(np.broadcast_arrays(there[name], back[name]))[:, None]
+            for name in MESSAGE_FIELDS
+        }
 
 
 def _stragglers(section: Any, where: str) -> dict[int, float]:

@@ -158,6 +158,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "embedding_units": OptionRecord(WHOLE, "layers that the embedding counts as"),
         "loss_units": OptionRecord(WHOLE, "layers that the head and its loss count as"),
         "pipeline_layout": OptionRecord(RULES, "what each stage holds, as E|(t|)*30ttL"),
+        "workers_per_node": OptionRecord(RULES, "workers that share a node of the machine"),
+        "worker_places": OptionRecord(RULES, "place of each worker on the machine"),
     },
     "Layouts to search": {
         "tensor": OptionRecord(COUNT, "degrees t of tensor parallelism, as 4,8"),

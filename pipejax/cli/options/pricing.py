@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,13 @@ from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, WeightShare
 from pipejax.cli.options.host_times import HostTimes
+from pipejax.cli.options.machine import Machine
 from pipejax.cli.options.microbatches import Microbatches
-from pipejax.cli.options.numbers import parse_number, parse_seconds, parse_times
+from pipejax.cli.options.numbers import parse_number, parse_times
 from pipejax.schedules import Builder
+
+if TYPE_CHECKING:
+    from pipejax.costs.topology import PlacedCosts
 
 
 class Pricing(NamedTuple):
@@ -29,6 +33,8 @@ class Pricing(NamedTuple):
       rare: letters of ops that most tables have none of, and the option that gives their time.
       stragglers: factors of slow workers.
       of_pairs: the option that says how fused pairs overlap.
+      placed: costs of a table by where its workers sit, on a machine of nodes.
+      places: of each worker there; in order if none.
     """
 
     of: "Callable[[pj.ScheduleTable], pj.Costs]"
@@ -39,6 +45,8 @@ class Pricing(NamedTuple):
     rare: Mapping[str, str] = MappingProxyType({})
     stragglers: Mapping[int, float] = MappingProxyType({})
     of_pairs: str = ""
+    placed: "Callable[[pj.ScheduleTable], PlacedCosts] | None" = None
+    places: tuple[int, ...] = ()
 
     def check_used(
         self, tables: Iterable[pj.ScheduleTable], builders: Iterable[Builder] = ()
@@ -141,6 +149,9 @@ class PricingSettings(NamedTuple):
       microbatch_order: that arrange wrote.
       stragglers: factors on all that these workers execute.
       pair_factor: 0 is perfect overlap, 1 none.
+      workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
+        --transmit then take a time for each level, as 1ms,5ms.
+      worker_places: numbered node by node, as 0,4,1,5, or a file that place wrote.
     """
 
     stage_times: Text = None
@@ -174,10 +185,44 @@ class PricingSettings(NamedTuple):
     microbatch_order: Text = None
     stragglers: Text = None
     pair_factor: Text = None
+    workers_per_node: Text = None
+    worker_places: Text = None
 
     def chosen(self) -> Pricing | None:
         """Read how ops and messages are priced; None if no option says so."""
-        return self._with_stragglers(self._with_pairs(self._by_microbatch()))
+        machine = Machine.read(self.workers_per_node, self.worker_places, self.costs, self.model)
+        each = [self._on_level(machine, level) for level in range(len(machine.sizes) + 1)]
+        found, *_ = each
+        if found is None:
+            if machine != Machine():
+                raise ValueError("--workers-per-node needs op times: give --stage-times")
+            return None
+        if self.model is None and not machine.sizes:
+            return found
+        from pipejax.costs.topology import PlacedCosts
+
+        def placed(table: pj.ScheduleTable) -> PlacedCosts:
+            if found.workload is None or found.system is None:
+                levels = [level.of(table) for level in each if level is not None]
+                return PlacedCosts.of_levels(levels, table, machine.sizes)
+            from pipejax.costs.model_topology import model_placements
+
+            by_place = model_placements(found.workload, found.system, table)
+            return by_place._replace(base=found.of(table))
+
+        if self.model is not None:
+            is_alike = found.workload is not None  # microbatches that differ have none
+            return found._replace(placed=placed if is_alike else None, places=machine.places)
+        from pipejax.costs.topology import places_on
+
+        def at_places(table: pj.ScheduleTable) -> "pj.Costs":
+            return placed(table).at(places_on(table, machine.places, "--worker-places"))
+
+        return found._replace(of=at_places, placed=placed, places=machine.places)
+
+    def _on_level(self, machine: Machine, level: int) -> Pricing | None:
+        """Price as if all messages went over links of one level."""
+        return self._with_stragglers(self._with_pairs(self._by_microbatch(machine, level)))
 
     def _with_pairs(self, found: Pricing | None) -> Pricing | None:
         """Let fused pairs overlap."""
@@ -212,10 +257,10 @@ class PricingSettings(NamedTuple):
         of = lambda table: pj.scale_workers(found.of(table), table, slow)  # noqa: E731
         return found._replace(of=of, workload=work, stragglers=slow)
 
-    def _by_microbatch(self) -> Pricing | None:
+    def _by_microbatch(self, machine: Machine, level: int) -> Pricing | None:
         """Price microbatches, which may differ."""
         each = Microbatches.read(self.lengths, self.microbatch_scale, self.microbatch_order)
-        alike = self._with_host(self._alike())
+        alike = self._with_host(self._alike(machine, level))
         if not each.differ:
             return alike
         if alike is None:
@@ -240,9 +285,9 @@ class PricingSettings(NamedTuple):
         given |= {} if self.load is None else {"L": f"--load {self.load}"}
         return pricing._replace(of=of, offloads=True, rare={**pricing.rare, **given})
 
-    def _alike(self) -> Pricing | None:
+    def _alike(self, machine: Machine, level: int) -> Pricing | None:
         """Price microbatches that are alike."""
-        message = self._message()
+        message = self._message(machine)[level]
         given = {k: v for k, v in self._asdict().items() if v is not None and v is not False}
         ways = [name for name in _TIMES if name in given]
         if len(ways) > 1:
@@ -257,10 +302,12 @@ class PricingSettings(NamedTuple):
             return None
         if self.model is not None:
             named = {name: given[name] for name in (*stray, "weight_share") if name in given}
-            return _price_model(self.model, **named)
+            return _price_model(self.model, **named, worker_places=machine.places)
         text: str = given[way]
         if way == "costs":
-            return Pricing(lambda table: pj.read_costs(text, table))
+            from pipejax.costs.measured import read_levels
+
+            return Pricing(lambda table: read_levels(text, table)[level])
         from pipejax.costs.costs import PHASE_FIELDS, check_backward
 
         times = parse_times(text, flag(way))
@@ -275,16 +322,16 @@ class PricingSettings(NamedTuple):
             return Pricing(lambda table: of_stage, rare=rare)
         return Pricing(lambda table: pj.Costs.per_worker(table, **times, **message), rare=rare)
 
-    def _message(self) -> dict[str, float]:
-        """Read the times of a message [s]."""
+    def _message(self, machine: Machine) -> list[dict[str, float]]:
+        """Read the times of a message [s] by level of the machine."""
         given = {"latency": self.latency, "transmit": self.transmit}
-        if self.comm is not None:
-            if given != {"latency": None, "transmit": None}:
-                raise ValueError(
-                    "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
-                )
-            return {"transmit": parse_seconds(self.comm, "--comm")}
-        return {k: parse_seconds(text, flag(k)) for k, text in given.items() if text is not None}
+        if self.comm is None:
+            return machine.times(given)
+        if given != {"latency": None, "transmit": None}:
+            raise ValueError(
+                "--comm is latency 0 and a transmit time: give it, or --latency and --transmit"
+            )
+        return [{"transmit": each["comm"]} for each in machine.times({"comm": self.comm})]
 
 
 def _price_model(

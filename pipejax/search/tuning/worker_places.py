@@ -144,6 +144,7 @@ class PlacementSearch(PermutationSearch):
     ) -> None:
         """Start the clock, and evaluate the baselines."""
         super().__init__(seed)
+        _check_eager(placed, links)
         exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), placed.base)
         self._placed = placed._replace(base=exact)
         self._links, self._known = links, dict[bytes, float]()
@@ -183,15 +184,28 @@ class PlacementSearch(PermutationSearch):
 
     def result(self, stopped: str) -> WorkerPlaces:
         """Return the best placement so far, and what ended the search."""
-        costs = self._placed.at(self.best.tolist())
+        best = self.best.copy()
+        for workers in self._placed.seated(best):  # in order within a node, where all are alike
+            best[np.sort(workers)] = np.sort(best[workers])
+        costs = self._placed.at(best)
         return WorkerPlaces(
-            places=self.best,
+            places=best,
             makespan=evaluate(self._placed.table, costs, link=self._links).makespan,
             costs=costs,
             baselines=self._baselines,
             bound=self.bound,
             evaluated=self.evaluated,
             stopped=stopped,
+        )
+
+
+def _check_eager(placed: PlacedCosts, links: Links) -> None:
+    """Refuse messages that are eager at some places and not at others: their programs differ."""
+    smaller = placed.messages["transmit"] < links.eager_below
+    if (smaller != smaller[0]).any():
+        raise ValueError(
+            f"eager_below = {links.eager_below:g} s lies between what a message takes in a node "
+            "and between nodes: a search of places needs one that both are above or below"
         )
 
 
