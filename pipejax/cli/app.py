@@ -41,7 +41,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "slots.",
     "explore": "Write a page that shows schedules and prices them anew as sliders move; no server, "
     "no net.",
-    "export": "Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.",
+    "export": "Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for "
+    "Perfetto.",
     "run": "Run a table in a runtime: its gradients against those of the model without a pipeline.",
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",

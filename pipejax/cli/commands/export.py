@@ -1,6 +1,5 @@
 """`pipejax export`: a table for other programs."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -12,10 +11,11 @@ from pipejax.cli.options.pricing import Pricing, or_slots
 from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.numbers import print_json
 from pipejax.cli.output.report import print_written
-from pipejax.runtimes.torch_tables import absent, complete
-from pipejax.schedules.table.slot_simulation import spread
-from pipejax.schedules.table.table import without
-from pipejax.schedules.table.table_files import LossWarning, to_csv, to_json
+from pipejax.runtimes.torch_tables import ABSENT, complete
+from pipejax.runtimes.writers.jaxpp import to_jaxpp
+from pipejax.runtimes.writers.known_cells import with_known_cells
+from pipejax.runtimes.writers.shardy import to_shardy
+from pipejax.schedules.table.table_files import to_csv, to_json
 
 
 def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
@@ -23,23 +23,15 @@ def _trace(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
     return pj.chrome_trace(pj.evaluate(table, costs, link=links))
 
 
-def _for_pytorch(table: pj.ScheduleTable) -> pj.ScheduleTable:
+def _for_pytorch(table: pj.ScheduleTable, costs: "pj.Costs", links: pj.Links) -> str:
     """Leave out what PyTorch's runtime does not know, put in what it needs, and say so."""
-    count = absent(table)
-    found = ", ".join(f"{number} {phase.name}" for phase, number in count.items())
-    if found:
-        later = ": it updates after the whole table" * table.updates_within
-        warnings.warn(
-            f"{found} cells are left out, PyTorch has none{later}; --format json keeps them",
-            LossWarning,
-            stacklevel=2,
-        )
-        table = spread(without(table, tuple(count)))
-    return complete(table, sharding=True)
+    return to_csv(complete(with_known_cells(table, tuple(ABSENT), "PyTorch"), sharding=True))
 
 
 FORMATS: "Mapping[str, Callable[[pj.ScheduleTable, pj.Costs, pj.Links], str]]" = {
-    "torch-csv": lambda table, costs, links: to_csv(_for_pytorch(table)),
+    "torch-csv": _for_pytorch,
+    "jaxpp": lambda table, costs, links: to_jaxpp(table),
+    "shardy": lambda table, costs, links: to_shardy(table),
     "json": lambda table, costs, links: to_json(table),
     "chrome-trace": _trace,
 }
@@ -53,10 +45,10 @@ def export(
     out: Annotated[Output, ANY],
     json: JsonFlag = False,
 ) -> None:
-    """Write a table as PyTorch's CSV, as JSON, or its run as a Chrome trace for Perfetto.
+    """Write a table for PyTorch, JaxPP or Shardy, as JSON, or its run as a trace for Perfetto.
 
     Options:
-      out: a table, or a trace for Perfetto.
+      out: a CSV for PyTorch, a module of Python for JaxPP and Shardy, JSON otherwise.
 
     Example:
       pipejax export -s 1f1b -P 4 -M 8 --format torch-csv --out table.csv

@@ -1,0 +1,1 @@
+"""Tables in the forms that runtimes of JAX take."""
