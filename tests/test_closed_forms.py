@@ -77,6 +77,25 @@ def test_chimera_square(p):
     assert peak_in_flight(table).tolist() == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]
 
 
+@pytest.mark.parametrize("pipes", [2, 4, 6, 8])
+@pytest.mark.parametrize("p", [4, 8, 12, 16])
+def test_chimera_with_several_couples_of_pipes(p, pipes):
+    """Table 3: (P-2f)/(2fM+P-2f), from P-P/2f+1 to P activations."""
+    if p % pipes:
+        return
+    for m in (p, 3 * p):
+        table, result = run("chimera", p, m, pipes=pipes)
+        form, shape = closed_form(table)
+        assert (form.weight_copies, shape.f) == (pipes, pipes // 2)
+        assert result.makespan == 2 * m + 2 * p // pipes - 2
+        assert result.bubble_ratio == pytest.approx(form.bubble_ratio[1](shape), abs=1e-15)
+        peak = peak_in_flight(table)
+        assert peak.max() == p
+        if m == p:
+            assert peak.min() == p - p // pipes + 1
+            assert peak.tolist() == [form.in_flight[1](shape, r) for r in range(p)]
+
+
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 16), (8, 16), (8, 64), (16, 32)])
 def test_chimera_concatenates(p, m):  # (2M+P-2)F holds for every multiple of P at F = B
     assert run("chimera", p, m)[1].makespan == 2 * m + p - 2

@@ -25,6 +25,7 @@ INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
 OPTIONS = {
     "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
     "hanayo": [{}, {"waves": 3}],
+    "chimera": [{}, {"pipes": 4}],
     "interleaved-zb": [{}, {"stages_per_worker": 3}],
     "looped-bfs": [{"stages_per_worker": 4}],
     "circular": [{}, {"stages_per_worker": 1}],
@@ -39,7 +40,8 @@ CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_builds_at_every_legal_size(name, options):
     for p, m in SIZES:
-        if not is_legal(name, p, m):
+        pipes = options.get("pipes", 1)
+        if not is_legal(name, p, m) or p % pipes or m % pipes:
             continue
         for slots in ({"F": 1, "B": 1}, {"F": 2, "B": 3})[: 1 + (m < 8)]:
             table = pj.schedules.build(
@@ -100,6 +102,8 @@ ILLEGAL = {
     "few for DualPipe": (("dualpipe", 4, 6, {}), r"at least twice the workers \(8\), got 6"),
     "few for DualPipeV": (("dualpipe-v", 3, 5, {}), r"microbatches, .* workers \(6\), got 5"),
     "no multiple": (("circular", 4, 6, {}), r"circular needs a multiple of .* \(4\) .* got 6"),
+    "odd pipes": (("chimera", 4, 12, {"pipes": 3}), r"pipes must be even and divide .* got 3"),
+    "many pipes": (("chimera", 4, 6, {"pipes": 4}), r"the microbatches \(6\), got 4"),
     "odd asymmetric": (("chimera-asymmetric", 3, 4, {}), "chimera-asymmetric needs an even"),
     "no wave": (("hanayo", 4, 4, {"waves": 0}), "waves must be .* at least 1, got 0"),
     "half a wave": (("hanayo", 4, 4, {"waves": 1.5}), "waves must be a whole number .* got 1.5"),

@@ -256,6 +256,20 @@ def test_mirrored_rows_are_two_pipes():
     assert table.pipe_of_microbatch.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("workers", "pipes"), [(4, 4), (8, 4), (6, 6), (12, 6)])
+def test_couples_of_pipes_are_read_off_the_rows(workers, pipes):
+    size = {"num_workers": workers, "num_microbatches": 2 * pipes}
+    table = pj.schedules.build("chimera", **size, pipes=pipes)
+    read = pj.ScheduleTable.from_rows([*table.rows()])
+    assert read.placement.tolist() == table.placement.tolist()
+    assert read.pipe_of_microbatch.tolist() == table.pipe_of_microbatch.tolist()
+    if workers == pipes:  # whichever workers change places, these remain couples
+        return
+    shifted = [*table.rows()]
+    with pytest.raises(pj.ScheduleError, match="shifted round the workers"):
+        pj.ScheduleTable.from_rows([shifted[1], shifted[0], *shifted[2:]])
+
+
 @pytest.mark.parametrize("phase", CELL_PHASES)
 def test_parse_is_the_inverse_of_print(phase):
     text = f"12{phase.name}" + ("" if phase in SHARDING else "345")

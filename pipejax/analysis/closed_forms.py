@@ -17,11 +17,13 @@ class Shape(NamedTuple):
       p: workers.
       m: microbatches.
       v: stages per worker.
+      f: couples of pipes, where there are several pipes: 2f pipes.
     """
 
     p: int
     m: int
     v: int
+    f: int = 1
 
 
 Ratio = tuple[str, Callable[[Shape], float]]
@@ -86,6 +88,15 @@ def _of_span(text: str, idle: Callable[[int], int]) -> Ratio:
     return f"x/(6M+x), x = {text}", lambda n: idle(n.p) / (6 * n.m + idle(n.p))
 
 
+def _chimera(n: Shape) -> float:
+    return (n.p - 2 * n.f) / (2 * n.f * n.m + n.p - 2 * n.f)
+
+
+def _chimera_in_flight(n: Shape, r: int) -> int:
+    apart = n.p // n.f  # workers from one couple of pipes to the next
+    return n.p - apart // 2 + 1 + min(r % apart, apart - 1 - r % apart)
+
+
 def _interleaved(n: Shape, r: int) -> int:
     return min(2 * (n.p - r - 1) + (n.v - 1) * n.p + 1, n.m * n.v)
 
@@ -124,12 +135,11 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         holds=lambda n: n.m >= n.p,
     ),
     "chimera": ClosedForm(
-        "arXiv:2107.06925, Table 2 (smallest and largest worker; between them our count)",
-        ("(P-2)/(2M+P-2)", lambda n: (n.p - 2) / (2 * n.m + n.p - 2)),
-        ("P/2+1+min(r, P-1-r)", lambda n, r: n.p // 2 + 1 + min(r, n.p - 1 - r)),
+        "arXiv:2107.06925, Tables 2 and 3 (smallest and largest worker; between them our count)",
+        ("(P-2f)/(2fM+P-2f), 2f pipes", _chimera),
+        ("P-P/2f+1+min(q, P/f-1-q), q = r mod P/f", _chimera_in_flight),
         "equal stages, F = B, M a multiple of P",
         holds=lambda n: n.m % n.p == 0,
-        weight_copies=2,
     ),
     "dualpipe": ClosedForm(
         "deepseek-ai/DualPipe, table of the README",
@@ -138,7 +148,6 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
         "F = I = W, F&B = F + B",
         idle=("(P/2-1)(F&B+B-3W)", lambda n, t: (n.p / 2 - 1) * (t.pair + t.b - 3 * t.w)),
         idle_assumes=_FUSED,
-        weight_copies=2,
     ),
     "dualpipe-v": ClosedForm(
         "deepseek-ai/DualPipe, table of the README, of 2P stages",
@@ -193,6 +202,7 @@ NO_FORM = ClosedForm(
 
 def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
     """Return the closed form of a schedule, and the shape to evaluate it at."""
-    shape = Shape(table.num_workers, table.num_microbatches, table.stages_per_worker)
-    fallback = NO_FORM._replace(weight_copies=table.num_pipes)
-    return CLOSED_FORMS.get(table.name, fallback), shape
+    couples = max(table.num_pipes // 2, 1)
+    shape = Shape(table.num_workers, table.num_microbatches, table.stages_per_worker, couples)
+    form = CLOSED_FORMS.get(table.name, NO_FORM)
+    return form._replace(weight_copies=table.num_pipes), shape

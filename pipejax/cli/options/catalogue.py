@@ -106,6 +106,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "microbatches": _often(COUNT, "microbatches M", "M"),
         "stages_per_worker": OptionRecord(COUNT, "stages per worker V, where interleaved", "V"),
         "waves": OptionRecord(COUNT, "waves of hanayo"),
+        "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
         "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
         "planned_comm": OptionRecord(NUMBER, "slots of a message that a schedule is planned for"),

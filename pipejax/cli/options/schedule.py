@@ -158,6 +158,7 @@ class ScheduleSettings(NamedTuple):
 
     stages_per_worker: CountIfGiven = None
     waves: CountIfGiven = None
+    pipes: CountIfGiven = None
     accumulation: CountIfGiven = None
     admission: Text = None
     runs: CountIfGiven = None

@@ -4,6 +4,7 @@ Chimera runs two pipes against each other. Every worker holds two stages, one of
 one of the up pipe; every stage has two copies, whose gradients are added at the end of the step.
 Half of the microbatches go down, half up. The published schedule is drawn with F = B = 1 slot;
 with other slot durations the rows come out in another order, which may suit real durations better.
+With 2f pipes the bubble is that of P / f workers, and every stage has 2f copies (Table 3).
 
 Hanayo has one pipe that goes down and up the workers in waves (arXiv:2308.15762): the zigzag
 placement gives Chimera's overlap without a second copy of the weights. The paper describes M = P;
@@ -25,7 +26,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def chimera(
-    num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS
+    num_workers: int, num_microbatches: int, *, pipes: int = 2, slots: Slots = EQUAL_SLOTS
 ) -> ScheduleTable:
     """Two pipes against each other; fewer idle slots, two copies of every stage.
 
@@ -33,13 +34,14 @@ def chimera(
       num_workers: P, even; each worker holds stage w of one pipe and P - 1 - w of the other.
       num_microbatches: M, even; microbatches alternate between the pipes. Each pipe keeps at
         most P of them active, 1F1B's own limit.
+      pipes: 2f pipes, f down and f up, each with a copy of every stage; even, divides P and M.
       slots: slot durations of F and B.
 
     Returns:
-      The table, with P stages in two pipes.
+      The table, with P stages in so many pipes.
 
     Raises:
-      ValueError: if P or M is odd.
+      ValueError: if P or M is odd, or not a multiple of the pipes.
 
     Example:
       >>> print(chimera(2, 2))
@@ -47,7 +49,8 @@ def chimera(
         worker 0  0F0  1F1  1B1  0B0
         worker 1  0F1  1F0  1B0  0B1
     """
-    return _bidirectional("chimera", num_workers, num_microbatches, (1.0,) * num_workers, slots)
+    shares = (1.0,) * num_workers
+    return _bidirectional("chimera", num_workers, num_microbatches, shares, slots, pipes)
 
 
 def chimera_asymmetric(
@@ -101,11 +104,21 @@ def _check_even(num_workers: int, num_microbatches: int, name: str) -> None:
 
 
 def _bidirectional(
-    name: str, workers: int, microbatches: int, shares: Sequence[float], slots: Slots
+    name: str,
+    workers: int,
+    microbatches: int,
+    shares: Sequence[float],
+    slots: Slots,
+    pipes: int = 2,
 ) -> ScheduleTable:
     _check_even(workers, microbatches, name)
-    pipe_of = [m % 2 for m in range(microbatches)]
-    return _admitted(name, bidirectional(workers), pipe_of, workers, shares, slots)
+    if pipes % 2 or workers % pipes or microbatches % pipes:
+        raise MismatchError(
+            f"pipes must be even and divide the workers ({workers}) and the microbatches "
+            f"({microbatches}), got {pipes}"
+        )
+    pipe_of = [m % pipes for m in range(microbatches)]
+    return _admitted(name, bidirectional(workers, pipes), pipe_of, workers, shares, slots)
 
 
 def hanayo(

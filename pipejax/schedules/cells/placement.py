@@ -1,7 +1,8 @@
 """Where stages live: one row per pipe, one worker per stage.
 
 A unidirectional schedule has one pipe. A bidirectional one (Chimera, DualPipe) has two that run
-against each other; a microbatch belongs to one of them.
+against each other, or several such couples, each shifted round the workers; a microbatch belongs to
+one pipe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,20 +34,32 @@ def zigzag(num_workers: int, waves: int = 1) -> Placement:
     return np.tile(np.concatenate([down, down[::-1]]), waves)[None]
 
 
-def bidirectional(num_workers: int) -> Placement:
-    """Place one pipe down the workers and one up, as Chimera does.
+def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
+    """Place pipes down the workers and up, in turn, as Chimera does.
 
-    Returns (2, stages) worker of each stage in the down pipe and in the up pipe.
+    Of 2f pipes each couple begins P / f workers after the one before.
+
+    Returns (pipes, stages) worker of each stage.
     """
-    down = np.arange(num_workers, dtype=np.int32)
-    return np.stack([down, down[::-1]])
+    return couples(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
+
+
+def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
+    """Place the other pipes beside the first: its mirror image, then both shifted round.
+
+    Returns (pipes, stages) worker of each stage.
+    """
+    both = np.stack([first, num_workers - 1 - first])
+    shifts = np.arange(0, num_workers, num_workers // (pipes // 2))[: pipes // 2]
+    return ((both + shifts[:, None, None]) % num_workers).reshape(-1, len(first)).astype(np.int32)
 
 
 def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
     """Read the placement off the rows of a table that does not state it.
 
     Either every stage is on one worker, or there are two pipes that mirror each other (worker w
-    against worker P-1-w) and every microbatch keeps to one of them.
+    against worker P-1-w), or 2f pipes, f such couples that begin P/f workers apart, and every
+    microbatch keeps to one of them.
 
     Returns (pipes, stages) placement and (microbatches) pipe of each microbatch.
     """
@@ -71,24 +84,26 @@ def infer(rows: Sequence[Sequence[Cell]]) -> tuple[Placement, PipeOfMicrobatch]:
     worker_of = np.empty((num_microbatches, num_stages), np.int32)
     for (stage, microbatch), (_, worker, _) in seen.items():
         worker_of[microbatch, stage] = worker
-    first_pipe = worker_of[0]
-    mirrored = len(rows) - 1 - first_pipe
-    odd = np.nonzero(np.any(worker_of != first_pipe, axis=1))[0]
-    if not len(odd):
-        return first_pipe[None], np.zeros(num_microbatches, np.int32)
-    for microbatch in odd.tolist():
-        if not np.array_equal(worker_of[microbatch], mirrored):
-            stage = int(np.nonzero(worker_of[microbatch] != first_pipe)[0][0])
+    kinds, at, pipe_of = np.unique(worker_of, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(at)  # pipes are numbered as microbatches meet them
+    pipes, pipe_of = kinds[order], np.argsort(order)[pipe_of.ravel()].astype(np.int32)
+    if len(pipes) == 1:
+        return pipes, pipe_of
+    # of an odd number, or one that does not divide the workers, one is too many for two
+    count = len(pipes) if len(rows) % len(pipes) == len(pipes) % 2 == 0 else 2
+    legal = couples(pipes[0], len(rows), count).tolist()
+    for pipe in pipes.tolist():
+        if pipe not in legal:
+            microbatch = int(np.flatnonzero((worker_of == pipe).all(axis=1))[0])
+            stage = int(np.nonzero(worker_of[microbatch] != pipes[0])[0][0])
             op, worker, slot = seen[stage, microbatch]
             raise ScheduleError(
                 f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
-                f"{first_pipe[stage]}: a stage has one worker, or two in pipes that mirror each "
-                "other",
+                f"{pipes[0][stage]}: a stage has one worker, or two in pipes that mirror each "
+                "other, or as many as there are such couples of pipes, shifted round the workers",
                 place=(worker, slot),
             )
-    pipe_of = np.zeros(num_microbatches, np.int32)
-    pipe_of[odd] = 1
-    return np.stack([first_pipe, mirrored]), pipe_of
+    return pipes, pipe_of
 
 
 def _missing(
