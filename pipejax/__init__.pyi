@@ -86,6 +86,7 @@ from pipejax.search.calibration.calibrate_links import (
     LinkCalibration as LinkCalibration,
     calibrate_links as calibrate_links,
 )
+from pipejax.search.partition.partition import partition as partition
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
 from pipejax.search.transfers.search import order as order

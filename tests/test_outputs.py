@@ -26,6 +26,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "arrange": (["arrange", *NO_TABLE, *LATE], "--out", ".json"),
     "place": (["place", *NO_TABLE, *LATE], "--out", ".json"),
     "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
+    "partition": (["partition", *NO_TABLE], "--out", ".txt"),
     "sensitivity": (["sensitivity", *NO_TABLE], "--out", ".svg"),
     "staleness": (["staleness", *NO_TABLE], "--out", ".pdf"),
     "jitter": (

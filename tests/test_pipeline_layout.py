@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipejax as pj
+from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
 from pipejax.costs.workload import assign_layers
@@ -158,6 +159,13 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
     assert apart.forward[2] - plain.forward[2] == pytest.approx(one, rel=0.05)
     # behind it, a message holds its output beside that of the layers
     np.testing.assert_allclose(apart.transmit[0, 0], plain.transmit[0, 0] * [1, 1, 2], rtol=1e-12)
+    weights = [
+        stage_bytes(pj.Workload(SPARSE, 8, **SHARED, pipeline_layout=text), TABLE).weights
+        for text in ("Et*15|t*23|t*23m|L", "Et*15|t*23|t*23|mL")
+    ]
+    assert weights[0] - weights[1] == pytest.approx(
+        np.array([0, 0, 1, -1]) * 2 * SPARSE.mtp_parameters / 8, rel=1e-9
+    )
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
     moved, static = more - less, 16 * SPARSE.mtp_parameters / 8
     assert moved[:2].tolist() == [0, 0]

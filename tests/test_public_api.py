@@ -67,6 +67,7 @@ NAMES = [
     "memory_bytes",
     "optimize",
     "order",
+    "partition",
     "place",
     "plan",
     "plot",

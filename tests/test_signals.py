@@ -43,6 +43,10 @@ RUNS = {
     "arrange": (8, [*SEARCH, "--microbatch-scale", SCALE, "--out", "{}/x.json"]),
     "place": (8, [*SEARCH[:-2], *NODES, "--out", "{}/x.json"]),
     "formula": (8, [*LONG, "--link", "rendezvous", "--max-facets", "2000", "--out", "{}/x.json"]),
+    "partition": (
+        10,
+        ["--schedule", "interleaved-1f1b", *LONG[2:], "--stages-per-worker", "4", *MODEL],
+    ),
     "tune": (10, [*MODEL, "--workers", "8", "--method", "both"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["{}/grid.toml", "--out", "{}/x.zarr"]),

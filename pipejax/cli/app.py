@@ -49,6 +49,8 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "arrange": "Search the order of microbatches that differ, against sorted and random ones.",
     "place": "Search which worker sits where on a machine of nodes, against in order and round "
     "robin.",
+    "partition": "Split a model into the stages that make the step shortest, for Megatron and "
+    "torchtitan.",
     "optimize": "Find the fastest schedule that keeps a memory limit, and how far from the best "
     "it can be.",
     "verify": "Derive a certificate again by other means than the engine; of a table, what "

@@ -8,7 +8,7 @@ order in which a microbatch meets them; which worker has each is the schedule's 
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 
 import numpy as np
 
@@ -102,6 +102,28 @@ class PipelineLayout:
         """How many of a letter each stage holds (stages)."""
         return np.array([stage.count(letter) for stage in self.stages])
 
+    def module_fqns(self) -> list[list[str]]:
+        """Write the layout as torchtitan's `module_fqns_per_model_part`.
+
+        Returns:
+          Names of the modules of each stage.
+
+        Raises:
+          ValueError: if there are layers for further tokens, which torchtitan does not pipeline.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.PipelineLayout.of("Et|ttL").module_fqns()
+          [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
+        """
+        if self.count("m").any():
+            raise ValueError(f"pipeline_layout {self}: torchtitan pipelines no layers m")
+        names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "lm_head"]}, count()
+        return [
+            [name for letter in stage for name in names.get(letter) or [f"layers.{next(numbers)}"]]
+            for stage in self.stages
+        ]
+
     def check(self, model: Model, num_stages: int) -> None:
         """Check that these are the layers of a model, on so many stages, in their order.
 
@@ -114,10 +136,10 @@ class PipelineLayout:
                 f"{told} has {len(self.stages)} stages, the schedule has {num_stages}"
             )
         wanted = {"E": 1, "t": int(model.layers), "m": int(model.mtp_layers), "L": 1}
-        for letter, count in wanted.items():
-            if (found := whole.count(letter)) != count:
+        for letter, needed in wanted.items():
+            if (found := whole.count(letter)) != needed:
                 raise MismatchError(
-                    f"{told}: {letter} ({LETTERS[letter]}) must stand {count} times for "
+                    f"{told}: {letter} ({LETTERS[letter]}) must stand {needed} times for "
                     f"{model.name or 'the model'}, got {found}"
                 )
         if list(whole) != sorted(whole, key="EtmL".index):
@@ -140,11 +162,11 @@ def _unrolled(bare: str, told: str) -> str:
             )
         group, group_times, letter, times = match.groups()
         inside = letter if group is None else _unrolled(group, told)
-        count = group_times if group is not None else times or "1"
-        size += len(inside) * (int(count) if len(count) < 9 else MOST + 1)
+        number = group_times if group is not None else times or "1"
+        size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
         if size > MOST:
             raise ValueError(f"{told}: at most {MOST} letters and stages can be read")
-        found.append(inside * int(count))
+        found.append(inside * int(number))
         place = match.end()
     return "".join(found)
 

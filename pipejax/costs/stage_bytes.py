@@ -24,12 +24,10 @@ from pipejax.costs.workload import (
     Stages,
     Workload,
     all_layers_by_kind,
-    assign_layers,
     layer_weights,
     layers_by_kind,
-    mtp_shares,
     stage_parameters,
-    stages_of,
+    stages_held,
 )
 from pipejax.schedules.table.held_activations import held_in_rows, static_bytes
 from pipejax.schedules.table.table import ScheduleTable
@@ -75,7 +73,7 @@ class StageBytes(NamedTuple):
 def stage_bytes(
     workload: Workload,
     table: ScheduleTable,
-    assigned: StageLayers | None = None,
+    assigned: StageLayers | Stages | None = None,
     microbatch_size: Number | None = None,
 ) -> StageBytes:
     """Memory of one copy of each stage, per accelerator.
@@ -83,9 +81,8 @@ def stage_bytes(
     Full recomputation leaves the input of every layer, all of it until W, or, on stages that the
     table recomputes in R cells, the same until R and all activations after it.
     """
-    found = assign_layers(workload, table) if assigned is None else assigned
     layout = workload.layout(table, microbatch_size)
-    stages = stages_of(table, found, mtp_shares(workload, table.num_stages))
+    stages = stages_held(workload, table, assigned)
     memory = bytes_of_stages(workload.model, layout, stages, workload.recompute_in_layer)
     if workload.weight_share is None:
         return memory

@@ -35,12 +35,10 @@ from pipejax.costs.workload import (
     Stages,
     Workload,
     all_layers_by_kind,
-    assign_layers,
     layer_weights,
     layers_by_kind,
-    mtp_shares,
     stage_parameters,
-    stages_of,
+    stages_held,
 )
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -114,7 +112,7 @@ def stage_work(
     workload: Workload,
     table: ScheduleTable,
     *,
-    assigned: StageLayers | None = None,
+    assigned: StageLayers | Stages | None = None,
     microbatch_size: Number | None = None,
     offloads: bool = False,
 ) -> StageWork:
@@ -122,11 +120,10 @@ def stage_work(
 
     `offloads` counts what O moves also where the schedule has none.
     """
-    found = assign_layers(workload, table) if assigned is None else assigned
     return work_of_stages(
         workload.model,
         workload.layout(table, microbatch_size),
-        stages_of(table, found, mtp_shares(workload, table.num_stages), workload.worker_places),
+        stages_held(workload, table, assigned),
         recompute=workload.recompute_in_layer,
         overlap=float(workload.overlap),
         offloads=offloads or table.offloads,

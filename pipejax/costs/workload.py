@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import (
     MAX_COUNT,
     MismatchError,
@@ -273,8 +273,14 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.of(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
+    return StageLayers(layers, layers * recomputed_stages(workload, table))
+
+
+def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArray, " stages"]:
+    """Say which stages (stages) run their forward once more within the backward."""
     in_cells = np.isin(np.arange(table.num_stages), table.stage[table.phase == Phase.R])
-    return StageLayers(layers, layers * ((workload.recompute == "full") & ~in_cells))
+    recomputed: Bool[NumpyArray, " stages"] = (workload.recompute == "full") & ~in_cells
+    return recomputed
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
@@ -352,6 +358,17 @@ def stages_of(
         receivers=placement[:, 1:].astype(float),
         share=share,
     )
+
+
+def stages_held(
+    workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
+) -> Stages:
+    """Say what the stages hold: all of it as given, or layers that are given or assigned here."""
+    if isinstance(assigned, Stages):
+        return assigned
+    found = assign_layers(workload, table) if assigned is None else assigned
+    mtp = mtp_shares(workload, table.num_stages)
+    return stages_of(table, found, mtp, workload.worker_places)
 
 
 def layers_by_kind(

@@ -1,0 +1,99 @@
+"""The splits of a model into the stages of a table: which there are, and which are neighbours."""
+
+import dataclasses
+
+import numpy as np
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.costs.model import Model
+from pipejax.costs.pipeline_layout import PipelineLayout
+from pipejax.schedules.table.held_activations import HeldCounts
+from pipejax.search.partition.holdings import HoldingPrices, dense_layers
+from pipejax.search.tuning.rounding import swaps, whole_with_sum
+
+Points = Int[NumpyArray, "points stages"]
+Shares = Float[NumpyArray, "holdings stages"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """Splits as the place of each stage's holding among those that are priced.
+
+    Attributes:
+      prices: of holdings.
+      may_hold: (holdings, stages) which are not known to be too slow.
+      model: what is split.
+      workers: of the table.
+      held: what the workers hold, where memory is limited.
+      capacity: what each worker has [B].
+    """
+
+    prices: HoldingPrices
+    may_hold: Bool[NumpyArray, "holdings stages"]
+    model: Model
+    workers: int
+    held: HeldCounts | None
+    capacity: float
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self.may_hold.shape[1]
+
+    def chosen(self, layout: PipelineLayout) -> Points:
+        """Find a layout among the splits (1 or none, stages)."""
+        mtp = layout.count("m")
+        if np.count_nonzero(mtp) > 1:
+            return np.empty((0, self.stages), int)
+        return self._of_layers(layout.count("t")[None], (mtp > 0)[None])
+
+    def shares(self, chosen: Int[NumpyArray, " stages"]) -> Shares:
+        """Write one split as shares of 0 and 1."""
+        return (chosen == np.arange(len(self.may_hold))[:, None]) * 1.0
+
+    def rounded(self, shares: Shares) -> Points:
+        """Round a mixture to a split (1 or none, stages)."""
+        layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
+        return self._of_layers(layers, self._mtp(self.prices.counts("mtp") @ shares))
+
+    def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Points:
+        """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
+        layers, mtp = (self.prices.counts(name)[chosen] for name in ("layers", "mtp"))
+        moved = layers + swaps(self.stages)
+        found = [self._of_layers(moved, np.broadcast_to(mtp > 0, moved.shape))]
+        if mtp.any():
+            elsewhere = np.eye(self.stages, dtype=bool)
+            found.append(self._of_layers(np.broadcast_to(layers, elsewhere.shape), elsewhere))
+        return np.concatenate(found)
+
+    def _mtp(self, shares: Float[NumpyArray, " stages"]) -> Bool[NumpyArray, "1 stages"]:
+        """Where the layers for further tokens are, if there are any."""
+        return ((np.arange(self.stages) == shares.argmax()) & (self.model.mtp_layers > 0))[None]
+
+    def _of_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
+        """Find splits by their layers; leave out what is none, too slow, or does not fit."""
+        place = {holding: k for k, holding in enumerate(self.prices.holdings)}
+        table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
+        for holding, k in place.items():
+            table[holding.dense, holding.rest, int(holding.mtp)] = k
+        before = np.cumsum(layers, axis=1) - layers
+        behind_mtp = (np.cumsum(mtp, axis=1) - mtp > 0) & (layers > 0)
+        legal = (layers >= 0).all(axis=1) & ~behind_mtp.any(axis=1)
+        layers, mtp, before = layers[legal], mtp[legal], before[legal]
+        dense = np.clip(dense_layers(self.model) - before, 0, layers)
+        found = table[dense, layers - dense, mtp.astype(int)]
+        legal = (found >= 0).all(axis=1)
+        found = found[legal]
+        stages = np.arange(self.stages)
+        found = found[self.may_hold[found, stages].all(axis=1)]
+        return found[self._fit(found)]
+
+    def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
+        """Whether every worker has room (points)."""
+        if self.held is None:
+            return np.ones(len(points), bool)
+        own = points, np.arange(self.stages)
+        static = self.held.static_bytes(self.prices.static[own], self.prices.version[own])
+        moving = self.held.activation_bytes(tuple(size[own] for size in self.prices.parts))
+        fits: Bool[NumpyArray, " points"] = (static + moving).max(axis=1) <= self.capacity
+        return fits

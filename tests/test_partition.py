@@ -1,0 +1,210 @@
+"""Optimal splits of a model into stages, against all splits of small models."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.costs.model import model_names
+from pipejax.search.partition.defaults import default_layouts
+from pipejax.search.partition.integer_program import SLACK
+
+pytestmark = pytest.mark.solver
+H100 = pj.load_system("h100")
+DENSE = dataclasses.replace(pj.load_model("llama3-8b"), layers=6)
+SPARSE = pj.load_model("deepseek-v3-mtp")
+SPARSE = dataclasses.replace(
+    SPARSE, layers=5, moe=dataclasses.replace(SPARSE.moe, experts=16, dense_layers=2)
+)
+
+
+def every_layout(model, stages, workers):
+    """All splits that Megatron knows: any stage may be empty, MTP is behind all layers."""
+    layers = int(model.layers)
+    for ends in itertools.combinations_with_replacement(range(layers + 1), stages - 1):
+        split = np.diff([0, *ends, layers])
+        if not model.mtp_layers:
+            yield pj.PipelineLayout.with_layers(split, 0 * split)
+            continue
+        for stage in range(max(stages - workers, 0), stages):
+            if not split[stage + 1 :].any():
+                mtp = np.arange(stages) == stage
+                yield pj.PipelineLayout.with_layers(split, mtp * int(model.mtp_layers))
+
+
+CASES = {
+    "1f1b": (DENSE, ("1f1b", 3, 6, {}), {}),
+    "full recomputation": (DENSE, ("zb-h1", 3, 5, {}), {"recompute": "full", "data_parallel": 2}),
+    "interleaved": (DENSE, ("interleaved-1f1b", 2, 4, {"stages_per_worker": 2}), {}),
+    "two pipes": (DENSE, ("chimera", 4, 4, {}), {}),
+    "stragglers": (DENSE, ("chimera", 4, 4, {}), {"stragglers": {1: 1.5}}),
+    "overlapped pairs": (DENSE, ("dualpipe-v", 2, 6, {}), {"pair_factor": 0.3}),
+    "experts and MTP": (SPARSE, ("1f1b", 4, 8, {}), {"tensor_parallel": 8, "expert_parallel": 8}),
+}
+
+
+QUICK = ("1f1b", "stragglers", "experts and MTP")
+
+
+def given(name):
+    model, (schedule, workers, count, options), how = CASES[name]
+    table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=count, **options)
+    return table, pj.Workload(model, minibatch=count, **how)
+
+
+def all_of(table, workload, system, link="delay"):
+    """Step time and memory of every split."""
+    found = {}
+    for layout in every_layout(workload.model, table.num_stages, table.num_workers):
+        told = dataclasses.replace(workload, pipeline_layout=str(layout))
+        run = pj.evaluate(table, pj.stage_costs(told, system, table), link=link)
+        found[layout] = run.step_time, pj.memory_bytes(told, table).max()
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(CASES) - set(QUICK))),
+    ],
+)
+@pytest.mark.parametrize("link", ["delay", pytest.param("rendezvous", marks=pytest.mark.slow)])
+def test_no_split_is_faster(name, link):
+    table, workload = given(name)
+    splits = all_of(table, workload, H100, link)
+    found = pj.partition(table, workload, H100, link=link, memory_limit=False)
+    least = min(step for step, _ in splits.values())
+    assert found.status == "optimal"
+    assert found.step_time == splits[found.layout][0]  # to the last bit what evaluate says
+    assert found.step_time == pytest.approx(least, rel=3 * SLACK)
+    assert found.lower_bound <= least
+    assert found.evaluated < len(splits)
+    assert found.gap <= 3 * SLACK
+    np.testing.assert_array_equal(found.memory_bytes, pj.memory_bytes(found.workload, table))
+
+
+@pytest.mark.parametrize("name", ["1f1b", pytest.param("experts and MTP", marks=pytest.mark.slow)])
+def test_of_those_that_fit_none_is_faster(name):
+    table, workload = given(name)
+    splits = all_of(table, workload, H100)
+    needs = sorted(need for _, need in splits.values())
+    fastest = min(splits.values())
+    room = max(need for need in needs if need < fastest[1])  # the fastest does not fit
+    system = dataclasses.replace(H100, memory_capacity=room + float(H100.memory_reserve))
+    found = pj.partition(table, workload, system)
+    least = min(step for step, need in splits.values() if need <= system.memory_available)
+    assert fastest[0] < least
+    assert (found.status, found.fits) == ("optimal", True)
+    assert found.step_time == pytest.approx(least, rel=3 * SLACK)
+    free = pj.partition(table, workload, system, memory_limit=False)
+    assert (free.step_time, free.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
+    small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
+    with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
+        pj.partition(table, workload, small)
+
+
+def test_defaults_of_the_runtimes():
+    def layouts(model, workers, **options):
+        name = "interleaved-1f1b" if options else "1f1b"
+        table = pj.schedules.build(name, num_workers=workers, num_microbatches=workers, **options)
+        found = default_layouts(pj.Workload(model, minibatch=workers), table)
+        return {name: str(layout) for name, layout in found.items()}
+
+    llama = layouts(pj.load_model("llama3-405b"), 16)
+    assert "megatron" not in llama  # 126 layers
+    assert llama["megatron, embedding and loss counted"] == "Et*7|(t*8|)*14t*7L"
+    assert llama["megatron, first and last set"] == llama["torchtitan"] == "Et*7|(t*8|)*14t*7L"
+    small = layouts(dataclasses.replace(DENSE, layers=12), 4)
+    assert small["megatron"] == small["by stage shares"] == "Ettt|ttt|ttt|tttL"
+    assert small["torchtitan"] == "Ettt|t*4|ttt|ttL"  # 14 units: 4, 4, 3, 3
+    assert "megatron, loss counted" not in small
+    looped = layouts(dataclasses.replace(DENSE, layers=11), 3, stages_per_worker=2)
+    assert looped["megatron, loss counted"] == "Ett|(tt|)*4tL"
+    assert "megatron, first and last set" not in looped  # 11 layers on 2 stages of each worker
+    both = layouts(dataclasses.replace(DENSE, layers=10), 3, stages_per_worker=2)
+    assert both["megatron, first and last set"] == "Et|tt|tt|t|tt|ttL"
+    deepseek = layouts(pj.load_model("deepseek-v3-mtp"), 16)
+    assert deepseek["megatron, first and last set"] == "Ett|(t*4|)*14tttmL"
+
+
+MODELS = [name for name in model_names() if not name.startswith("tabular")]
+SCHEDULES = {
+    "1f1b": {},
+    "gpipe": {},
+    "zb-h1": {},
+    "interleaved-1f1b": {"stages_per_worker": 2},
+    "chimera": {},
+}
+
+
+def check_against_defaults(model, schedule, system, workers, count, seconds, tensor=8):
+    options = SCHEDULES[schedule]
+    sizes = {"num_workers": workers, "num_microbatches": count}
+    table = pj.schedules.build(schedule, **sizes, **options)
+    workload = pj.Workload(pj.load_model(model), minibatch=count, tensor_parallel=tensor)
+    found = pj.partition(
+        table, workload, pj.load_system(system), memory_limit=False, time_limit=seconds
+    )
+    assert any(name.startswith("megatron") for name in found.baselines)
+    assert all(found.step_time <= split.step_time for split in found.baselines.values())
+    assert found.lower_bound <= found.step_time
+    return found
+
+
+def test_never_slower_than_the_defaults():
+    found = check_against_defaults("llama3-8b", "1f1b", "h100", 4, 8, 20, tensor=2)
+    assert found.status == "optimal"
+    assert found.step_time < min(split.step_time for split in found.baselines.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["h100", "b200", "mi300x"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", MODELS)
+def test_never_slower_than_the_defaults_on_any_model(model, schedule, system):
+    check_against_defaults(model, schedule, system, 8, 16, 10)
+
+
+ARGUMENTS = ("-s", "1f1b", "-P", 2, "-M", 4, "-m", "gpt-22b", "-y", "b200", "--minibatch", 4)
+
+
+def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
+    out, text = tmp_path / "split.json", tmp_path / "split.txt"
+    code, shown, _ = call("partition", *ARGUMENTS, "--tensor-parallel", 8, "--out", out)
+    assert code == 0
+    told = json.loads(out.read_text())
+    layout = pj.PipelineLayout.of(told["pipeline_layout"])
+    assert f'--pipeline-model-parallel-layout "{layout}"' in shown
+    assert "no split is faster" in shown
+    assert "█" * max(told["layers"]) in shown
+    assert layout.count("t").tolist() == told["layers"]
+    parts = told["module_fqns_per_model_part"]
+    assert [len(part) for part in parts] == [told["layers"][0] + 1, told["layers"][1] + 2]
+    assert [name for part in parts for name in part] == [
+        "tok_embeddings",
+        *(f"layers.{k}" for k in range(48)),
+        "norm",
+        "lm_head",
+    ]
+    again = answer("partition", *ARGUMENTS, "--tensor-parallel", 8, "--out", text)
+    assert text.read_text() == told["pipeline_layout"] + "\n"
+    run = answer("evaluate", *ARGUMENTS, "--tensor-parallel", 8, "--pipeline-layout", layout)
+    assert run["step_time"] == told["step_time"] == again["step_time"]
+    assert run["memory_bytes"] == told["memory_bytes"]
+
+
+def test_a_search_that_is_out_of_time_says_what_it_knows():
+    table, workload = given("interleaved")
+    found = pj.partition(table, workload, H100, memory_limit=False, time_limit=0)
+    assert found.status in ("feasible", "optimal")
+    assert found.lower_bound <= found.step_time
+    assert set(found.baselines)
+
+
+def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():
+    with pytest.raises(ValueError, match="torchtitan"):
+        pj.PipelineLayout.of("Et|mL").module_fqns()
