@@ -85,7 +85,7 @@ def transfers_of(table):
 
 @pytest.fixture(scope="module")
 def found():
-    return pj.order(TABLE, COSTS, iterations=40)
+    return pj.order(TABLE, COSTS, iterations=20)
 
 
 def test_interleaved_with_one_communicator_per_worker(found):
@@ -341,11 +341,20 @@ def test_the_time_ends_the_search():
 
 def test_a_search_that_is_stuck_is_shaken(monkeypatch):
     monkeypatch.setattr(transfer_order, "PATIENCE", 2)
-    table = pj.schedules.build("hanayo", num_workers=4, num_microbatches=4)
-    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.0)
+    shaken, shake = [], transfer_order.OrderSearch._shake
+
+    def count(search):
+        shaken.append(search.best.makespan)
+        shake(search)
+
+    monkeypatch.setattr(transfer_order.OrderSearch, "_shake", count)
+    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=4)
+    costs = pj.Costs.uniform(table, forward=1.0, backward=2.0, transfer=1.7)
     result = pj.order(table, costs, iterations=12)
     assert result.makespan == pj.evaluate(result.table, costs, link="rendezvous").makespan
-    assert result.evaluated == 9 + 12 * 64 + 5  # starts, iterations, shakes
+    assert result.stopped == "iterations"
+    assert len(shaken) >= 2
+    assert result.makespan <= min(shaken)
 
 
 def test_urgent_transfers_go_first():  # two workers, two pipes: who is needed sooner

@@ -123,6 +123,11 @@ class IncrementalPath:
         return self._run([*(durations or ()), *(waits or ())], before.finish)
 
     @property
+    def order(self) -> Sequence[int]:
+        """The nodes in a topological order."""
+        return self._order
+
+    @property
     def behind(self) -> Sequence[Sequence[int]]:
         """Which nodes wait for each node; those that wait for the source are not listed."""
         return self._after

@@ -1,8 +1,10 @@
 """The order of communication as a design axis: search for a better order of SEND and RECV cells.
 
 Only the order of the transfers is searched; the ops of every row stay as they are. Greedy orders
-come first, then tabu search: of a batch of moves, which the engine runs as one, the best is taken
-even where it is worse, and its transfer then rests for a while.
+come first, PyTorch's among them, then tabu search: swaps of neighbours in a queue (`swaps`), and
+where these find nothing better, one move that reaches further. Of a batch of such moves, which the
+engine runs as one, the best is taken even where it is worse, and its transfer then rests for a
+while.
 
 A schedule gets shorter only if its critical path is broken, and the order of transfers can break
 it only where transfers follow each other on it. So moves reorder two transfers of such a block;
@@ -41,9 +43,11 @@ from pipejax.search.transfers.graph import (
     transfer_graph,
 )
 from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
+from pipejax.search.transfers.swaps import SwapSearch
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
 BATCH = 64  # moves that the engine runs at once
+SWAPS = 64  # swaps of an iteration
 MAX_BATCH_NODES = 1 << 22  # nodes of all orders in a batch: fewer moves for a very long table
 REST = (8, 20)  # iterations for which a transfer that has moved rests
 PATIENCE = 150  # iterations without a better order after which the best one is shaken
@@ -156,7 +160,8 @@ def order(
         link model is not rendezvous, or iterations or time_limit is negative.
 
     Cost:
-      Each iteration runs up to 64 orders at once, node by node, without compilation.
+      Each iteration makes up to 64 swaps, each of which runs what it changes again, and where they
+      find nothing better runs up to 64 orders at once, node by node; nothing is compiled.
 
     Example:
       >>> import pipejax as pj
@@ -184,7 +189,9 @@ def _own_order(table: ScheduleTable, links: Links) -> Order | None:
 class OrderSearch:
     """State of the local search: current and best order, and which transfers rest."""
 
-    def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
+    def __init__(
+        self, table: ScheduleTable, costs: Costs, links: Links, seed: int, *, swaps: int = SWAPS
+    ) -> None:
         """Start the clock, and begin with the best of the known orders."""
         costs.check_values()
         if links.model != "rendezvous":
@@ -213,6 +220,8 @@ class OrderSearch:
         lowered = insert_transfers(table, link=links, lowering=AWAITED)
         self._baselines["pytorch"] = evaluate(lowered, costs, link=links).makespan
         self._baselines["by need"] = min(makespans[-len(by_need) :])
+        self._num_swaps = swaps
+        self._swaps = SwapSearch(self.graph, self.best.order, self._rng)
 
     def _begin(self, orders: Orders) -> list[float]:
         """Start from the best of some orders; return their makespans."""
@@ -262,9 +271,33 @@ class OrderSearch:
         return finish_of_orders(self.graph, orders)
 
     def _step(self, iteration: int) -> None:
-        """Take the best move of a batch whose transfer does not rest, or one to a new best."""
+        """Swap for a while; where that finds nothing better, move one transfer further."""
         if self._stale >= PATIENCE:
             self._shake()
+            self._swaps.begin(self.current.order)
+        self._stale += 1
+        self._swap()
+        if self._stale:
+            self._move(iteration)
+            self._swaps.begin(self.current.order)
+
+    def _swap(self) -> None:
+        """Make some swaps, and keep the best order on the way."""
+        best, found = self.best.makespan, None
+        for _ in range(self._num_swaps):
+            if not self._swaps.step(best):
+                break
+            self.evaluated += 1
+            if self._swaps.makespan < best:
+                best, found = self._swaps.makespan, self._swaps.order
+        for order in (self._swaps.order, found):  # the best last
+            if order is not None:
+                self.current = _FoundOrder(order, finish_of_orders(self.graph, order[None])[0])
+        if self.current.makespan < self.best.makespan:
+            self.best, self._stale = self.current, 0
+
+    def _move(self, iteration: int) -> None:
+        """Take the best move of a batch whose transfer does not rest, or one to a new best."""
         order = by_start(self.graph, *self.current)
         moves = propose(self.graph, order, self.current.finish, self._batch, self._rng)
         orders = moved(order, moves)
@@ -276,7 +309,6 @@ class OrderSearch:
         chosen = int(np.lexsort((self._rng.random(len(rests)), makespans, rests))[0])
         self.current = _FoundOrder(orders[chosen], finish[chosen])
         self._rests_until[moves.transfer[chosen]] = iteration + self._rng.integers(*REST)
-        self._stale += 1
         if self.current.makespan < self.best.makespan:
             self.best, self._stale = self.current, 0
 
