@@ -130,6 +130,22 @@ def test_sixteen_workers_on_two_nodes(name, start, monkeypatch):
     assert found.makespan <= min(found.baselines.values()) * (1 + 1e-12)
 
 
+@pytest.mark.compiles
+def test_the_bound_knows_how_often_nodes_are_left():
+    """A chain leaves four nodes three times at least, a ring four times."""
+    ring, chain = build("interleaved-1f1b", 16, 16), build("1f1b", 16, 16)
+    machine = pj.Topology(4, transmit=(0.05, 0.5))
+    found = pj.place(ring, COSTS, machine, iterations=0)
+    assert found.bound == pytest.approx(found.baselines["in order"], rel=1e-12)
+    three = np.full(15, 0.05)
+    three[-3:] = 0.5  # the last ones cost least
+    least = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=three)).makespan
+    found = pj.place(chain, COSTS, machine, iterations=0)
+    assert found.bound <= least
+    near = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=0.05)).makespan
+    assert near < found.bound <= found.makespan
+
+
 def test_placements_that_cost_the_same_are_run_once():
     table = build("1f1b", 8, 8)
     found = pj.place(table, COSTS, pj.Topology(4, transmit=(0.0, 1.0)))

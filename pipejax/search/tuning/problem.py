@@ -131,7 +131,13 @@ class TuningProblem:
         memory_limit: bool = True,
     ) -> "TuningProblem":
         """Stack the pairs as arrays."""
-        pairs = stack_pairs(workloads, systems, family.table(family.few_microbatches[0]))
+        table = family.table(family.few_microbatches[0])
+        if workloads[0].stragglers and (table.placement != table.placement[0]).any():
+            raise ValueError(
+                "stragglers: where pipes place a stage on several workers, slow ones make costs "
+                "differ by microbatch, and tuning takes microbatches as alike"
+            )
+        pairs = stack_pairs(workloads, systems, table)
         limit = pairs.system.memory_available
         capacity = np.asarray(limit) if memory_limit else np.full(len(workloads), np.inf)
         return cls(family, workloads[0], pairs, capacity)

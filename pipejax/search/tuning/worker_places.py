@@ -22,7 +22,6 @@ from pipejax.costs.model_topology import model_placements
 from pipejax.costs.system import System
 from pipejax.costs.topology import PlacedCosts, Topology, levels_on, places_on
 from pipejax.costs.workload import Workload
-from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.permutation_search import (
@@ -32,6 +31,7 @@ from pipejax.search.tuning.permutation_search import (
     PermutationSearch,
     batched_makespans,
 )
+from pipejax.search.tuning.placement_bound import cut_bound
 
 RANDOM = 256  # scattered placements that the result is compared with
 
@@ -155,8 +155,7 @@ class PlacementSearch(PermutationSearch):
         fixed = np.array([given, in_order, _round_robin(self.kind), _folded(table.num_workers)])
         scattered = self._rng.permuted(np.tile(in_order, (RANDOM, 1)), axis=1)
         times = self.start_from(np.concatenate([fixed, scattered]))
-        program, vector = lower_and_price(table, placed.fastest, links)
-        self.bound = float(run_on_host(program, vector).finish.max())
+        self.bound = cut_bound(placed, self.program)
         self._baselines = {
             "given": float(times[0]),
             "in order": float(times[1]),
