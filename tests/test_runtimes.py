@@ -125,11 +125,16 @@ def test_many_random_tables_have_them_too():
 @pytest.mark.solver
 @pytest.mark.process
 def test_optimised_tables_have_them_too():
-    limits = [("1f1b", limit, comm) for limit in (2, 3, 4) for comm in (0.0, 2.0, 5.0)]
+    costs = pj.Costs(forward=10.0, input_grad=11.0, weight_grad=9.0, transmit=2.0)
+    limits = {
+        "1f1b": (2, 3, 4, 5),
+        "interleaved-1f1b": (4, 6, 8),
+        "hanayo": (6, 8),
+        "chimera": (4,),
+    }
     found = []
-    for name, limit, comm in [*limits, ("interleaved-1f1b", 7, 2.0)]:
+    for name, limit in [(name, limit) for name, each in limits.items() for limit in each]:
         table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
-        costs = pj.Costs(forward=10.0, input_grad=11.0, weight_grad=9.0, transmit=comm)
         *_, best = pj.optimize(table, costs, memory_limit=limit, time_limit=1.0)
         found.append(best.table)
     errors = np.array(in_one_process(found)["errors"])
