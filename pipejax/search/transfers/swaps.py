@@ -147,9 +147,8 @@ class SwapSearch:
                 before, behind = self._around(first, queue)
                 late = max(late, self._head(before))
                 rest = max(rest, self._tail(behind))
-        start = max(late, begin + duration[second])
         tail = duration[first] + rest
-        return float(max(start + tail, begin + duration[second] + max(tail, left)))
+        return float(max(late + tail, begin + duration[second] + max(tail, left)))
 
     def _apply(self, swap: Swap) -> bool:
         """Swap two transfers; return whether that made no cycle."""

@@ -1,0 +1,100 @@
+"""The order of transfers: PyTorch's lowering, greedy orders, and two searches of equal time.
+
+All tables that PyTorch's schedule classes generate at some sizes, at three sizes of a message. One
+search moves one transfer at a time as far as it likes, 64 candidates run as a batch; the other
+swaps neighbours first, judged by heads and tails (`pipejax.search.transfers.swaps`).
+
+    make test-runtimes  # makes an environment with PyTorch
+    .venv-runtimes/bin/python -m benchmarks.transfer_order --out results/transfer_order.json
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import pipejax as pj
+from pipejax.search.transfers.search import SWAPS, OrderSearch
+
+MESSAGES = (0.1, 0.5, 1.0)  # seconds, beside ops of one second
+SEARCHES = {"moves": 0, "swaps": SWAPS}
+
+
+def tables(workers):
+    """All tables that PyTorch generates, with twice as many microbatches as workers."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
+    import torch_tables as torch_own
+
+    for name, ranks, per_rank, count, actions in torch_own.grid(
+        workers, (1, 2), lambda ranks: (2 * ranks,)
+    ):
+        named = f"{name} P={ranks} V={per_rank} M={count}"
+        yield pj.ScheduleTable.from_rows(torch_own.texts(actions), name=named)
+
+
+def searched(table, message, queues, seconds):
+    """Makespans of one table: baselines, both searches and the bound."""
+    costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=message)
+    found = {"table": table.name, "message": message, "queues": queues}
+    for name, swaps in SEARCHES.items():
+        search = OrderSearch(table, costs, pj.Links("rendezvous", queues), 0, swaps=swaps)
+        stopped = search.run(10**6, seconds)
+        result = search.result(stopped)
+        found[name] = result.makespan
+        found[f"{name} evaluated"] = result.evaluated
+        found[f"{name} stopped"] = stopped
+    return found | {
+        "pytorch": result.baselines["pytorch"],
+        "greedy": result.baselines["by need"],
+        "bound": result.queue_bound,
+    }
+
+
+def summary(rows):
+    """Lines by message size: what is saved of PyTorch's makespan, and how far bounds are."""
+    head = "queues", "message", "tables", "greedy", *SEARCHES, "shorter, longer", "optimal", "gap"
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for queues in sorted({row["queues"] for row in rows}):
+        for message in MESSAGES:
+            some = [r for r in rows if (r["queues"], r["message"]) == (queues, message)]
+            saved = {
+                name: np.mean([1 - row[name] / row["pytorch"] for row in some])
+                for name in ("greedy", *SEARCHES)
+            }
+            shorter = sum(row["swaps"] < row["moves"] * (1 - 1e-9) for row in some)
+            longer = sum(row["swaps"] > row["moves"] * (1 + 1e-9) for row in some)
+            optimal = [
+                sum(row[f"{name} stopped"] == "optimal" for row in some) for name in SEARCHES
+            ]
+            gap = [np.mean([row[name] / row["bound"] - 1 for row in some]) for name in SEARCHES]
+            yield (
+                f"| {queues} | {message:g} | {len(some)} | "
+                + " | ".join(f"{value:.1%}" for value in saved.values())
+                + f" | {shorter}, {longer} | {optimal[0]}, {optimal[1]} | "
+                + f"{gap[0]:.1%}, {gap[1]:.1%} |"
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each search")
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--queues", nargs="+", default=["worker", "pair"])
+    given = parser.parse_args()
+    rows = []
+    for table in tables(given.workers):
+        for queues in given.queues:
+            for message in MESSAGES:
+                rows.append(searched(table, message, queues, given.seconds))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print("\n".join(summary(rows)))
+    if given.out:
+        given.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
