@@ -102,3 +102,26 @@ def test_zb_v_against_memory(record, which):  # Figure 9: the limit in multiples
     run, held = searched(setting, limit)
     assert run.span_bubble_ratio <= published[which] + 5e-4
     assert held <= 2 * limit * setting["p"] * (1 + 1e-9)
+
+
+def test_zb_v_is_planned_for_its_messages():
+    slots, message = {"F": 1.0, "I": 1.1, "W": 0.8}, 0.5
+    costs = pj.Costs(forward=1.0, input_grad=1.1, weight_grad=0.8, transmit=message)
+    spans = [
+        pj.evaluate(built("zb-v", 4, 8, slots=slots, transfer=c), costs).max_span
+        for c in (0.0, message)
+    ]
+    assert spans[1] < spans[0]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_zb_v_keeps_any_limit():
+    spans = []
+    for limit in (2, 2.5, 3, 5, 8, 13):
+        run = pj.evaluate(built("zb-v", 4, 8, memory_limit=limit), pj.Costs(**EQUAL))
+        assert pj.activation_memory(run, weight_share=1 / 3).peak.max() <= limit * (1 + 1e-9)
+        spans.append(run.max_span)
+    assert spans == sorted(spans, reverse=True)
+    assert spans[-1] == 48  # no bubble
+    with pytest.raises(ValueError, match="its two stages takes 2"):
+        built("zb-v", 4, 8, memory_limit=1.5)
