@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.model import model_names
 from pipejax.search.partition.defaults import default_layouts
 from pipejax.search.partition.integer_program import SLACK
 
@@ -131,26 +130,23 @@ def test_defaults_of_the_runtimes():
     assert deepseek["megatron, first and last set"] == "Ett|(t*4|)*14tttmL"
 
 
-MODELS = [name for name in model_names() if not name.startswith("tabular")]
-SCHEDULES = {
-    "1f1b": {},
-    "gpipe": {},
-    "zb-h1": {},
-    "interleaved-1f1b": {"stages_per_worker": 2},
-    "chimera": {},
-}
+MODELS = ["gpt-22b", "gpt3-175b", "gpt-530b", "llama3-8b", "llama3-70b", "llama3-405b"]
+MODELS += ["mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v3-mtp"]
+SCHEDULES = {"1f1b": {}, "zb-h1": {}, "interleaved-1f1b": {"stages_per_worker": 2}}
 
 
 def check_against_defaults(model, schedule, system, workers, count, seconds, tensor=8):
     options = SCHEDULES[schedule]
     sizes = {"num_workers": workers, "num_microbatches": count}
     table = pj.schedules.build(schedule, **sizes, **options)
-    workload = pj.Workload(pj.load_model(model), minibatch=count, tensor_parallel=tensor)
+    split = pj.load_model(model)
+    experts = 1 if split.moe is None else tensor
+    workload = pj.Workload(split, count, tensor_parallel=tensor, expert_parallel=experts)
     found = pj.partition(
         table, workload, pj.load_system(system), memory_limit=False, time_limit=seconds
     )
-    assert any(name.startswith("megatron") for name in found.baselines)
-    assert all(found.step_time <= split.step_time for split in found.baselines.values())
+    assert "torchtitan" in found.baselines  # Megatron needs layers that divide
+    assert all(found.step_time <= default.step_time for default in found.baselines.values())
     assert found.lower_bound <= found.step_time
     return found
 
@@ -162,19 +158,20 @@ def test_never_slower_than_the_defaults():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", ["h100", "b200", "mi300x"])
+@pytest.mark.parametrize("system", ["h100", "b200"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", MODELS)
 def test_never_slower_than_the_defaults_on_any_model(model, schedule, system):
-    check_against_defaults(model, schedule, system, 8, 16, 10)
+    check_against_defaults(model, schedule, system, 8, 16, 4)
 
 
 ARGUMENTS = ("-s", "1f1b", "-P", 2, "-M", 4, "-m", "gpt-22b", "-y", "b200", "--minibatch", 4)
+ARGUMENTS += ("--tensor-parallel", 8, "--stragglers", "1=1.2")
 
 
 def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     out, text = tmp_path / "split.json", tmp_path / "split.txt"
-    code, shown, _ = call("partition", *ARGUMENTS, "--tensor-parallel", 8, "--out", out)
+    code, shown, _ = call("partition", *ARGUMENTS, "--out", out)
     assert code == 0
     told = json.loads(out.read_text())
     layout = pj.PipelineLayout.of(told["pipeline_layout"])
@@ -190,9 +187,9 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
         "norm",
         "lm_head",
     ]
-    again = answer("partition", *ARGUMENTS, "--tensor-parallel", 8, "--out", text)
+    again = answer("partition", *ARGUMENTS, "--out", text)
     assert text.read_text() == told["pipeline_layout"] + "\n"
-    run = answer("evaluate", *ARGUMENTS, "--tensor-parallel", 8, "--pipeline-layout", layout)
+    run = answer("evaluate", *ARGUMENTS, "--pipeline-layout", layout)
     assert run["step_time"] == told["step_time"] == again["step_time"]
     assert run["memory_bytes"] == told["memory_bytes"]
 
