@@ -126,6 +126,9 @@ def test_defaults_of_the_runtimes():
     assert "megatron, first and last set" not in looped  # 11 layers on 2 stages of each worker
     both = layouts(dataclasses.replace(DENSE, layers=10), 3, stages_per_worker=2)
     assert both["megatron, first and last set"] == "Et|tt|tt|t|tt|ttL"
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    counted = pj.Workload(dataclasses.replace(DENSE, layers=14), 4, embedding_units=1, loss_units=1)
+    assert str(default_layouts(counted, table)["by stage shares"]) == "Ettt|t*4|t*4|tttL"
     deepseek = layouts(pj.load_model("deepseek-v3-mtp"), 16)
     assert deepseek["megatron, first and last set"] == "Ett|(t*4|)*14tttmL"
 
@@ -200,6 +203,15 @@ def test_a_search_that_is_out_of_time_says_what_it_knows():
     assert found.status in ("feasible", "optimal")
     assert found.lower_bound <= found.step_time
     assert set(found.baselines)
+
+
+def test_fewer_layers_than_any_runtime_splits():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    workload = pj.Workload(dataclasses.replace(DENSE, layers=1), minibatch=4)
+    found = pj.partition(table, workload, H100, memory_limit=False)
+    assert (found.baselines, found.status) == ({}, "optimal")
+    steps = [step for step, _ in all_of(table, workload, H100).values()]
+    assert found.step_time == min(steps)
 
 
 def test_layers_for_further_tokens_are_of_no_torchtitan_pipeline():

@@ -29,7 +29,8 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
     found["megatron, first and last set"] = _first_and_last(layers, table)
     found["torchtitan"] = _torchtitan(layers, stages)
     with contextlib.suppress(MismatchError):  # fewer layers than stages
-        found["by stage shares"] = stage_layers(workload.model, table).tolist()
+        units = workload.embedding_units, workload.loss_units
+        found["by stage shares"] = stage_layers(workload.model, table, units).tolist()
     mtp = [0] * (stages - 1) + [int(workload.model.mtp_layers)]
     return {
         name: PipelineLayout.with_layers(split, mtp)

@@ -70,6 +70,7 @@ class SplitSearch:
     ) -> None:
         """Take what is split, and where; `on_split` is called as results come."""
         self.table, self.system, self.links = table, system, links
+        self.defaults = default_layouts(workload, table)
         self.workload = dataclasses.replace(workload, embedding_units=0, loss_units=0)
         self.capacity = float(system.memory_available) if memory_limit else math.inf
         self.on_split = on_split
@@ -109,8 +110,12 @@ class SplitSearch:
         """Search for so long, or until the best split is proven to be the best."""
         began = time.monotonic()
         until = {name: began + share * seconds for name, share in SHARES_OF_TIME.items()}
-        for name, layout in default_layouts(self.workload, self.table).items():
+        for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
+        if not self.known:  # fewer layers than any runtime splits: one each, as far as they go
+            layers = np.arange(self.table.num_stages) < int(self.workload.model.layers)
+            mtp = int(self.workload.model.mtp_layers) * np.eye(len(layers), dtype=int)[-1]
+            self.run(PipelineLayout.with_layers(layers.astype(int).tolist(), mtp.tolist()))
         self._prepare()
         relaxed = self._relax(until["relaxation"])
         self.on_split()
