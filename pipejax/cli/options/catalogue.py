@@ -106,7 +106,6 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "microbatches": _often(COUNT, "microbatches M", "M"),
         "stages_per_worker": OptionRecord(COUNT, "stages per worker V, where interleaved", "V"),
         "waves": OptionRecord(COUNT, "waves of hanayo"),
-        "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
         "schedule_options": OptionRecord(RULES, "options of a schedule of your own, as depth=2"),
         "slots": OptionRecord(RULES, "slot durations the table is drawn with, as F=1,B=2"),
         "planned_comm": OptionRecord(NUMBER, "slots of a message that a schedule is planned for"),
@@ -114,6 +113,7 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         "planned_load": OptionRecord(NUMBERS, "slots of L that a schedule is planned for"),
         "offload_share": OptionRecord(NUMBER, "share of activations that pipe-offload may offload"),
         "group_size": OptionRecord(COUNT, "microbatches of a group of pipe-offload"),
+        "pipes": OptionRecord(COUNT, "pipes of chimera: 2f, f down and f up"),
         "stage_shares": OptionRecord(NUMBERS, "layers per stage of chimera-asymmetric, as 1,1,2,2"),
         "accumulation": OptionRecord(COUNT, "microbatches of an update, of pipedream-2bw"),
         "admission": OptionRecord(
@@ -199,6 +199,8 @@ PANELS: Mapping[str, Mapping[str, OptionRecord]] = {
         ),
         "activation_sizes": OptionRecord(NUMBERS, "size of an activation, of all stages or each"),
         "memory": OptionRecord(FLAG, "show the activation memory of each worker over time"),
+        "recompute_cells": OptionRecord(FLAG, "put R before every B or I"),
+        "recompute_again": OptionRecord(FLAG, "W recomputes once more: it lasts W + R"),
     },
     "Slack and paths": {
         "slack": OptionRecord(FLAG, "show how much longer ops could take"),

@@ -84,7 +84,7 @@ class TableChoice(NamedTuple):
                     f"{written(extra[0])} belongs to --schedule: a table file states it itself"
                 )
             repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
-            return pj.read_table(self.table, repair=repair), []
+            return self.options.finished(pj.read_table(self.table, repair=repair)), []
         own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
         workers, microbatches = self.workers or own[0], self.microbatches or own[1]
         if workers is None or microbatches is None or self.schedule is None:

@@ -149,6 +149,7 @@ class PricingSettings(NamedTuple):
       microbatch_order: that arrange wrote.
       stragglers: factors on all that these workers execute.
       pair_factor: 0 is perfect overlap, 1 none.
+      recompute_again: where split backwards free what R brought back.
       workers_per_node: or several, as 4,8, of a node and a rack of nodes; --comm, --latency and
         --transmit then take a time for each level, as 1ms,5ms.
       worker_places: numbered node by node, as 0,4,1,5, or a file that place wrote.
@@ -185,6 +186,7 @@ class PricingSettings(NamedTuple):
     microbatch_order: Text = None
     stragglers: Text = None
     pair_factor: Text = None
+    recompute_again: bool = False
     workers_per_node: Text = None
     worker_places: Text = None
 
@@ -222,7 +224,31 @@ class PricingSettings(NamedTuple):
 
     def _on_level(self, machine: Machine, level: int) -> Pricing | None:
         """Price as if all messages went over links of one level."""
-        return self._with_stragglers(self._with_pairs(self._by_microbatch(machine, level)))
+        found = self._with_recompute(self._by_microbatch(machine, level))
+        return self._with_stragglers(self._with_pairs(found))
+
+    def _with_recompute(self, found: Pricing | None) -> Pricing | None:
+        """Let a weight gradient recompute once more: nothing can stand between its R and it."""
+        if not self.recompute_again:
+            return found
+        if found is None:
+            raise ValueError(
+                "--recompute-again needs op times: give --stage-times, --costs or --model"
+            )
+
+        def of(table: pj.ScheduleTable) -> pj.Costs:
+            costs = found.of(table)
+            costs.check_known((pj.Phase.W, pj.Phase.R))
+            weight, again = np.asarray(costs.weight_grad), np.asarray(costs.recompute)
+            if 1 in (weight.ndim, again.ndim):  # beside it one that differs by microbatch
+                weight, again = (
+                    x[:, None] if x.ndim == 1 < other.ndim else x
+                    for x, other in ((weight, again), (again, weight))
+                )
+            return dataclasses.replace(costs, weight_grad=weight + again)
+
+        rare = dict.fromkeys("RW", "--recompute-again")
+        return found._replace(of=of, rare={**found.rare, **rare})
 
     def _with_pairs(self, found: Pricing | None) -> Pricing | None:
         """Let fused pairs overlap."""

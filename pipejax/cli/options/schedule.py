@@ -33,11 +33,13 @@ class TableOptions(NamedTuple):
       options: those that are given.
       of_runs: those that the command reads too, under any schedule.
       repair: what is known to be wrong with tables, see `read_table`.
+      recomputes: whether every backward recomputes its forward first.
     """
 
     options: dict[str, Any]
     of_runs: tuple[str, ...] = ()
     repair: str | None = None
+    recomputes: bool = False
 
     def builder(self, schedule: str) -> Builder:
         """Return what builds a schedule."""
@@ -72,7 +74,11 @@ class TableOptions(NamedTuple):
         if builder.planned and pricing and "slots" not in given:
             times = times_of(pricing.of(like()))
             given = {k: v for k, v in times.items() if k in ("slots", *builder.options)} | given
-        return builder.function(**size, **given)
+        return self.finished(builder.function(**size, **given))
+
+    def finished(self, table: pj.ScheduleTable) -> pj.ScheduleTable:
+        """Put into a table what options put into any."""
+        return table.with_recomputation() if self.recomputes else table
 
     def of_table(self, schedule: str) -> dict[str, Any]:
         """Leave out what says something of the run alone: the schedule does not have it."""
@@ -103,7 +109,7 @@ class TableOptions(NamedTuple):
         """Keep the options that a schedule has."""
         takes = self.builder(schedule).takes
         own = {k: v for k, v in self.options.items() if k in takes}
-        return TableOptions(own, repair=self.repair)
+        return self._replace(options=own, of_runs=())
 
 
 def _with_stages(stages_per_worker: int, size: Mapping[str, int]) -> pj.ScheduleTable:
@@ -154,6 +160,7 @@ class ScheduleSettings(NamedTuple):
         if not given.
       planned_load: as O.
       group_size: from 1 to P.
+      recompute_cells: under any schedule, and into a table of --table.
     """
 
     stages_per_worker: CountIfGiven = None
@@ -173,10 +180,12 @@ class ScheduleSettings(NamedTuple):
     offload_share: float | None = None
     group_size: CountIfGiven = None
     schedule_options: Text = None
+    recompute_cells: bool = False
 
     def chosen(self) -> TableOptions:
         """Keep what is given."""
         options = {name: value for name, value in self._asdict().items() if value is not None}
+        recomputes = options.pop("recompute_cells")
         if self.schedule_options is not None:
             own = _parse_options(options.pop("schedule_options"))
             for name in own:
@@ -198,7 +207,7 @@ class ScheduleSettings(NamedTuple):
             options["memory_limit"] = MemoryLimit.read(self.memory_limit)
         if self.slots is not None:
             options["slots"] = _parse_slots(self.slots)
-        return TableOptions(options)
+        return TableOptions(options, recomputes=recomputes)
 
 
 def _parse_options(text: str) -> dict[str, Any]:

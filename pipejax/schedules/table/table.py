@@ -23,6 +23,7 @@ from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.ops import (
     MESSAGES,
     Cell,
+    Op,
     Phase,
     check_cell,
     format_cell,
@@ -248,6 +249,34 @@ class ScheduleTable(Content, Drawn):
             stage_shares=self.stage_shares,
             weights=self.weights if updates else NEWEST,
         )
+
+    def with_recomputation(self) -> "ScheduleTable":
+        """Return a table in which every backward recomputes its forward first: R before B or I.
+
+        An R stands right before its backward, or before the fused pair that holds it; what has
+        one keeps it.
+
+        Returns:
+          The table, with an R for every stage and microbatch.
+
+        Example:
+          >>> import pipejax as pj
+          >>> table = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"]])
+          >>> print(table.with_recomputation())
+                     0     1     2     3
+            worker 0 0F0   0R0   0I0   0W0
+        """
+
+        def before(cell: Cell) -> list[Cell]:
+            backwards = (op for op in cell if op.phase in (Phase.B, Phase.I))
+            return [
+                (Op(Phase.R, *op[1:]),)
+                for op in backwards
+                if self.where[Phase.R][op.stage, op.microbatch] == NOWHERE
+            ]
+
+        rows = ([(*before(cell), cell) for cell in row] for row in self.rows())
+        return self.with_rows([[cell for cells in row for cell in cells] for row in rows])
 
     def __repr__(self) -> str:
         """Return name and size; `print` shows the grid."""
