@@ -17,7 +17,9 @@ from strategies import tables
 import pipejax as pj
 from pipejax.runtimes import runtime_run
 from pipejax.runtimes.spmd.instructions import (
+    CODES,
     LEFT_OUT,
+    StageCopies,
     executed,
     instruct,
     lockstep_slots,
@@ -76,6 +78,7 @@ def drawn(count, **what):
     return found[:count]
 
 
+FOUR_PIPES = "chimera, 4 pipes"
 FEW = 10  # random tables that always run; 50 where there is time
 
 
@@ -83,13 +86,15 @@ FEW = 10  # random tables that always run; 50 where there is time
 def steps():
     """Every registered schedule, asynchronous ones trained too, and a few random tables."""
     registered = [pj.schedules.build(name, num_workers=4, num_microbatches=8) for name in REGISTRY]
+    size = {"num_workers": 4, "num_microbatches": 8}
+    registered.append(pj.schedules.build("chimera", **size, pipes=4))
     random = drawn(FEW, communication=True)
     trained = [
         pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
         for name, options in ASYNCHRONOUS
     ]
     found = in_one_process([*registered, *random], trained)
-    names = [*REGISTRY, *range(len(random))]
+    names = [*REGISTRY, FOUR_PIPES, *range(len(random))]
     return {
         "error": dict(zip(names, found["errors"], strict=True)),
         "weights": found["weights"],
@@ -98,7 +103,7 @@ def steps():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", [*REGISTRY, FOUR_PIPES])
 def test_every_schedule_has_the_gradients_of_the_model_without_a_pipeline(name, steps):
     gradient, _, loss = steps["error"][name]
     assert (gradient < EXACT, loss < EXACT) == (True, True)
@@ -203,6 +208,24 @@ def test_a_slot_ends_before_what_waits_for_it():
         own = executed(table)
         slot, edges = lockstep_slots(own), own.dependencies
         assert np.all(slot[edges.producer] < slot[edges.consumer])
+
+
+def test_an_activation_that_is_taken_is_freed_where_it_was_taken():
+    takes, frees = ([CODES.index(pj.Phase[x]) for x in letters] for letters in ("FRL", "FRBWO"))
+    for table in drawn(20):
+        sizes = sizes_of(table, table.num_workers)
+        own = instruct(table, sizes)
+        change = np.zeros((sizes.slots + 1, table.num_workers, 2 * sizes.places + 1), int)
+        first = table.placement[table.pipe_of_microbatch, 0]  # the data are there from the start
+        copy = StageCopies.of(table).number[first, 0]
+        change[0, first, copy * table.num_microbatches + np.arange(table.num_microbatches)] += 1
+        slot = 1 + np.arange(sizes.slots)[:, None, None]
+        at = slot, np.arange(table.num_workers)[None, :, None]
+        np.add.at(change, (*at, own.activation_to), 1)
+        np.add.at(change, (*at, own.write), np.isin(own.code, takes))
+        np.add.at(change, (*at, own.free), -np.isin(own.code, frees).astype(int))
+        held = np.cumsum(change, axis=0)[:, :, :-1]  # the last entry takes what nobody needs
+        assert (held.min(), held.max(), held[-1].any()) == (0, 1, False)
 
 
 def test_what_is_not_executed_is_said():
