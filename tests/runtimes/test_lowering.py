@@ -39,6 +39,18 @@ def test_lowered_cell_by_cell(ranks):
     assert compared > 100
 
 
+def test_interleaved_zb_has_pytorchs_cells():
+    compared = 0
+    for name, ranks, per_rank, count, actions in torch_own.grid(range(2, 7), (2, 3, 4), counts):
+        if name == "InterleavedZeroBubble":
+            sizes = {"num_workers": ranks, "num_microbatches": count}
+            ours = pj.schedules.build("interleaved-zb", **sizes, stages_per_worker=per_rank)
+            texts = [[cell for cell in row if cell] for row in torch_own.texts(actions)]
+            assert cells(ours) == texts, sizes
+            compared += 1
+    assert compared > 80
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_read_and_written(ranks, tmp_path):
     path = tmp_path / "table.csv"
