@@ -24,6 +24,7 @@ LETTERS = {
 }
 MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
 MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
+Counts = Sequence[int] | Int[NumpyArray, " stages"]
 _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
 
 
@@ -78,7 +79,7 @@ class PipelineLayout:
         return cls(tuple(_unrolled(bare, f"pipeline_layout {text!r}").split("|")))
 
     @classmethod
-    def with_layers(cls, layers: Sequence[int], mtp: Sequence[int]) -> "PipelineLayout":
+    def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
         """Write the layers (stages) of each kind as a layout, between embedding and head."""
         stages = ["t" * int(t) + "m" * int(m) for t, m in zip(layers, mtp, strict=True)]
         stages[0] = "E" + stages[0]

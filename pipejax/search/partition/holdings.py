@@ -148,7 +148,7 @@ class _Pricing:
 
     def __init__(self, workload: Workload, system: System, table: ScheduleTable) -> None:
         self.workload, self.system, self.table = workload, system, table
-        self.recomputed = recomputed_stages(workload, table)
+        self.recomputed = 1.0 * recomputed_stages(workload, table)
         self.dense = dense_layers(workload.model)
         self.rest = int(workload.model.layers) - self.dense
 

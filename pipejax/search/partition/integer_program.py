@@ -17,7 +17,7 @@ from pipejax.search.partition.solver import solve_mixed
 from pipejax.search.partition.splits import Splits
 
 SLACK = 1e-6  # of a bound: what the solver may be off by its tolerances
-Matrix = Float[NumpyArray, "rows columns"]
+Matrix = Float[NumpyArray, "_ _"]
 
 
 class Solved(NamedTuple):

@@ -12,6 +12,7 @@ from pipejax.search.partition.holdings import HoldingPrices, dense_layers
 from pipejax.search.tuning.rounding import swaps, whole_with_sum
 
 Points = Int[NumpyArray, "points stages"]
+Found = Int[NumpyArray, "found stages"]
 Shares = Float[NumpyArray, "holdings stages"]
 
 
@@ -40,7 +41,7 @@ class Splits:
         """Number of stages."""
         return self.may_hold.shape[1]
 
-    def chosen(self, layout: PipelineLayout) -> Points:
+    def chosen(self, layout: PipelineLayout) -> Found:
         """Find a layout among the splits (1 or none, stages)."""
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
@@ -51,12 +52,12 @@ class Splits:
         """Write one split as shares of 0 and 1."""
         return (chosen == np.arange(len(self.may_hold))[:, None]) * 1.0
 
-    def rounded(self, shares: Shares) -> Points:
+    def rounded(self, shares: Shares) -> Found:
         """Round a mixture to a split (1 or none, stages)."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
         return self._of_layers(layers, self._mtp(self.prices.counts("mtp") @ shares))
 
-    def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Points:
+    def neighbours(self, chosen: Int[NumpyArray, " stages"]) -> Found:
         """List splits with one layer elsewhere, or with the layers for further tokens elsewhere."""
         layers, mtp = (self.prices.counts(name)[chosen] for name in ("layers", "mtp"))
         moved = layers + swaps(self.stages)
@@ -70,7 +71,7 @@ class Splits:
         """Where the layers for further tokens are, if there are any."""
         return ((np.arange(self.stages) == shares.argmax()) & (self.model.mtp_layers > 0))[None]
 
-    def _of_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
+    def _of_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Found:
         """Find splits by their layers; leave out what is none, too slow, or does not fit."""
         place = {holding: k for k, holding in enumerate(self.prices.holdings)}
         table = np.full((1 + int(self.model.layers), 1 + int(self.model.layers), 2), -1)
