@@ -21,7 +21,7 @@ from pipejax.schedules.heuristics.timeline import FOREVER, Timeline, Work
 
 AGAIN = 3  # runs of an order, at most
 FEW = 3  # microbatches per worker that tell what many take
-KEPT = 2  # best orders of few microbatches, of which all are run
+KEPT = 4  # best orders of few microbatches, of which all are run
 # until a weight gradient is due, what may be late, and whether weight gradients fill gaps first
 WAYS: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
     (0.0, (Phase.W,), False),
