@@ -256,3 +256,18 @@ def test_a_sweep_groups_systems_by_their_eager_messages(tmp_path):
             found = data["step_time"].squeeze(drop=True).sel(at)
             assert float(found) == pytest.approx(run.makespan, rel=1e-12)
     assert len(count) == 3  # none, all, and those of the other pairs
+
+
+def test_what_cannot_follow_buffered_messages_refuses_them():
+    run = pj.evaluate(GPIPE, SMALL, link=EAGER)
+    follows = pj.IncrementalRun(run)
+    assert follows.set_costs(dataclasses.replace(SMALL, forward=2.0)) > run.makespan
+    with pytest.raises(ValueError, match=OTHER):
+        follows.set_costs(COSTS)
+    with pytest.raises(ValueError, match="a closed form knows no eager_below"):
+        pj.formula(run.program)
+    with pytest.raises(ValueError, match="order knows no eager_below"):
+        pj.order(GPIPE, SMALL, link=EAGER)
+    long = pj.schedules.build("gpipe", num_workers=2, num_microbatches=8)
+    with pytest.raises(ValueError, match=OTHER):
+        pj.cycle_time(pj.lower(long, link=EAGER, costs=SMALL), COSTS)

@@ -19,6 +19,7 @@ from pipejax.base.topological_sort import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.cost_layout import ZERO
+from pipejax.engine.lowering.eager import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE
 from pipejax.engine.pricing import cost_vector
 from pipejax.schedules.cells.ops import Op, Phase
@@ -339,6 +340,8 @@ class IncrementalRun:
 
     def _price(self, costs: Costs) -> Float[NumpyArray, " costs"]:
         exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), costs)
+        if self._program.links.eager_below:
+            check_eager(self._program, exact.transmit)
         return np.asarray(cost_vector(self._program, exact))
 
     def _node_of(self, op: str | Op) -> int:

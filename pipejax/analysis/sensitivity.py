@@ -25,6 +25,7 @@ from pipejax.costs.system import Number, System
 from pipejax.costs.system_fields import FIELDS, SECTIONS
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
+from pipejax.engine.batched.programs_of_batch import programs_of_batch
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -113,12 +114,12 @@ def sensitivity(
     check_types(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
     )
-    program = lower(table, link=link)
     with jax.enable_x64(True):
         shape = PricingShape.of(workload, table)
         costs, moved = _prices_and_slopes(_point(table, workload, system), shape=shape)
         # the longest path is no longer than all costs together
         check_finite({"step time": sum(float(leaf.sum()) for leaf in jax.tree.leaves(costs))}, ())
+        program = lower(table, link=link, costs=costs)
         times, counts = makespans_and_grad(program, jax.tree.map(lambda leaf: leaf[None], costs))
     time = float(times[0])
     check_finite({"step time": time}, ())
@@ -152,13 +153,16 @@ def swings(
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
-    program = lower(table, link=link)
     with jax.enable_x64(True):
         one_each = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
         logs = np.kron(one_each, np.log(factors)[:, None])  # two rows for each name
         point, shape = _point(table, workload, system), PricingShape.of(workload, table)
-        times = np.asarray(makespans(program, _prices(logs, point, shape=shape))).tolist()
-    return dict(zip(names, zip(times[::2], times[1::2], strict=True), strict=True))
+        costs, times = _prices(logs, point, shape=shape), np.empty(len(logs))
+        for program, rows in programs_of_batch(table, Links.of(link), costs):
+            own = costs if rows is None else jax.tree.map(lambda x, r=rows: x[r], costs)
+            times[slice(None) if rows is None else rows] = makespans(program, own)
+    found = times.tolist()
+    return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
 
 
 class _Point(NamedTuple):

@@ -21,7 +21,7 @@ from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import in_float64
 from pipejax.engine.batched.cost_rows import Leaves, batch_leaves
 from pipejax.engine.lowering.program import Program
-from pipejax.engine.pricing import NodeCosts, price
+from pipejax.engine.pricing import NodeCosts, price, program_for
 from pipejax.engine.steady_state import Piece, SteadyState, steady_state
 
 ENDS_PLACE = 1  # of a frontier: the last end so far
@@ -149,6 +149,7 @@ def _of_batch(
             "costs differ by microbatch: what repeats with every period must cost the same, give "
             "one entry per stage"
         )
+    program = program_for(program, costs, batch_axes=1)
     return jnp.broadcast_to(_mapped(one, program, leaves, *given), (size,))
 
 

@@ -156,6 +156,11 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         raise ValueError("parameters must name at least one, got none")
     known = {field for costs in chosen.values() for field in FIELDS if _is_given(costs, field)}
     check_known(program, unchecked_costs(dict.fromkeys(known, 0.0)))
+    if program.links.eager_below:
+        raise ValueError(
+            "a closed form knows no eager_below: its parameters say which messages are buffered. "
+            "Name pairs of workers whose messages are, as pair_links={(0, 1): 'queued'}"
+        )
     for costs in chosen.values():
         program = program_for(program, costs)
     is_used = np.zeros(program.layout.size, bool)

@@ -64,7 +64,7 @@ def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Small
     return smaller.reshape(len(smaller), *(1,) * (4 - len(shape)), *shape)
 
 
-def check_eager(program: Program, transmit: Any, batch_axes: int) -> None:
+def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     """Refuse transmit times with which other messages are eager than those of a program."""
     sent, links = program.messages, program.links
     smaller = below_threshold(transmit, links.eager_below, batch_axes)

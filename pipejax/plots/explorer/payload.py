@@ -63,6 +63,11 @@ def payload(explored: Sequence[Explored], *, unit: str) -> dict[str, Any]:
     `unit` is that of times: "s" or "slots".
     """
     runs = [each.run for each in explored]
+    if runs[0].links.eager_below:
+        raise ValueError(
+            "explore knows no eager_below: its sliders change which messages are buffered; name "
+            "pairs of workers whose messages are, as pair_links 0-1=queued"
+        )
     factors, mean, given = factors_of(runs), mean_forward(runs), runs[0].links
     programs = [_programs(run) for run in runs]
     bases = [base_of(run, factors, mean) for run in runs]
