@@ -86,6 +86,9 @@ from pipejax.search.calibration.calibrate_links import (
     LinkCalibration as LinkCalibration,
     calibrate_links as calibrate_links,
 )
+from pipejax.search.links.design import design_link_runs as design_link_runs
+from pipejax.search.links.identify import identify_links as identify_links
+from pipejax.search.links.link_runs import LinkRun as LinkRun
 from pipejax.search.partition.partition import partition as partition
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError

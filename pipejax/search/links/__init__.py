@@ -1,0 +1,1 @@
+"""Which link models a machine follows, from measured step times."""

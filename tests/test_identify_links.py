@@ -1,0 +1,151 @@
+"""Link models told apart by noisy step times of runs that were chosen to tell them apart."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import pipejax as pj
+from pipejax.search.links.identify import candidates_of, judge, model_of, predict
+
+NOISE, SEEDS = 0.02, 20
+KNOWN = candidates_of()
+# Transfers of a pair stand in one queue already, of a worker or of the pair: a link that they share
+# has their order, which changes nothing, or another one, which is a deadlock.
+EQUAL = {
+    pj.Links("rendezvous", queues, posting=posting, shared_links="pairs"): pj.Links(
+        "rendezvous", queues, posting=posting
+    )
+    for queues in ("worker", "pair")
+    for posting in ("early", "program")
+}
+
+
+@functools.cache
+def designed():
+    """Runs chosen at 2 % noise, and what every candidate predicts of them."""
+    more = {"interleaved-1f1b": {"stages_per_worker": 2}}
+    tables = [
+        pj.schedules.build(name, num_workers=3, num_microbatches=6, **more.get(name, {}))
+        for name in ("gpipe", "1f1b", "interleaved-1f1b")
+    ]
+    sizes = (0.05, 0.4), (0.1, 1.5), (0.8, 0.3)
+    costs = [pj.Costs(forward=1.0, backward=2.0, latency=x, transmit=y) for x, y in sizes]
+    design = pj.design_link_runs(tables, costs, count=16, delay=3.0, noise=NOISE)
+    assert len(design.runs) == 16
+    return design, predict(design.runs, KNOWN)
+
+
+def told_apart(truth, seeds):
+    """How often the truth, or what is equal to it, is found, and all others are ruled out."""
+    _, times = designed()
+    own = times[KNOWN.index(truth)]
+    ran = np.isfinite(own)  # a deadlock has no step time
+    found = 0
+    for seed in seeds:
+        noise = np.random.default_rng(seed).standard_normal(ran.sum())
+        measured = own[ran] * np.exp(NOISE * noise)
+        result = judge(measured, KNOWN, times[:, ran], NOISE)
+        same = {fit.links for fit in result.fits if fit.verdict == "same"}
+        assert same <= {*EQUAL, *EQUAL.values()}
+        found += result.links == EQUAL.get(truth, truth) and {*result.alike} == same
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truth", KNOWN, ids=str)
+def test_every_link_model_is_told_apart(truth):
+    assert told_apart(truth, range(7000, 7000 + SEEDS)) == SEEDS
+
+
+def few():
+    """Four runs of each of two tables under five machines: what always runs."""
+    tables = [
+        pj.schedules.build(name, num_workers=2, num_microbatches=4) for name in ("gpipe", "1f1b")
+    ]
+    costs = [pj.Costs(forward=1.0, backward=2.0, transmit=x) for x in (0.5, 1.5, 3.0)]
+    return [
+        pj.LinkRun(table, each, on, 2.0) for table in tables for each in costs for on in ("", "0-1")
+    ]
+
+
+def measured_runs(runs, links, noise=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    times = predict(runs, [links])[0] * np.exp(noise * rng.standard_normal(len(runs)))
+    return [
+        pj.LinkRun(run.table, run.costs, run.delay_on, run.delay, seconds=float(seconds))
+        for run, seconds in zip(runs, times, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("truth", ["delay", "queued", "blocking", "rendezvous"])
+def test_models_are_told_apart_with_noise(truth):
+    machines = [pj.Links(model) for model in ("delay", "queued", "blocking", "rendezvous")]
+    runs = measured_runs(few(), pj.Links(truth), NOISE, seed=5)
+    found = pj.identify_links(runs, noise=NOISE, candidates=machines)
+    assert (found.links.model, found.told_apart, found.explains) == (truth, True, True)
+    assert found.fits[0].rms < 2 * NOISE < found.fits[1].rms
+
+
+def test_what_predicts_the_same_cannot_be_told_apart():
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=1)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)  # one message at a time
+    runs = [pj.LinkRun(table, costs, seconds=pj.evaluate(table, costs).makespan)]
+    found = pj.identify_links(runs, noise=NOISE)
+    assert found.links == pj.Links()
+    assert not found.told_apart
+    assert {fit.verdict for fit in found.fits} == {"best", "same"}
+
+
+def test_what_no_candidate_explains_is_said():
+    slow = [
+        pj.LinkRun(run.table, run.costs, seconds=3 * run.seconds)
+        for run in measured_runs(few(), pj.Links("queued"))
+    ]
+    assert not pj.identify_links(
+        slow, noise=NOISE, candidates=[pj.Links(), pj.Links("queued")]
+    ).explains
+
+
+def test_each_pair_of_workers_may_have_its_own():
+    names = "gpipe", "1f1b"
+    tables = [pj.schedules.build(name, num_workers=3, num_microbatches=4) for name in names]
+    costs = [pj.Costs(forward=1.0, backward=2.0, latency=0.25, transmit=x) for x in (1.5, 3.0)]
+    runs = [
+        pj.LinkRun(t, c, on, 2.0)
+        for t in tables
+        for c in costs
+        for on in ("", "0-1", "1-2", "2-1", "1-0")
+    ]
+    truth = pj.Links("delay", pair_links={(1, 2): "blocking"})
+    machines = [pj.Links(model) for model in ("delay", "queued", "blocking")]
+    found = pj.identify_links(
+        measured_runs(runs, truth), noise=0.001, by_pair=True, candidates=machines
+    )
+    # blocking on one pair or the other costs these runs the same: what is left open is said
+    assert [model_of(truth, pair) in found.pairs[pair] for pair in ((0, 1), (1, 2))] == [True] * 2
+    assert not found.told_apart
+    assert found.fits[0].rms == pytest.approx(0, abs=1e-12)
+
+
+def test_buffered_sizes_are_candidates():
+    sizes = {below for links in candidates_of(few()) if (below := links.eager_below)}
+    assert sizes == {1.0, 2.25}
+
+
+@pytest.mark.parametrize(
+    ("on", "longer"), [("0F1", 2.0), ("0SEND_F1", 2.0), ("0-1", 2.0), ("worker1", 8.0), ("", 0.0)]
+)
+def test_a_delay_is_where_it_is_said(on, longer):
+    # GPipe without messages that take time: 0F0, all four ops of worker 1, 0B1, or 0F1 before 1F1
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    run = pj.LinkRun(table, pj.Costs(forward=1.0, backward=2.0), on, 2.0)
+    before = pj.evaluate(table, run.costs).makespan
+    assert pj.evaluate(table, run.delayed).makespan == before + longer
+
+
+@pytest.mark.parametrize("on", ["0F9", "1SEND_F0", "1-2", "worker7", "nothing", "0A0"])
+def test_a_delay_on_nothing_is_refused(on):
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    with pytest.raises(ValueError, match="delay_on"):
+        pj.LinkRun(table, pj.Costs(forward=1.0), on, 2.0)
