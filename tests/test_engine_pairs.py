@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import reference
 from jitter_cases import LINKS as MODELS
+from legal_sizes import at_least
 from test_transfer_order import texts
 
 import pipejax as pj
@@ -35,7 +36,8 @@ SIZE = 128 * DEVICES + 5  # more than a row for each device and thread, and no w
 
 
 def build(name, microbatches=MICROBATCHES):
-    return pj.schedules.build(name, num_workers=WORKERS, num_microbatches=microbatches)
+    legal = at_least(name, WORKERS, microbatches)
+    return pj.schedules.build(name, num_workers=WORKERS, num_microbatches=legal)
 
 
 @functools.cache

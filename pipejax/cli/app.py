@@ -47,7 +47,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "order": "Find which transfers block others under rendezvous, and search a better order "
     "of them.",
     "arrange": "Search the order of microbatches that differ, against sorted and random ones.",
-    "place": "Search which worker sits where on a machine of nodes, against in order and round "
+    "place": "Search the places of workers on a machine of nodes, against in order and round "
     "robin.",
     "partition": "Split a model into the stages that make the step shortest, for Megatron and "
     "torchtitan.",
