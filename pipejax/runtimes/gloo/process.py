@@ -1,17 +1,9 @@
-"""One rank: it joins the others, runs tables in PyTorch's runtime and writes what it found.
-
-The first line of stdin is the request. When stdin ends, whoever asked is gone, and so is this.
-"""
+"""One rank: it joins the others, runs tables in PyTorch's runtime and says what it found."""
 
 import datetime
 import itertools
-import json
-import os
 import statistics
-import sys
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from pipejax.runtimes.gloo.processes import FAILED
 from pipejax.runtimes.gloo.slow_links import SlowLinks
 from pipejax.runtimes.gloo.small_model import TorchModel, loss_of, unpipelined
+from pipejax.runtimes.processes import serve
 
 AHEAD = 0.02  # seconds from the agreement on a start to the start
 ROUND_TRIPS = 4  # of a message, before each step that is timed
@@ -240,28 +232,6 @@ def run_task(rank: int, request: dict[str, Any], task: dict[str, Any]) -> dict[s
     return {**run.errors(run.step()), "steps": run.time_steps(request["steps"])}
 
 
-def end_with_the_caller() -> None:
-    """End when stdin does: nobody waits for an answer any more."""
-    sys.stdin.read()
-    os._exit(3)
-
-
-def main() -> None:
-    """Answer one request; where it fails, say why in one line."""
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=end_with_the_caller, daemon=True).start()
-    try:
-        answer = answer_to(request)
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        sys.stderr.write(f"\n{FAILED}{type(cause).__name__}: {' '.join(str(cause).split())}\n")
-        sys.stderr.flush()
-        os._exit(1)  # others may wait for a message of this rank, and it for theirs
-    Path(request["answer"]).write_text(json.dumps(answer))
-
-
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
     """Meet the other ranks and run all tables."""
     torch.set_num_threads(1)
@@ -280,4 +250,4 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer_to)

@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 
-from pipejax.runtimes.own_process import serve
+from pipejax.runtimes.processes import serve
 from pipejax.runtimes.spmd.model import SmallModel
 from pipejax.runtimes.spmd.training_step import run_steps
 from pipejax.schedules.table.table_files import from_json
 
 
-def answer(request: Any) -> dict[str, Any]:
+def answer_to(request: Any) -> dict[str, Any]:
     """Run a step under each table; errors that are no numbers are None."""
     tables = [from_json(data) for data in request["tables"]]
     steps = run_steps(tables, SmallModel(**request["model"]))
@@ -18,4 +18,4 @@ def answer(request: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(answer)
+    serve(answer_to)

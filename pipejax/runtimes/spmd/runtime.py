@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from pipejax.runtimes.own_process import call_module
+from pipejax.runtimes.processes import call_together
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
 from pipejax.runtimes.spmd.instructions import LEFT_OUT
 from pipejax.runtimes.spmd.model import SmallModel
@@ -49,7 +49,7 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
         "JAX_ENABLE_X64": "true",
         "XLA_FLAGS": " ".join(flags),
     }
-    found = call_module(MODULE, request, environment)
+    [found] = call_together(MODULE, [request], environment)
     return [
         RuntimeRun("jax", found["version"], **step, left_out=left_out(table))
         for table, step in zip(tables, found["steps"], strict=True)

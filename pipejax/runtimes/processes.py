@@ -1,7 +1,8 @@
-"""Processes that work together: started at once, ended together, none of them left behind.
+"""Runtimes in processes of their own: started at once, ended together, none of them left behind.
 
-Each is sent one line on stdin, which stays open as long as its answer is awaited: a process that
-watches it ends when this one does, however this one ends.
+What a runtime needs is set before its library is imported. Each process is sent one line on stdin,
+which stays open as long as its answer is awaited, so it ends when this one does, however this one
+ends. What it prints is shown only where it fails.
 """
 
 import concurrent.futures
@@ -10,33 +11,35 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from pipejax.base.interruption import if_interrupted
 
-PACKAGE_ROOT = str(Path(__file__).parents[3])
+PACKAGE_ROOT = str(Path(__file__).parents[2])
 LAST_LINES = 3  # of what a process said before it failed, where it does not say why
-FAILED = "failed: "  # begins the line in which a process says why
+FAILED, REFUSED = "failed: ", "refused: "  # begin the line in which a process says why it ended
 
 
 def call_together(
     module: str,
     requests: Sequence[Mapping[str, Any]],
     environment: Mapping[str, str],
-    timeout: float,
+    timeout: float | None = None,
 ) -> list[Any]:
     """Start a process for each request; return their answers.
 
     Args:
-      module: executed with `python -m`; it reads a line of JSON, and writes JSON to the file that
-        the key "answer" names. Processes meet at the file that the key "meeting" names.
+      module: calls `serve` when it is executed with `python -m`. Processes meet at the file that
+        the key "meeting" of their request names.
       requests: what JSON can hold, one for each process.
       environment: variables beside those of this process.
-      timeout: seconds after which all are ended.
+      timeout: seconds after which all are ended; no limit if None.
 
     Raises:
+      ValueError: what a process refuses.
       RuntimeError: if one fails, or the time is over.
     """
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
@@ -62,10 +65,41 @@ def call_together(
         if failed is not None:
             number, what = failed
             said = (place / f"{number}.log").read_text(errors="replace").strip().splitlines()
+            for line in said:
+                if line.startswith(REFUSED):
+                    raise ValueError(line.removeprefix(REFUSED))
             reasons = [line.removeprefix(FAILED) for line in said if line.startswith(FAILED)]
             why = "; ".join(reasons or said[-LAST_LINES:]) or "it said nothing"
             raise RuntimeError(f"process {number} of {len(processes)} {what}: {why}")
         return [json.loads((place / f"{k}.json").read_text()) for k in range(len(processes))]
+
+
+def serve(answer_to: Callable[[Any], Any]) -> None:
+    """Answer one request; where that fails, say why in one line. A ValueError is what is refused.
+
+    Others may wait for a message of this process, and it for theirs: it ends at once.
+    """
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    try:
+        answer = answer_to(request)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        why = " ".join(str(cause).split())
+        is_refused = isinstance(error, ValueError)
+        said = f"{REFUSED}{why}" if is_refused else f"{FAILED}{type(cause).__name__}: {why}"
+        sys.stderr.write(f"\n{said}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    Path(request["answer"]).write_text(json.dumps(answer))
+
+
+def _end_with_the_caller() -> None:
+    """End when stdin does: nobody waits for an answer any more."""
+    sys.stdin.read()
+    os._exit(3)
 
 
 def _start(module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -85,7 +119,9 @@ def _stdin(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdin
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> tuple[int, str] | None:
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], timeout: float | None
+) -> tuple[int, str] | None:
     """Wait until all have ended or one has failed; return which, and how."""
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
         waits = {pool.submit(process.wait): k for k, process in enumerate(processes)}
