@@ -1,12 +1,14 @@
 """Link models told apart by noisy step times of runs that were chosen to tell them apart."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
 
 import pipejax as pj
 from pipejax.search.links.identify import candidates_of, judge, model_of, predict
+from pipejax.search.links.link_rows import read_link_runs
 
 NOISE, SEEDS = 0.02, 20
 KNOWN = candidates_of()
@@ -149,3 +151,62 @@ def test_a_delay_on_nothing_is_refused(on):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
     with pytest.raises(ValueError, match="delay_on"):
         pj.LinkRun(table, pj.Costs(forward=1.0), on, 2.0)
+
+
+HEADER = "schedule,workers,microbatches,costs,F,B,transmit,delay_on,delay,seconds"
+MACHINE = pj.Links("rendezvous", "pair", posting="program")
+POSSIBLE = [("gpipe", 0.4), ("gpipe", 1.5), ("1f1b", 0.4), ("1f1b", 1.5)]
+DELAYED = [("", ""), ("0-1", 3.0), ("0SEND_F3", 3.0), ("1F3", 3.0)]
+
+
+def written(path, seed=None):
+    """A file of runs on a machine whose links are known; not yet measured without a seed."""
+    (path.parent / "costs.json").write_text('{"unit": "milliseconds", "F": 1000, "B": 2000}')
+    rng = np.random.default_rng(seed)
+    lines = [HEADER]
+    delays = DELAYED + DELAYED[::-1]
+    for (name, transmit), (on, delay) in zip(POSSIBLE * 2, delays, strict=True):
+        table = pj.schedules.build(name, num_workers=3, num_microbatches=4)
+        costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)
+        run = pj.LinkRun(table, costs, on, delay or 0.0)
+        seconds = pj.evaluate(table, run.delayed, link=MACHINE).makespan
+        seconds *= np.exp(NOISE * rng.standard_normal())
+        times = "costs.json,," if len(lines) % 2 else ",1,2"
+        measured = "" if seed is None else float(seconds)
+        lines.append(f"{name},3,4,{times},{transmit},{on},{delay},{measured}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_command_finds_the_links_and_writes_options(call, answer, tmp_path):
+    rows, out = written(tmp_path / "runs.csv", seed=3), tmp_path / "links.json"
+    code, shown, _ = call("links", rows, "--time-noise", NOISE, "--out", out)
+    assert code == 0
+    assert "--link rendezvous --queues pair --posting program\n" in shown
+    assert "cannot be told apart from the best by these runs:\n" in shown
+    assert "  --link rendezvous --queues pair --posting program --shared-links pairs\n" in shown
+    told = answer("links", rows, "--time-noise", NOISE)
+    found = {"link": "rendezvous", "queues": "pair", "posting": "program"}
+    assert told["links"] == found == json.loads(out.read_text())
+    assert told["alike"] == [found | {"shared_links": "pairs"}]
+    assert (told["told_apart"], told["explains"]) == (False, True)
+    assert [each["verdict"] for each in told["candidates"][:3]] == ["best", "same", "worse"]
+    residual = [np.log(run["measured"] / run["predicted"]) for run in told["runs"]]
+    assert np.sqrt(np.mean(np.square(residual))) == pytest.approx(told["candidates"][0]["residual"])
+    size = "-P", 3, "-M", 4, "-T", "F=1,B=2", "-c", 0.4
+    run = answer("evaluate", "-s", "gpipe", *size, "--config", out)
+    assert run["makespan"] == told["runs"][0]["predicted"]
+
+
+def test_the_command_chooses_runs_that_it_can_read(answer, tmp_path):
+    rows, out = written(tmp_path / "can.csv"), tmp_path / "runs.csv"
+    told = answer("links", rows, "--design", 3, "--delay", "2s", "--out", out)
+    header, *lines = [line.split(",") for line in out.read_text().splitlines()]
+    assert header[-3:] == ["delay_on", "delay", "seconds"]
+    assert len(lines) == len(told["runs"]) == 3
+    assert {line[-1] for line in lines} == {""}  # to be measured
+    chosen = read_link_runs(out, is_measured=False)
+    assert [cells for cells, _ in chosen] == told["runs"]
+    assert any(run.delay_on and run.delay == 2 for _, run in chosen)
+    shared = {"link": "queued"}, {"link": "queued", "shared_links": "pairs"}
+    assert all(shared[0] not in group or shared[1] not in group for group in told["alike"])

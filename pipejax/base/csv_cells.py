@@ -47,14 +47,15 @@ def relative_variance(cells: Mapping[str, str], mean: float) -> float:
     return (spread / mean) ** 2 / repetitions if spread else 0.0
 
 
-def positive_cell(cells: Mapping[str, str], name: str) -> float:
-    """Read a number above 0, NaN where the cell is empty."""
+def positive_cell(cells: Mapping[str, str], name: str, *, or_zero: bool = False) -> float:
+    """Read a number above 0 (or of at least 0), NaN where the cell is empty."""
     if name not in cells:
         return math.nan
     try:
         value = float(cells[name])
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {cells[name]!r}")
+    if not (0 < value < math.inf or (or_zero and value == 0)):
+        least = "of at least 0" if or_zero else "above 0"
+        raise ValueError(f"{name} must be a number {least}, got {cells[name]!r}")
     return value

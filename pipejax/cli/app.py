@@ -33,6 +33,7 @@ COMMANDS = {  # each the function of its name in the module of its name, whose f
     "plan": "Find the layout of a training job that takes the shortest step, among all that fit.",
     "calibrate": "Fit a system to measured step times, or collectives: robustly, with priors and "
     "hold-outs.",
+    "links": "Find which link model a machine follows, from step times of known tables and delays.",
     "jitter": "Run schedules with random durations: quantiles of the step time, and who is robust.",
     "staleness": "Show weight versions and delays of an asynchronous table; in unit slots without "
     "times.",

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import check_types, is_number, whole_number
+from pipejax.base.checks import check_types, whole_number
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.links.identify import SAME, candidates_of, predict
+from pipejax.search.links.identify import SAME, candidates_of, check_noise, predict
 from pipejax.search.links.link_runs import LinkRun
 
 MOST_RUNS = 200  # that a design is chosen from
@@ -76,16 +76,28 @@ def design_link_runs(
     """
     check_types(tables=(tables, Sequence), costs=(costs, Sequence))
     whole_number(count, "count")
-    if not is_number(noise) or noise == 0:
-        raise ValueError(f"noise must be a number above 0, got {noise!r}")
+    check_noise(noise)
     if not tables or not costs:
         raise ValueError("tables and costs are needed, at least one of each")
     pool = [
-        LinkRun(table, each, target, delay or 0.0)
+        run
         for table in tables
         for each in costs
-        for target in ("", *(_targets(table) if delay else ()))
+        for run in with_delays(LinkRun(table, each), delay)
     ]
+    return choose_runs(pool, count, noise, candidates)
+
+
+def with_delays(run: LinkRun, delay: float | None) -> list[LinkRun]:
+    """List a run without a delay, and with one [s] wherever it can be."""
+    targets = "", *(_targets(run.table) if delay else ())
+    return [LinkRun(run.table, run.costs, target, delay or 0.0) for target in targets]
+
+
+def choose_runs(
+    pool: Sequence[LinkRun], count: int, noise: float, candidates: Sequence[Links] | None = None
+) -> LinkDesign:
+    """Choose the runs among these whose step times tell candidates apart."""
     if len(pool) > MOST_RUNS:
         pool = [pool[k] for k in np.linspace(0, len(pool) - 1, MOST_RUNS).astype(int)]
     known = candidates_of(pool) if candidates is None else [*candidates]

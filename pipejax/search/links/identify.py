@@ -155,8 +155,8 @@ def identify_links(
     """
     check_types(runs=(runs, Sequence), candidates=(candidates, Sequence, type(None)))
     check_types(by_pair=(by_pair, bool))
-    if noise is not None and (not is_number(noise) or noise == 0):
-        raise ValueError(f"noise must be a number above 0, got {noise!r}")
+    if noise is not None:
+        check_noise(noise)
     if not runs:
         raise ValueError("runs are needed, got none")
     for number, run in enumerate(runs):
@@ -169,6 +169,12 @@ def identify_links(
     measured = np.array([run.seconds for run in runs])
     found = judge(measured, chosen, predict(runs, chosen), noise)
     return _by_pair(runs, measured, found, noise) if by_pair else found
+
+
+def check_noise(noise: float, where: str = "noise") -> None:
+    """Refuse a relative noise of step times that is none."""
+    if not is_number(noise) or noise == 0:
+        raise ValueError(f"{where} must be a number above 0, got {noise!r}")
 
 
 def judge(
