@@ -16,7 +16,7 @@ from rich.console import Console
 import pipejax as pj
 from figures.rules import caption_of, faults
 from pipejax.analysis.segments import segment_of
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.timeline import bars, name_of_second, second_pipe
 from pipejax.base import drawn
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
@@ -87,6 +87,12 @@ def test_it_can_be_printed_and_says_what_it_shows(figure):
     )
     below = " ".join(text.get_text().replace("\n", " ") for text in figure.texts)
     assert below == caption_of(figure)
+
+
+def test_of_several_couples_of_pipes_every_second_one_has_strokes():
+    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4, pipes=4)
+    assert {op.microbatch for op in second_pipe(table)} == {1, 3}
+    assert name_of_second([table]) == "every second pipe"
 
 
 @pytest.mark.parametrize(

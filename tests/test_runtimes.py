@@ -284,3 +284,11 @@ def test_devices_that_are_missing_are_named(monkeypatch, call):
     code, out, err = call("run", "--schedule", "1f1b", "--workers", "2", "--microbatches", "2")
     assert (code, out) == (2, "")
     assert "2 workers, but JAX has 1 devices" in err
+
+
+def test_what_has_no_effect_on_gradients_is_refused(call):
+    command = ("run", "--schedule", "1f1b", "--workers", "2", "--microbatches", "2")
+    for option, named in ((("--link", "queued"), "links"), (("-T", "F=1,B=2"), "times")):
+        code, out, err = call(*command, *option)
+        assert (code, out) == (2, "")
+        assert f"{named} have no effect in jax" in err

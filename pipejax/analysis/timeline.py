@@ -1,5 +1,6 @@
 """A run as bars and arrows: what the terminal, the drawings and the trace all show."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -97,12 +98,18 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:
-    """Ops of a bidirectional schedule that belong to its second pipe."""
-    pipe_of = table.pipe_of_microbatch
-    if not np.any(pipe_of):
+    """Ops of a bidirectional schedule that belong to its second pipe, of more to every second."""
+    is_second = table.pipe_of_microbatch % 2 == 1
+    if not np.any(is_second):
         return frozenset()
     ops = (op for row in table.rows() for cell in row for op in cell or ())
-    return frozenset(op for op in ops if op.microbatch >= 0 and pipe_of[op.microbatch])
+    return frozenset(op for op in ops if op.microbatch >= 0 and is_second[op.microbatch])
+
+
+def name_of_second(tables: Iterable[ScheduleTable]) -> str:
+    """Name what `second_pipe` finds in some tables, for a legend; "" where it finds nothing."""
+    most = max((table.num_pipes for table in tables), default=1)
+    return "" if most == 1 else "second pipe" if most == 2 else "every second pipe"
 
 
 def arrows(evaluation: Evaluation) -> list[Arrow]:

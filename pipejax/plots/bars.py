@@ -18,7 +18,6 @@ from pipejax.schedules.cells.ops import Op, Phase
 MAX_LABELS = 2000  # more microbatch numbers than this are left out, nobody could read them
 MAX_SHAPES = 5000  # more ops than this are pixels in a pdf or svg, which would take long to show
 HATCH = "////"
-SECOND_PIPE = "second pipe"
 _HEIGHT = 0.8  # of a bar, relative to the distance of rows
 _DIGIT = 0.66  # width of a digit, relative to the size of its font
 _FRAME, _EDGE = 0.9, 0.4  # widths of lines around ops [point]

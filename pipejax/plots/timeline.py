@@ -15,13 +15,13 @@ from matplotlib.ticker import FuncFormatter
 from pipejax.analysis.activation_memory import activation_memory
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.analysis.segments import Window, window_of
-from pipejax.analysis.timeline import Bar, arrows, bars, second_pipe
+from pipejax.analysis.timeline import Bar, arrows, bars, name_of_second, second_pipe
 from pipejax.base.files import drafted
 from pipejax.base.short_repr import abbreviated
 from pipejax.costs.measured import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.bars import SECOND_PIPE, bar_entries, draw_bars, draw_messages
+from pipejax.plots.bars import bar_entries, draw_bars, draw_messages
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headline, named, unit_of
 from pipejax.plots.memory import Curves, draw_memory
 from pipejax.schedules.cells.ops import WAITS
@@ -251,8 +251,7 @@ def _draw_panel(
 
 def _legend(panels: Sequence[Panel], drawn: Sequence[Bar], look: Drawing) -> list[Patch | Line2D]:
     """What colours, strokes and lines mean, in all runs."""
-    has_pipes = any(panel.run.table.pipe_of_microbatch.any() for panel in panels)
-    entries = bar_entries(drawn, SECOND_PIPE * has_pipes)
+    entries = bar_entries(drawn, name_of_second(panel.run.table for panel in panels))
     if look.messages:
         entries.append(Line2D([], [], color=palette.MESSAGE, linewidth=0.8, label="message"))
     return entries

@@ -109,6 +109,8 @@ def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
 
 def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     """Print what colours, letters and lines of all runs mean."""
+    from pipejax.analysis.timeline import name_of_second
+
     in_colour = out.color_system is not None
     mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "
     number = "number: microbatch  " if in_colour else ""  # else it stands behind its letter
@@ -120,8 +122,8 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
             legend.append(letter, _style(look) if in_colour else "").append(f" {look.name}  ")
     if any(each.run.table.is_fused.any() for each in shown):
         legend.append("+ fused pair  ")
-    if any(each.run.table.pipe_of_microbatch.any() for each in shown):
-        legend.append(f"{STROKE} second pipe  ")
+    if second := name_of_second(each.run.table for each in shown):
+        legend.append(f"{STROKE} {second}  ")
     if shown[0].messages:
         legend.append("─ message under its sender  ")
     if shown[0].held is not None:

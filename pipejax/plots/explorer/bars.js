@@ -130,7 +130,7 @@ export class Bars {
       if (right - left >= NARROW || right <= left) return;
       const weight = found && !found[op] ? FADED : 1;
       if (partner[op] === 0) {
-        this.cover(left * ratio, right * ratio, pipe[op] > 0 ? shades : channels, phase[op], weight);
+        this.cover(left * ratio, right * ratio, pipe[op] % 2 ? shades : channels, phase[op], weight);
       } else {
         this.cover(left * ratio, right * ratio, channels, phase[op], weight / 2);
         this.cover(left * ratio, right * ratio, shades, partner[op], weight / 2);
@@ -213,7 +213,7 @@ export class Bars {
     const isFaded = shown.found && !shown.found[op];
     const gap = width > 8 ? 1 : width > 4 ? 0.5 : 0;
     if (isFaded) context.globalAlpha = FADED;
-    const isSecond = ops.pipe[op] > 0;
+    const isSecond = ops.pipe[op] % 2 === 1;
     const half = ops.with_phase[op] ? height / 2 : height;
     this.fill(ops.phase[op], x, y, width - gap, half, isSecond);
     // the backward of a fused pair is of the other pipe

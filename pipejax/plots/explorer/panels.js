@@ -199,9 +199,9 @@ function formOf(schedule, state, unit) {
 /** What colours and lines mean. */
 export function showLegend(schedules, shown) {
   const used = new Map();
-  let hasPipes = false;
+  let mostPipes = 1;
   for (const { ops, phases, pipes, lanes } of schedules) {
-    hasPipes ||= pipes > 1;
+    mostPipes = Math.max(mostPipes, pipes);
     for (const { compute, beside } of lanes) {
       for (const lane of [compute, beside]) {
         for (const op of lane) {
@@ -216,7 +216,7 @@ export function showLegend(schedules, shown) {
     const { letter, name, fill } = used.get(code);
     return entry(name === letter ? name : `${letter} ${name}`, null, `background:${fill}`);
   });
-  if (hasPipes) entries.push(entry("second pipe", "second"));
+  if (mostPipes > 1) entries.push(entry(mostPipes > 2 ? "every second pipe" : "second pipe", "second"));
   if (shown.critical) entries.push(entry("critical path", "frame"));
   if (shown.messages) entries.push(entry("message", "line"));
   byId("legend").replaceChildren(...entries);

@@ -13,6 +13,7 @@ from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
 from pipejax.runtimes.spmd.instructions import LEFT_OUT
 from pipejax.runtimes.spmd.model import SmallModel
 from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import to_json
 
@@ -32,6 +33,8 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
         )
     if job.costs is not None:
         raise ValueError("times have no effect in jax, which times no steps")
+    if job.links != Links():
+        raise ValueError(f"links have no effect in jax, which times no steps, got {job.links!r}")
     return run_tables([job.table], SmallModel(job.hidden, job.batch_size, job.seed))[0]
 
 
