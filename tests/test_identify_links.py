@@ -210,3 +210,16 @@ def test_the_command_chooses_runs_that_it_can_read(answer, tmp_path):
     assert any(run.delay_on and run.delay == 2 for _, run in chosen)
     shared = {"link": "queued"}, {"link": "queued", "shared_links": "pairs"}
     assert all(shared[0] not in group or shared[1] not in group for group in told["alike"])
+
+
+def test_what_meets_noise_better_than_is_called_for_is_not_taken():
+    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    costs = pj.Costs(forward=1.0, backward=2.0, transmit=1.1)
+    runs = [pj.LinkRun(table, costs, on, 1.0) for on in ("", "0-1")]
+    runs = measured_runs(runs, pj.Links("queued"), NOISE, seed=1)
+    machines = [pj.Links(model) for model in ("delay", "queued", "blocking")]
+    found = pj.identify_links(runs, noise=NOISE, by_pair=True, candidates=machines)
+    assert min(fit.excess for fit in found.fits) < 0  # with models of pairs
+    assert found.fits[0].links == found.links
+    for pair, models in found.pairs.items():
+        assert models[0] == model_of(found.links, pair)

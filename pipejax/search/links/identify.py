@@ -79,7 +79,8 @@ class LinkFit:
     Attributes:
       links: the candidate.
       rms: root mean square of log(measured / predicted); infinite where it would be a deadlock.
-      excess: by how much its chi-square exceeds that of the best.
+      excess: by how much its chi-square exceeds that of the best; below 0 where it meets noise with
+        models of pairs that the runs do not call for.
       verdict: "best", "same" (predicts as the best in all runs), "close" (these runs do not rule
         it out), "worse", or "deadlock".
       predicted: (runs) step times [s].
@@ -182,14 +183,19 @@ def judge(
     candidates: Sequence[Links],
     predicted: Predictions,
     noise: float | None,
+    taken: Links | None = None,
 ) -> LinkIdentification:
-    """Rank candidates by what they leave of measured step times (runs) [s]."""
+    """Rank candidates by what they leave of measured step times (runs) [s].
+
+    The best is the one that leaves least, unless another one is taken already.
+    """
     left = _squares(measured, predicted)
     if not np.isfinite(left).any():
         raise ValueError(
             "every candidate is a deadlock in one of the runs: their tables cannot run"
         )
-    best = int(np.argmin(left > left.min() + SAME))  # the simplest of equals stands first
+    simplest = int(np.argmin(left > left.min() + SAME))  # of equals, as they stand
+    best = simplest if taken is None else candidates.index(taken)
     level = noise or max(LEAST_NOISE, math.sqrt(left[best] / len(measured)))
     excess = (left - left[best]) / level**2
     same = np.abs(predicted / predicted[best] - 1).max(axis=1, initial=0.0) < SAME
@@ -273,7 +279,8 @@ def _by_pair(
     for pair in pairs:
         own = [links for links in known if left(links) < near]
         models[pair] = tuple(dict.fromkeys(model_of(links, pair) for links in (best, *own)))
-    found = judge(measured, [*known], np.array([*known.values()]), noise)
+    # that noise is met a little better by more models than are called for says nothing
+    found = judge(measured, [*known], np.array([*known.values()]), noise, best)
     return dataclasses.replace(found, pairs=models)
 
 
