@@ -21,6 +21,7 @@ WAITS = {  # phase: [(phases, of which the first that exists, stage offset)]
     "WAIT_SEND_F": [],  # the message is found by name
     "WAIT_SEND_B": [],
 }
+OPS = ("F", "B", "I", "W", "R", "U")  # what waits for blocking messages
 HOST = ("O", "L")  # beside compute, on the host link of the worker
 UNIT = {"F": 1, "I": 1, "W": 1, "R": 1, "B": 2}
 
@@ -333,8 +334,8 @@ class Run:
         return tuple(of_microbatch(time.get(where, 0.0), m) for time in times)
 
     def previous_op(self, cell):
-        """The cell before a cell in its row, in which waits for a SEND are no ops."""
-        row = [c for c in self.ops[cell[0]] if not c[0][0].startswith("WAIT_SEND")]
+        """The op before an op in its row, in which sharding cells and waits are none."""
+        row = [c for c in self.ops[cell[0]] if c[0][0] in OPS]
         place = row.index(cell[1])
         return (cell[0], row[place - 1]) if place else None
 
@@ -369,7 +370,7 @@ class Run:
                             self.model(message), (message, lag)
                         )
                     )
-            if user[1][0][0] not in (*HOST, "WAIT_SEND_F", "WAIT_SEND_B"):
+            if user[1][0][0] in OPS:
                 previous = self.previous_op(user)
                 blocks = (m for m in self.messages if m[0] == previous)
                 waits += [(m, 0.0) for m in blocks if self.model(m) == "blocking"]

@@ -6,6 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import reference
 
 import pipejax as pj
 from pipejax.schedules.table.pair_models import format_pair_links, parse_pair_links
@@ -76,6 +77,29 @@ def test_no_row_waits_for_what_is_buffered():
     assert makespan(held, "rendezvous") > makespan(held, links) == makespan(held, "queued")
 
 
+@pytest.mark.parametrize("lasts", [0.0, 0.5])
+def test_a_sharding_cell_does_not_wait_for_blocking_messages(lasts):
+    posts = {"posting": "program", "pair_links": {(0, 1): "rendezvous"}}
+    rows = [
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1SEND_F0 1UNSHARD 1RECV_F1 1F1 1SEND_F1 "
+        "1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
+        "2RECV_F0 2F0 2RECV_F1 2F1 2B0 2SEND_B0 2B1 2SEND_B1",
+    ]
+    costs = dataclasses.replace(COSTS, unshard=lasts)
+    run = pj.evaluate(table(*rows), costs, link=pj.Links("blocking", **posts))
+    # the second transfer is posted when the cell ends; 1F1 waits for it, not for the first message
+    second = (F + X) + F + lasts + X
+    assert run.start[1, rows[1].split().index("1F1")] == second
+    assert pj.verify(pj.certificate(run)).ok
+    ops = {(p, s): x for p, x in (("F", F), ("B", B)) for s in range(3)}
+    theirs = reference.Costs(ops, {}, dict.fromkeys(np.ndindex(2, 1, 2), X))
+    posts["pair_links"] = posts["pair_links"].items()
+    cells = [row.split() for row in rows]
+    free = reference.Run(cells, [0, 0], theirs, "blocking", **posts)  # sharding costs nothing there
+    assert run.makespan == free.makespan + lasts
+
+
 EAGER = pj.Links("rendezvous", eager_below=1.0)
 SMALL = pj.Costs(forward=F, backward=B, transmit=np.array([[[0.5]], [[X]]]))
 OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the table for these costs"
@@ -115,6 +139,15 @@ def test_each_microbatch_has_a_size_of_its_own():
         pj.makespan(
             pj.lower(GPIPE, link=EAGER, costs=costs), dataclasses.replace(costs, transmit=0.5)
         )
+
+
+def test_a_message_of_a_fused_pair_is_of_its_own_pipe():
+    transmit = np.array([[[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [[2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]])
+    costs = pj.Costs(forward=F, backward=B, transmit=transmit)
+    fused = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
+    links = pj.Links("rendezvous", eager_below=1.5)
+    found = pj.makespan(pj.lower(fused, link=links, costs=costs), costs)
+    assert found == makespan(fused, links, costs)
 
 
 @pytest.mark.compiles

@@ -22,6 +22,7 @@ Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..
 # by microbatch
 Seconds = Mapping[str, Any]
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
+OPS = ("F", "B", "I", "W", "R", "U")  # Messages: what waits for `blocking` messages
 HOST = ("O", "L")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 WAIT_SEND = ("WAIT_SEND_F", "WAIT_SEND_B")
@@ -51,7 +52,7 @@ class EventRun:
       lasts: duration of each event [s].
       waits: what each event waits for, and how long after its end.
       ends_of_row: of each worker, the last event in its row.
-      last_ops: of each worker, the last event in its row that is no wait for a SEND.
+      last_ops: of each worker, the last op in its row; sharding cells and waits are none.
       reached: what a worker runs before a SEND or RECV of its row, by its place.
       reductions: end of the last gradient in the run of `unit_ends`, and workers, of those at the
         end of the step.
@@ -123,7 +124,7 @@ class EventRun:
                     self.reached[here] = before
                     continue
                 self._add(here, self._time(cell), before)
-                if cell[0][0] not in HOST + WAIT_SEND:  # a wait is no op
+                if cell[0][0] in OPS:  # sharding cells and waits are none
                     self.next_in_row |= dict.fromkeys(last_op, here)
                     last_op = [here]
                 if cell[0][0] not in HOST:

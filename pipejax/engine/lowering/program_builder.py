@@ -10,7 +10,7 @@ from pipejax.base.longest_path import lay_out_edges
 from pipejax.base.topological_sort import CycleError, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
-from pipejax.schedules.cells.ops import HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of
+from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_durations import UNIT_SLOTS
@@ -97,13 +97,13 @@ class ProgramBuilder:
         self.add_edges(nodes[order][:-1][same], nodes[order][1:][same], lag)
 
     def next_in_row(self, nodes: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-        """Return the node after each node in its worker's row, or -1 after the last.
+        """Return the op after each op in its worker's row, or -1 after the last.
 
-        A wait for a SEND is no op. Returns (some) nodes.
+        Sharding cells and waits are no ops. Returns (some) nodes.
         """
         worker = self._column("worker")
-        is_wait = np.isin(self._column("phase"), WAIT_SEND)
-        on_worker = np.flatnonzero((worker != NO_WORKER) & ~is_wait)
+        is_op = np.isin(self._column("phase"), (*COMPUTE, Phase.U))
+        on_worker = np.flatnonzero((worker != NO_WORKER) & is_op)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)
         same = worker[on_worker[1:]] == worker[on_worker[:-1]]
