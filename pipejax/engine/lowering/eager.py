@@ -71,7 +71,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     backward = (np.asarray(sent.phase) == Phase.SEND_B).astype(int) * BACKWARD
     place = (
         backward,
-        np.asarray(program.pipe)[sent.producer],
+        np.asarray(program.pipe)[sent.carrier],  # a fused pair that makes it may be of two pipes
         np.asarray(sent.stage) - backward,
         np.asarray(sent.microbatch),
     )
