@@ -45,7 +45,7 @@ def links(
 
     Options:
       time_noise: if not given, what the best candidate leaves, and 0.02 for --design.
-      by_pair: that takes some hundred times longer.
+      by_pair: where the runs call for them.
       design: RUNS.csv has what can be run; delays and seconds in it do not count.
       delay: on a message, a link or an op, for --design.
       out: what was found, for --config (.json), or with --design the runs (.csv).
