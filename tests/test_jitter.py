@@ -271,6 +271,8 @@ def test_command(call, tmp_path):
         "link",
         "queues",
         "host_links",
+        "pair_links",
+        "eager_below",
         "posting",
         "shared_links",
         "jitter",

@@ -103,9 +103,9 @@ def test_a_search_lowers_each_table_once(monkeypatch):
     lowered, how = [], lower._lower.__wrapped__
 
     @remembered
-    def count(table, links, step_end):
+    def count(table, links, step_end, eager):
         lowered.append((table, links, step_end))
-        return how(table, links, step_end)
+        return how(table, links, step_end, eager)
 
     monkeypatch.setattr(lower, "_lower", count)
     table, costs = build("chimera"), pj.Costs(forward=1.0, backward=2.0, transmit=0.7)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import Model
 
 LETTERS = {
@@ -28,6 +29,7 @@ Counts = Sequence[int] | Int[NumpyArray, " stages"]
 _REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
 
 
+@short_repr
 @dataclasses.dataclass(frozen=True)
 class PipelineLayout:
     """What each stage holds, as Megatron-LM's `--pipeline-model-parallel-layout` says it.
@@ -41,7 +43,7 @@ class PipelineLayout:
       >>> layout.stages
       ('Ett', 'ttt', 'ttt', 'm', 'L')
       >>> print(layout)
-      Ett|(ttt|)*2m|L
+      Ett|ttt|ttt|m|L
     """
 
     stages: tuple[str, ...]

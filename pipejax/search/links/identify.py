@@ -71,7 +71,7 @@ def predict(runs: Sequence[LinkRun], candidates: Sequence[Links]) -> Predictions
     return times
 
 
-@short_repr_of("links rms verdict same_as")
+@short_repr_of("links rms verdict excess")
 @dataclasses.dataclass(frozen=True)
 class LinkFit:
     """How well one candidate explains the measured step times.
@@ -146,7 +146,7 @@ def identify_links(
 
     Example:
       >>> import pipejax as pj
-      >>> table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=4)
+      >>> table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
       >>> costs = [pj.Costs(forward=1.0, backward=2.0, transmit=x) for x in (0.5, 1.5, 3.0)]
       >>> times = [pj.evaluate(table, c, link="blocking").makespan for c in costs]
       >>> runs = [pj.LinkRun(table, c, seconds=t) for c, t in zip(costs, times)]

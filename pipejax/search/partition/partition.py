@@ -101,7 +101,7 @@ def partition(
       >>> workload = pj.Workload(pj.load_model("llama3-8b"), minibatch=16, tensor_parallel=2)
       >>> found = pj.partition(table, workload, pj.load_system("h100"))
       >>> print(found.layout, found.status)
-      Et*8|(t*9|)*2t*6L optimal
+      Et*9|t*9|t*8|t*6L optimal
     """
     check_types(
         table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)

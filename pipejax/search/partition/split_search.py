@@ -16,6 +16,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.short_repr import short_repr
 from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_costs import stage_costs
@@ -39,6 +40,7 @@ SHARES_OF_TIME = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as s
 Shares = Float[NumpyArray, "holdings stages"]
 
 
+@short_repr
 class Split(NamedTuple):
     """A split that was run.
 
