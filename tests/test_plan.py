@@ -155,8 +155,34 @@ def test_edge_units_that_change_nothing_are_left_out():
 
 
 @pytest.mark.parametrize(
+    ("schedule", "exists"),
+    [
+        ("chimera", lambda p, m: p % 2 == m % 2 == 0),
+        ("dualpipe", lambda p, m: p % 2 == m % 2 == 0 and m >= 2 * p),
+    ],
+)
+def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exists):
+    few = {"edge_units": (0,), "zero": (0,), "recompute": ("none",), "tensor": (1, 2)}
+    every = enumerate_layouts(PlanRequest(GPT, H100, 16, 48, ("1f1b", schedule), few))
+    rows = np.array(every).T
+    any_size, own = (rows[every.schedule == place, 1:].tolist() for place in (0, 1))
+    places = Layouts._fields.index("pipeline") - 1, Layouts._fields.index("microbatches") - 1
+    assert own == [row for row in any_size if exists(*(row[place] for place in places))]
+    assert 0 < len(own) < len(any_size)
+
+
+@pytest.mark.parametrize(
     ("given_", "message"),
     [
+        (
+            {
+                "gpus": 8,
+                "minibatch": 8,
+                "schedules": ["dualpipe"],
+                "choices": {"pipeline": (4,), "tensor": (2,), "microbatch_size": (2,)},
+            },
+            r"is legal: dualpipe needs .* twice the workers \(8\), got 4",
+        ),
         ({"gpus": 7, "minibatch": 8, "choices": {"tensor": (8,)}}, "no degrees"),
         ({"gpus": 64, "minibatch": 1, "choices": {"pipeline": (1,), "tensor": (8,)}}, "divided by"),
         ({"gpus": 64, "minibatch": 8, "choices": {"pipeline": (64,)}}, "48 layers"),

@@ -84,6 +84,22 @@ def test_tuned_sizes_are_those_of_the_exhaustive_search(schedule, count):
     assert result["memory_binds"] > 0.2
 
 
+@pytest.mark.parametrize(
+    ("schedule", "counts"),
+    [
+        ("1f1b", (1, 4, 8, 16)),
+        ("dualpipe", (8, 16)),
+        ("dualpipe-v", (8, 16)),
+        ("chimera", (2, 4, 8, 16)),
+    ],
+)
+def test_a_relaxation_takes_only_numbers_of_microbatches_that_exist(schedule, counts):
+    family = family_of(schedule)
+    assert family.few_microbatches == counts
+    problem = TuningProblem.of(family, [dataclasses.replace(WORKLOAD, minibatch=16)], [SYSTEM])
+    assert problem.pairs.assigned.layers.shape == (1, family.table(counts[0]).num_stages)
+
+
 def test_an_exact_evaluation_is_that_of_evaluate():
     family = ScheduleFamily("1f1b", 4, {"slots": {"F": 1, "B": 1}}, "queued")
     sizes = search_microbatches(family, [WORKLOAD], [SYSTEM]).sizes

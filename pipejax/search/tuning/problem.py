@@ -49,7 +49,10 @@ class ScheduleFamily:
 
     @functools.cached_property
     def few_microbatches(self) -> tuple[int, ...]:
-        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes."""
+        """The fewest microbatches, and multiples of P up to a period: what a relaxation takes.
+
+        Only those that the schedule exists for.
+        """
         one = schedules.find(self.schedule).sizes
         if one is not None:  # a table from a file: its own M alone
             if self.refusal(one[1]):
@@ -59,7 +62,7 @@ class ScheduleFamily:
         many = [times * self.num_workers for times in (1, 2, 4)]
         if self.refusal(many[-1]):
             raise ValueError(self.refusal(many[-1]))
-        return tuple(sorted({*few, *many}))
+        return tuple(sorted({*few, *(count for count in many if not self.refusal(count))}))
 
     @functools.cached_property
     def table(self) -> Callable[[int], ScheduleTable]:

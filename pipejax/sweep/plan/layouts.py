@@ -10,7 +10,7 @@ from pipejax.base.checks import divisors
 from pipejax.base.short_repr import short_repr
 from pipejax.costs.model import RECOMPUTE, Model
 from pipejax.costs.workload import stage_layers
-from pipejax.sweep.plan.programs import ProgramShape, table_of
+from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of
 from pipejax.sweep.plan.request import EDGE_UNITS, ZERO, PlanRequest
 
 LEAST_TOKENS = (
@@ -86,7 +86,8 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     Tensor parallelism stays inside a node and divides heads and MLP; t c d P is the number of
     accelerators; d b M is the minibatch; experts are spread over divisors of t c d; a sequence is
     cut for context parallelism in 2 c parts of equal length, which balance the causal mask. Where
-    a worker has several stages, layers (and edge units) divide evenly over all of them.
+    a worker has several stages, layers (and edge units) divide evenly over all of them. Where
+    the schedule does not exist for P or M, a layout is left out.
 
     Raises:
       ValueError: if there is none; the message says which condition leaves none.
@@ -109,10 +110,11 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     both = np.hstack([np.repeat(base, len(more), axis=0), np.tile(more, (len(base), 1))])
     found = Layouts(*both.T)
     found = found.take(_is_legal(request, found))
-    found = found.take(~_is_repeated(request, found))
+    refusals = _refusals(request, found)
+    found = found.take(refusals == "")
     if not len(found):
-        raise ValueError(_why_none(request))
-    return found
+        raise ValueError(_why_none(request, *refusals[:1]))
+    return found.take(~_is_repeated(request, found))
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
@@ -124,6 +126,17 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     whole_groups = ~in_groups | (rows.microbatches % rows.pipeline == 0)
     splits = (rows.zero == 0) | (rows.data * rows.context > 1)  # else there is nobody to split with
     return is_even & whole_groups & splits
+
+
+def _refusals(request: PlanRequest, rows: Layouts) -> NumpyArray:
+    """Say why the schedule does not exist for P and M (layouts), nothing if it does."""
+    columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
+    sizes, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    told = [
+        refusal(ProgramShape(request.schedules[place], workers, stages), microbatches)
+        for place, workers, stages, microbatches in sizes.tolist()
+    ]
+    return np.array(told, object)[which.ravel()]
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
@@ -221,8 +234,8 @@ def _recomputations(model: Model) -> tuple[str, ...]:
     return tuple(name for name in RECOMPUTE if not (name == "selective" and model.flash_attention))
 
 
-def _why_none(request: PlanRequest) -> str:
-    """Say which condition leaves no layout."""
+def _why_none(request: PlanRequest, refused: str = "") -> str:
+    """Say which condition leaves no layout; the first refusal of a schedule, if there is one."""
     what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
     pipes = _pipes(request)
     if not pipes:
@@ -242,4 +255,6 @@ def _why_none(request: PlanRequest) -> str:
             f"a minibatch of {request.minibatch} is divided by none of the possible numbers of "
             f"replicas, {', '.join(map(str, replicas))}"
         )
+    if refused:
+        return what + refused
     return what + "what is asked of schedules, stages, ZeRO and microbatches does not go together"

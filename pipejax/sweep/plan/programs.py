@@ -7,11 +7,13 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import Costs
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.periodic_makespan import extrapolated_makespans
+from pipejax.schedules.registry import ANY
 from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
@@ -53,6 +55,29 @@ def table_of(shape: ProgramShape, microbatches: int) -> ScheduleTable:
     return schedules.build(
         shape.schedule, num_workers=shape.workers, num_microbatches=microbatches, **options
     )
+
+
+def refusal(shape: ProgramShape, microbatches: int) -> str:
+    """Say why the schedule does not exist for M microbatches; nothing if it does.
+
+    Built-in schedules ask for multiples of 2 or P, or for at least 2P: there the table of another
+    M, less than 8P, answers for a long one. What a user's own schedule asks for is not known.
+    """
+    legal = schedules.find(shape.schedule).legal
+    if legal == ANY:
+        return ""
+    period = 4 * shape.workers
+    few = min(microbatches, period + microbatches % period) if legal else microbatches
+    try:
+        table_of(shape, few)
+        return ""
+    except MismatchError:
+        pass
+    try:  # the message names the M that was asked for
+        table_of(shape, microbatches)
+    except MismatchError as error:
+        return str(error)
+    return ""
 
 
 @functools.lru_cache(None)
