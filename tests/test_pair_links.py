@@ -257,13 +257,31 @@ def test_the_command_line_takes_models_of_pairs(answer):
         (("--eager-below", "1"), "--eager-below has no effect without --link rendezvous"),
         (("--pair-links", "0-1=queued", "--queues", "pair"), "--queues has no effect without"),
         (("--pair-links", "0-9=queued"), "--pair-links names worker 9: workers are 0 to 1"),
-        (("--pair-links", "0-1=x"), "unknown link model 'x': known are delay, queued"),
+        (
+            ("--pair-links", "0-1=x"),
+            "--pair-links: unknown link model 'x': known are delay, queued",
+        ),
         (("--pair-links", "0-1"), "--pair-links: expected pairs of workers and link models"),
         (("--link", "rendezvous", "--eager-below", "-1"), "--eager-below"),
     ],
 )
 def test_wrong_options_are_named(mistake, options, message):
     assert message in mistake(*RUN, *options)
+
+
+def test_a_pair_without_messages_is_refused_on_the_command_line(mistake):
+    three = ["evaluate", "-s", "gpipe", "-P", "3", "-M", "2", "--stage-times", "F=1,B=2"]
+    says = "--pair-links 0-2=rendezvous has no effect: no message goes between workers 0 and 2"
+    assert says in mistake(*three, "--pair-links", "0-1=queued,0-2=rendezvous")
+    assert makespan(THREE, pj.Links(pair_links={(0, 2): "queued"})) == makespan(THREE, "delay")
+
+
+def test_searches_say_which_links_they_do_not_know(mistake):
+    solves = ["optimize", *RUN[1:], "--memory-limit", "2", "--pair-links", "0-1=rendezvous"]
+    assert "optimize knows no --pair-links, got '0-1=rendezvous'" in mistake(*solves)
+    tunes = ["tune", "-s", "1f1b", "-P", "2", "-m", "gpt-22b", "-y", "h100", "--minibatch", "8"]
+    tunes += ["--link", "rendezvous", "--eager-below"]
+    assert "tune knows no --eager-below, got 0.001: " in mistake(*tunes, "1e-3")
 
 
 @pytest.mark.compiles

@@ -43,6 +43,7 @@ def evaluate(
     priced = required(pricing)
     costs = priced.of(table)
     evaluation = pj.evaluate(table, costs, link=links)
+    _check_pairs(evaluation)
     held = activations.of(table, priced.workload, priced.microbatches).held(evaluation)
     result = summary(evaluation, priced, held)
     beside = timing.of(evaluation)
@@ -75,6 +76,18 @@ def evaluate(
     print_all(*beside.tables)
     print_written("wrote the certificate to", certificate.written)
     certificate.end(json=False)
+
+
+def _check_pairs(evaluation: "pj.Evaluation") -> None:
+    """Refuse the link model of two workers that send each other nothing."""
+    sent = evaluation.program.messages
+    known = set(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
+    for (one, other), model in evaluation.links.named_pairs:
+        if not {(one, other), (other, one)} & known:
+            raise ValueError(
+                f"--pair-links {one}-{other}={model} has no effect: no message goes between "
+                f"workers {one} and {other} in {evaluation.schedule}"
+            )
 
 
 def summary(evaluation: "pj.Evaluation", pricing: Pricing, held: HeldMemory) -> dict[str, Any]:

@@ -68,12 +68,15 @@ _RENAMED = {
     **PLANNED,
 }
 _NAMES = {flag(name): name for name in CATALOGUE}
-_CLAUSE = re.compile(r"(^|: )(\w+)(?=(=| must | needs | names | does | are |(?: '[^']*') needs )?)")
+_CLAUSE = re.compile(
+    r"(^|: |(?<=knows no ))(\w+)"
+    r"(?=(=|, got | must | needs | names | does | are |(?: '[^']*') needs )?)"
+)
 # what a cost is called in Python, beside the letter that options and files call it by
 _LETTER = re.compile(r"\b[a-z]+(?:_[a-z]+)? \(([A-Z])\)|(?<=[A-Z]) \([a-z]+_[a-z]+\)")
 _NUMBER = re.compile(r"\bnum_(\w+) (\d+)")
 _KEYWORD = re.compile(r"((?<![\w-]))(\w+)(?=(=)')")
-_UNKNOWN = re.compile(r"unknown (\w+) ('.*?')?")
+_UNKNOWN = re.compile(r"unknown (\w+) (?:\w+ )?('.*?')?")
 
 
 class GivenOptions:
@@ -199,7 +202,11 @@ class GivenOptions:
                 return f"{flag(name)} {_in_letters(message)}"
         kind = _UNKNOWN.match(message)
         if kind is not None and (option := self._option(kind[1])):
-            having = [flag(name) for name, part in parts if repr(part) == kind[2]]
+            having = [
+                flag(name)
+                for name, part in parts
+                if repr(part.rpartition("=")[2].strip()) == kind[2]
+            ]
             return f"{option if option in having else [*having, option][0]}: {message}"
         message = _KEYWORD.sub(self._renamed, _CLAUSE.sub(self._renamed, _in_letters(message)))
         for name, value in self.values:

@@ -149,10 +149,12 @@ class Links:
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse what a function does not know: every other field must be as it is by default."""
+        texts: dict[str, Any] = {"pair_links": format_pair_links, "shared_links": format_pairs}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
-                raise ValueError(f"{who} knows no {field.name}, got {value!r}")
+                text = texts.get(field.name, lambda value: value)(value)
+                raise ValueError(f"{who} knows no {field.name}, got {text!r}")
 
     def with_model(self, model: str) -> "Links":
         """The same machine under another link model, without what that one does not know."""

@@ -123,9 +123,10 @@ def tune(
       The best setting, its exact step time and memory, and what each way found.
 
     Raises:
-      ValueError: if a name is unknown, an argument does not go with what is tuned, the microbatch
-        size does not divide the minibatch, no setting fits (`NothingFitsError` where it is the
-        microbatch size), or all candidates are asked for and there are too many.
+      ValueError: if a name is unknown, the links have `eager_below`, an argument does not go with
+        what is tuned, the microbatch size does not divide the minibatch, no setting fits
+        (`NothingFitsError` where it is the microbatch size), or all candidates are asked for and
+        there are too many.
 
     Example:
       >>> import pipejax as pj
@@ -154,6 +155,11 @@ def tune(
         raise ValueError(f"pipeline_layout says the layers of each stage, which {what=} tunes")
     if "system" in parts and (prices is None or len(prices) != len(PartPrices._fields)):
         raise ValueError(f"what='system' needs prices of {', '.join(PartPrices._fields)}")
+    if (least := Links.of(link).eager_below) > 0:
+        raise ValueError(
+            f"tune knows no eager_below, got {least:g}: what it tunes changes which messages are "
+            "buffered"
+        )
     family = ScheduleFamily(schedule, num_workers, schedule_options, link)
     paid = None if prices is None else PartPrices(*prices)
     task = TuningTask(family, workload, system, memory_limit, paid, budget)
