@@ -58,6 +58,28 @@ def test_why(arguments, why):
     assert re.search(why, levels(**arguments).why)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b"])
+def test_a_slow_worker_is_a_reason_of_its_own(name):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    costs = pj.scale_workers(pj.Costs(forward=1.0, backward=2.0), table, {1: 2.0})
+    why = pj.compare(table, costs).why
+    assert "workers are not equally fast (worker 1 takes 2 times as long)" in why
+    assert "unequal" not in why
+    assert "ratio" not in why
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"pair_factor": 0.0}, r"run below table: fused pairs overlap \(pair factor 0\)"),
+        ({"pair": 2.5}, "run below table: fused pairs have a time of their own"),
+    ],
+)
+def test_fused_pairs_that_overlap_are_a_reason(given_, why):
+    table = pj.schedules.build("dualpipe", num_workers=4, num_microbatches=8)
+    assert re.search(why, pj.compare(table, pj.Costs(forward=1.0, backward=2.0, **given_)).why)
+
+
 def test_a_ratio_may_be_said_and_is_kept_then():
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
     point = pj.compare(table, pj.Costs(forward=1.0, backward=2.0), slots={"F": 1, "B": 1})

@@ -166,7 +166,9 @@ def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
     assert found["busy"][1] == pytest.approx(3 * found["busy"][2])
     assert sum(found["breakdown"].values()) == pytest.approx(found["makespan"])
     assert "names worker 1 twice" in mistake(*base, "--stragglers", "1=3,1=2")
-    assert "no worker 9" in mistake(*base, "--stragglers", "9=3")
+    assert "--stragglers: there is no worker 9" in mistake(*base, "--stragglers", "9=3")
+    zero = "--stragglers: factor of worker 1 must be a number above 0, got 0"
+    assert zero in mistake(*base, "--stragglers", "1=0")
     assert "as 3=1.2,5=2" in mistake(*base, "--stragglers", "a=3")
     assert "'-3'" in mistake(*base, "--stragglers", "1=-3")
     assert "needs op times" in mistake(*base[:-2], "--stragglers", "1=3")

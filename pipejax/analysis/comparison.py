@@ -1,16 +1,17 @@
 """Three levels side by side: published formula, idealised table, communication-aware run."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
-from pipejax.base.array_types import NumpyArray
+from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
+from pipejax.costs.scaling import factors_of_ops, workers_of_ops
 from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_durations import Slots
@@ -180,7 +181,19 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
         for phase in _PHASES
         if getattr(costs, PHASE_FIELDS[phase.name]) is not None and np.any(table.phase == phase)
     }
-    per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
+    factors = _worker_factors(table, times)
+    if factors is not None:
+        slow = [
+            f"worker {worker} takes {factor:.3g} times as long"
+            for worker, factor in enumerate(factors.tolist())
+            if abs(factor - 1) > TOLERANCE
+        ]
+        reasons.append(f"workers are not equally fast ({', '.join(slow)})")
+        of_ops = factors_of_ops(table, factors)
+        times = {
+            name: (cost[:, None] if cost.ndim < of_ops.ndim and cost.ndim else cost) / of_ops
+            for name, cost in times.items()
+        }
     uneven = {
         "stages": any(np.ptp(_relative(table, cost)) > TOLERANCE for cost in times.values()),
         "microbatches": any(
@@ -188,11 +201,50 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
         ),
     }
     reasons += [f"{what} are unequal" for what, differ in uneven.items() if differ]
+    per_slot = {k: _relative(table, cost) / (slots[k] or 1.0) for k, cost in times.items()}
     ratios = {round(float(each.max()), 9) for each in per_slot.values()}
-    if len(ratios) > 1 and not any(uneven.values()):
+    if factors is None and len(ratios) > 1 and not any(uneven.values()):
         ratio = ", ".join(f"{k} = {float(c.max()):.3g} s" for k, c in times.items())
         reasons.append(f"times are not in the ratio of the slots ({ratio})")
-    return ", ".join(reasons) or "rounding"
+    if np.any(table.partners.phase != Phase.IDLE):
+        if costs.pair is not None:
+            reasons.append("fused pairs have a time of their own")
+        elif costs.pair_factor is not None and np.any(np.asarray(costs.pair_factor) != 1):
+            reasons.append(f"fused pairs overlap (pair factor {_span(costs.pair_factor)})")
+    return ", ".join(reasons) or "the reason is not known"
+
+
+def _span(value: Any) -> str:
+    """A number, or the least and the largest of several."""
+    low, high = float(np.min(value)), float(np.max(value))
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _worker_factors(
+    table: ScheduleTable, times: Mapping[str, NumpyArray]
+) -> Float[NumpyArray, " workers"] | None:
+    """Factors (workers) on the ops of each, if ops differ by their worker alone.
+
+    The median worker has 1. None where workers are alike, or something else differs too.
+    """
+    sizes = (table.num_stages, table.num_microbatches)
+    worker = np.broadcast_to(workers_of_ops(table).reshape(sizes[0], -1), sizes)
+    if len(np.unique(worker)) < table.num_workers:
+        return None
+    found: NumpyArray | None = None
+    for cost in times.values():
+        each = np.broadcast_to(cost.reshape(*cost.shape, *[1] * (2 - cost.ndim)), sizes)
+        each = each / np.asarray(table.stage_shares)[:, None]
+        if not each.any():
+            continue
+        own = np.array([each[worker == k].mean() for k in range(table.num_workers)])
+        median = np.sort(own)[(len(own) - 1) // 2]
+        if own.min() <= 0 or np.any(np.abs(each / own[worker] - 1) > TOLERANCE):
+            return None
+        if found is not None and np.any(np.abs(own / median - found) > TOLERANCE):
+            return None
+        found = own / median
+    return None if found is None or np.ptp(found) <= TOLERANCE else found
 
 
 def _relative(table: ScheduleTable, cost: NumpyArray) -> NumpyArray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.checks import MismatchError, check_types, is_number, number, one_of
+from pipejax.base.checks import MismatchError, check_types, is_number, one_of, positive
 from pipejax.base.units import check_keys, load_json
 from pipejax.costs.costs import (
     DIMENSIONLESS,
@@ -147,7 +147,7 @@ def _stragglers(section: Any, where: str) -> dict[int, float]:
     for worker, factor in section.items():
         if not (worker.isdecimal() and worker.isascii()):
             raise ValueError(f"{where}: {worker!r} is no number of a worker")
-        number(factor, f"{where}: {worker}")
+        positive(factor, f"{where}: {worker}")
     return {int(worker): float(factor) for worker, factor in section.items()}
 
 

@@ -6,7 +6,7 @@ boundary. All of it ends in leaves of `Costs`, with an axis more where the place
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from pipejax.base.checks import (
     as_floats,
     check_types,
     is_number,
+    positive,
     unknown,
     whole_number,
 )
@@ -120,7 +121,7 @@ def scale_workers(costs: Costs, table: ScheduleTable, factors: Stragglers) -> Co
       and order microbatches before, not after.
 
     Raises:
-      ValueError: if a worker does not exist, or a factor is negative or not finite.
+      ValueError: if a worker does not exist, or a factor is not above 0 or not finite.
 
     Example:
       >>> import pipejax as pj
@@ -146,13 +147,23 @@ def parse_stragglers(text: str, where: str) -> dict[int, float]:
             raise ValueError(f"{where}: expected workers and factors, as 3=1.2,5=2, got {text!r}")
         if int(worker) in found:
             raise ValueError(f"{where} names worker {worker} twice")
-        found[int(worker)] = _read_factor(factor, f"{where}: factor of worker {worker}")
+        told = f"{where}: factor of worker {worker}"
+        found[int(worker)] = positive(_read_factor(factor, told), told)
     return found
+
+
+def check_workers(workers: Iterable[Any], table: ScheduleTable, where: str) -> None:
+    """Refuse workers that a table does not have."""
+    for worker in workers:
+        if whole_number(worker, f"{where}: a worker", least=0) >= table.num_workers:
+            raise MismatchError(
+                f"{where}: there is no worker {worker}, the table has {table.num_workers}"
+            )
 
 
 def factors_of_ops(table: ScheduleTable, factors: Stragglers) -> Any:
     """Factors of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
-    return _of_workers(factors, table)[_worker_of_ops(table)]
+    return _of_workers(factors, table)[workers_of_ops(table)]
 
 
 def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
@@ -164,23 +175,19 @@ def _of_workers(factors: Stragglers, table: ScheduleTable) -> Any:
                 f"factors have shape {np.shape(each)}, the table has {table.num_workers} workers"
             )
         factors = dict(enumerate(each))
-    for worker in factors:
-        if whole_number(worker, "factors: a worker", least=0) >= table.num_workers:
-            raise MismatchError(
-                f"factors: there is no worker {worker}, the table has {table.num_workers}"
-            )
+    check_workers(factors, table, "factors")
     all_of = [factors.get(worker, 1.0) for worker in range(table.num_workers)]
     if is_traced(*all_of):
         return jnp.stack(all_of)
     found = as_floats(all_of, "factors")
-    for worker in np.flatnonzero(~(np.isfinite(found) & (found >= 0))).tolist():
+    for worker in np.flatnonzero(~(np.isfinite(found) & (found > 0))).tolist():
         raise ValueError(
-            f"factor of worker {worker} must be finite and at least 0, got {found[worker]}"
+            f"factor of worker {worker} must be finite and above 0, got {found[worker]}"
         )
     return found
 
 
-def _worker_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
+def workers_of_ops(table: ScheduleTable) -> Int[NumpyArray, "..."]:
     """Worker of the ops of each stage (stages), or (stages, microbatches) where pipes differ."""
     placement = table.placement
     if (placement == placement[0]).all():
@@ -258,7 +265,7 @@ def _factors(rule: ScalingRule, field: str, table: ScheduleTable) -> Float[Numpy
         if field in MESSAGE_FIELDS:
             where = np.stack([holds[:, :-1] | holds[:, 1:]] * 2)
         else:
-            where = _worker_of_ops(table) == rule.number
+            where = workers_of_ops(table) == rule.number
             if where.ndim == 2 and field in OF_STAGES and field not in ON_WORKERS:
                 stage = int(np.flatnonzero((holds != holds[0]).any(axis=0))[0])
                 raise ValueError(

@@ -24,7 +24,7 @@ from pipejax.costs.layer_collectives import Collective
 from pipejax.costs.model import Model
 from pipejax.costs.overlap import exposed_buckets, exposed_ring
 from pipejax.costs.precision import in_float64, is_traced
-from pipejax.costs.scaling import scale_workers
+from pipejax.costs.scaling import check_workers, scale_workers
 from pipejax.costs.stage_work import PerKind, StageWork, stage_work
 from pipejax.costs.system import Link, Number, System
 from pipejax.costs.system_parts import Flag
@@ -349,6 +349,7 @@ def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Cost
     if workload.pair_factor != 1:
         costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
     slow = dict(workload.stragglers)
+    check_workers(slow, table, "stragglers")
     return scale_workers(costs, table, slow) if slow else costs
 
 

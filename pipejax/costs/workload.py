@@ -19,6 +19,7 @@ from pipejax.base.checks import (
     known_as,
     legal_divisors,
     number,
+    positive,
     share,
     whole_number,
 )
@@ -192,7 +193,7 @@ def _checked_stragglers(given: Stragglers) -> tuple[tuple[int, float], ...]:
     where = "stragglers: a worker"
     return tuple(
         sorted(
-            (whole_number(worker, where, least=0), number(factor, f"stragglers: {worker}"))
+            (whole_number(worker, where, least=0), positive(factor, f"stragglers: {worker}"))
             for worker, factor in dict(given).items()
         )
     )

@@ -276,11 +276,15 @@ class PricingSettings(NamedTuple):
             return found
         if found is None:
             raise ValueError("--stragglers needs op times: give --stage-times, --costs or --model")
-        from pipejax.costs.scaling import parse_stragglers
+        from pipejax.costs.scaling import check_workers, parse_stragglers
 
         slow = parse_stragglers(self.stragglers, "--stragglers")
         work = found.workload and dataclasses.replace(found.workload, stragglers=slow)
-        of = lambda table: pj.scale_workers(found.of(table), table, slow)  # noqa: E731
+
+        def of(table: pj.ScheduleTable) -> pj.Costs:
+            check_workers(slow, table, "--stragglers")
+            return pj.scale_workers(found.of(table), table, slow)
+
         return found._replace(of=of, workload=work, stragglers=slow)
 
     def _by_microbatch(self, machine: Machine, level: int) -> Pricing | None:
