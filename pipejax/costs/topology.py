@@ -162,6 +162,7 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":
     """Costs of a table by where its workers sit on a machine."""
     leaves = dict(vars(costs))
+    # each has a time per level: the constructor makes tuples of single numbers
     each = zip(topology.latency, topology.transmit, strict=True)  # type: ignore[arg-type]
     by_level = [unchecked_costs(leaves | {"latency": x, "transmit": y}) for x, y in each]
     return PlacedCosts.of_levels(by_level, table, topology.sizes)

@@ -4,6 +4,7 @@ What is permuted, and what that costs, is said by who searches: microbatches tha
 on a machine. Where there are few permutations that differ, all of them are tried.
 """
 
+import abc
 import itertools
 import math
 import time
@@ -28,7 +29,7 @@ SHAKES = 3  # swaps at random that lead there
 PRECISION = 1e-12  # relative, by which a makespan is above its bound when both are equal
 
 
-class PermutationSearch:
+class PermutationSearch(abc.ABC):
     """State of a search: current and best order.
 
     Attributes:
@@ -54,9 +55,9 @@ class PermutationSearch:
         self._rng = np.random.default_rng(seed)
         self._stale = self.evaluated = 0
 
+    @abc.abstractmethod
     def costs_of(self, orders: Orders) -> Costs:
         """Costs of orders, for `makespans`."""
-        raise NotImplementedError
 
     def start_from(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Begin at the best of some orders, the first of equals: (orders) their makespans [s]."""
