@@ -24,8 +24,8 @@ from rich.table import Table
 
 import pipejax as pj
 from benchmarks import alternatives, compiled_simd
-from pipejax.base.compiler import cpu_options
 from pipejax.base.files import check_writable, write_file
+from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import batch_leaves, cost_rows
 

@@ -83,8 +83,8 @@ def wrong_imports(path):
 OF_THE_CHECKER = (
     "pipejax.analysis.verify.",
     "pipejax.base.checks",
-    "pipejax.base.short_repr",  # how a verdict shows itself
-    "pipejax.base.units",
+    "pipejax.base.display",  # how a verdict shows itself
+    "pipejax.base.data_files",
     "pipejax.schedules.cells.ops",
     "pipejax.schedules.cells.schedule_error",
     "pipejax.schedules.table.links",

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipejax.base.background import news_of
+from pipejax.base.progress import news_of
 
 
 def test_news_of_all_jobs_come_in_their_order():

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from benchmarks import compiled_simd
-from pipejax.base.compiler import cpu_options
+from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans
 from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
 from pipejax.costs.priors import FITTED, PRIORS
 from pipejax.costs.system import data_file
 from pipejax.costs.system_fields import FIELDS

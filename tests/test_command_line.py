@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from pipejax.base.units import read_quantity
+from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS
 from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
 from pipejax.cli.options.declared import value_kinds

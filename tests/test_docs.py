@@ -20,7 +20,7 @@ from pages.commands import check_line, check_mention, command_lines, mentions
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
 from pipejax.analysis.timeline import bars
-from pipejax.base.units import UNITS
+from pipejax.base.data_files import UNITS
 from pipejax.costs import collective_rows, measured_rows
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.costs.model import _KEYS as MODEL_KEYS, Model

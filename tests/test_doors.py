@@ -9,7 +9,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.base.checks import known_as, one_of
-from pipejax.base.notices import Notice, notices_as_lines
+from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.options.declared import declared
 from pipejax.cli.options.given import GivenOptions
 from pipejax.costs.system import data_file

@@ -12,7 +12,7 @@ from test_longest_paths import graphs
 import pipejax as pj
 from pipejax.base import longest_path
 from pipejax.base.incremental_path import IncrementalPath, waits_of
-from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.engine.pricing import price
 
 LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipejax.base.notices import Notice
+from pipejax.base.progress import Notice
 from pipejax.costs.measured_rows import COLUMNS, joined
 from pipejax.costs.rows_file import read_rows
 

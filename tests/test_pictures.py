@@ -17,7 +17,7 @@ import pipejax as pj
 from figures.rules import caption_of, faults
 from pipejax.analysis.segments import segment_of
 from pipejax.analysis.timeline import bars, name_of_second, second_pipe
-from pipejax.base import drawn
+from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
 from pipejax.plots.bars import HATCH, _Number
@@ -194,7 +194,7 @@ def test_segments():
 
 
 def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
-    monkeypatch.setattr(drawn, "MOST_CELLS", 10)
+    monkeypatch.setattr(display, "MOST_CELLS", 10)
     assert chimera._repr_svg_() is None
     monkeypatch.setattr("pipejax.plots.bars.MAX_SHAPES", 10)
     assert "<image" in chimera.plot()._repr_svg_()

@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 from legal_sizes import is_legal
 
 import pipejax as pj
-from pipejax.base.longest_path import run_chains, run_edges
-from pipejax.base.topological_sort import CycleError
+from pipejax.base.longest_path import CycleError, run_chains, run_edges
 from pipejax.schedules import REGISTRY, build
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work

@@ -10,8 +10,7 @@ import pytest
 from justhtml import JustHTML
 
 import pipejax as pj
-from pipejax.base.notebook_html import record_html
-from pipejax.base.short_repr import WHOLE, ResultList, short_repr_of
+from pipejax.base.display import WHOLE, ResultList, record_html, short_repr_of
 
 HOSTILE = "<script>alert('&\"')</script>\x00\u2028" * 100
 

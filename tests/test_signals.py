@@ -214,7 +214,7 @@ def test_a_search_ends_with_the_best_so_far(tmp_path):
 ENDING = """
 import hashlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.{start})
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 from pipejax.cli.ending import watch_signals
 
 def fail():

@@ -14,8 +14,7 @@ import pytest
 import xarray as xr
 from sweep_cases import GRID, declare, refused, write_grid
 
-from pipejax.base.files import DRAFT
-from pipejax.base.locks import locked
+from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
 from pipejax.sweep.dataset_layout import get_block, num_blocks

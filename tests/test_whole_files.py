@@ -9,8 +9,7 @@ import threading
 import pytest
 
 import pipejax as pj
-from pipejax.base.files import DRAFT, draft_folder, drafted, write_file
-from pipejax.base.locks import locked
+from pipejax.base.files import DRAFT, draft_folder, drafted, locked, write_file
 from pipejax.cli.app import run
 
 
@@ -102,7 +101,7 @@ with drafted({str(tmp_path / "a")!r}) as draft:
 def test_a_lock_is_for_one_and_goes_with_its_holder(tmp_path):
     code = f"""
 import os, pathlib, signal
-from pipejax.base.locks import locked
+from pipejax.base.files import locked
 with locked(pathlib.Path({str(tmp_path)!r}), wait=True):
     print("held", flush=True)
     input()

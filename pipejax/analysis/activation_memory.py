@@ -8,7 +8,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, share
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.schedules.cells.memory_ledger import LEDGER, WEIGHT_SHARE, HeldOps, HeldParts
 
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]

@@ -22,7 +22,7 @@ from pipejax.analysis.verify.event_run import (
 )
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import ResultDict
+from pipejax.base.display import ResultDict
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.schedules.cells.ops import HOST, Op, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers

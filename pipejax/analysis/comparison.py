@@ -9,7 +9,7 @@ from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
 from pipejax.schedules.cells.ops import HOST, STEP_END, Phase

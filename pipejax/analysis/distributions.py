@@ -15,7 +15,7 @@ import scipy  # its parts are imported at first use
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number, known_as
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
 KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth

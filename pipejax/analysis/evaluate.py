@@ -9,8 +9,7 @@ import numpy as np
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.drawn import Drawn
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import Drawn, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower

@@ -14,7 +14,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr, short_repr_of
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import Op
 from pipejax.schedules.cells.schedule_error import ScheduleError

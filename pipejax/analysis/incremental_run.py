@@ -13,9 +13,9 @@ from pipejax.analysis.evaluate import Evaluation, ends_step
 from pipejax.analysis.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
+from pipejax.base.display import ResultDict, short_repr_of
 from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
-from pipejax.base.short_repr import ResultDict, short_repr_of
-from pipejax.base.topological_sort import CycleError
+from pipejax.base.longest_path import CycleError
 from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.cost_layout import ZERO

@@ -13,9 +13,9 @@ from pipejax.analysis.distributions import LARGEST_SCORE, Jitter, factor_table
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.display import short_repr_of
 from pipejax.base.machine import check_fits
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.batched.interpreter import LANES, interpreted_makespans

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.analysis.sensitivity import POWER
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.compiler import cpu_options
+from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.distinct_stages import distinct_stages
 from pipejax.costs.scaling import ON_WORKERS, factors_of_ops

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 
 @short_repr

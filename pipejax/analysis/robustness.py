@@ -8,8 +8,8 @@ import numpy as np
 from pipejax.analysis.jitter import Jittered
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number
+from pipejax.base.display import ResultList, short_repr
 from pipejax.base.provenance import provenance
-from pipejax.base.short_repr import ResultList, short_repr
 from pipejax.schedules.table.links import format_pairs
 from pipejax.schedules.table.pair_models import format_pair_links
 

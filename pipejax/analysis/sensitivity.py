@@ -16,7 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive, check_types
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model import Model
 from pipejax.costs.precision import check_finite

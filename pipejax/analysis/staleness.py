@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held

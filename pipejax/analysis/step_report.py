@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.flop import model_flop
 from pipejax.costs.stage_costs import PARTS, stage_parts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pipejax.analysis.evaluate import evaluate
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMMUNICATION, NO_MICROBATCH, Cell, Op, Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError

@@ -15,7 +15,7 @@ from pipejax.analysis.prediction_errors import (
 from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import ResultDict, ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.measured_rows import MeasuredRows, joined
 from pipejax.costs.rows_file import read_predictions, read_rows
 from pipejax.costs.stage_bytes import memory_bytes

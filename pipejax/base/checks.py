@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.short_repr import abbreviated
+from pipejax.base.display import abbreviated
 
 MOST_LISTED = 12  # of what is legal
 MAX_COUNT = 10**9  # of what is counted: products of counts stay exact

@@ -1,4 +1,4 @@
-"""Atomic files and folders: drafted beside their final place, then moved there."""
+"""Atomic files and folders, drafted beside their final place, then moved there; their locks."""
 
 import contextlib
 import errno
@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from pipejax.base.interruption import if_interrupted
 from pipejax.base.machine import memory
+from pipejax.base.progress import if_interrupted
 
 DRAFT = ".draft-"
 LONGEST = 200  # bytes of a name before it: the whole has to be a name too
 BYTES_PER_CHARACTER = 300  # of memory: what a table takes that is written without a blank
 PROBED = 4096  # bytes that are written to see whether there is room
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -164,3 +165,24 @@ def checksum(content: bytes | str) -> str:
     """SHA-256 of a content, in hexadecimal."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Lock a folder for this thread, and make it where it is missing; wait for others, or refuse.
+
+    The system releases it when this process ends, however it ends. The lock's empty file stays:
+    removing it while others wait would let two of them in.
+    """
+    from filelock import FileLock, Timeout  # an extra
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=-1 if wait else 0, poll_interval=0.01)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(0, "another process writes to it", str(folder)) from None
+    try:
+        yield
+    finally:
+        lock.release()

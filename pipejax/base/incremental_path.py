@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.longest_path import (
+    CycleError,
     Lags,
     Preds,
     Times,
@@ -24,7 +25,6 @@ from pipejax.base.longest_path import (
     start_times,
     tails,
 )
-from pipejax.base.topological_sort import CycleError
 
 SOURCE = 0
 

@@ -1,4 +1,4 @@
-"""The longest path of a graph without cycles, on the host: finish times, critical path, tails.
+"""Graphs without cycles, on the host: order, finish times, critical path and tails.
 
     finish[v] = duration[v] + max over u of (finish[u] + lag[u, v])
 
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.topological_sort import topological_order
 
 FEW_RUNS = 8  # of one graph, which Python's numbers have sooner than NumPy's
 
 Preds = Int[NumpyArray, "nodes max_preds"]
 Lags = Float[NumpyArray, "nodes max_preds"]
 Times = Float[NumpyArray, " nodes"]
+EdgeEnds = Int[NumpyArray, " edges"]
 
 
 def lay_out_edges(
@@ -271,3 +271,44 @@ def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None)
     finish = finish_times(preds, duration, lag)
     until = finish.max() if target is None else target
     return until - finish - tails(preds, duration, lag)
+
+
+class CycleError(ValueError):
+    """The graph has no topological order; `cycle` lists nodes, each before the one it blocks."""
+
+    def __init__(self, cycle: list[int]) -> None:
+        """Keep the nodes of the cycle."""
+        super().__init__(f"cycle through nodes {cycle}")
+        self.cycle = cycle
+
+
+def topological_order(num_nodes: int, tail: EdgeEnds, head: EdgeEnds) -> list[int]:
+    """Order the nodes so that every edge points forward (Kahn's algorithm, first in first out)."""
+    by_tail = np.argsort(tail, kind="stable")
+    successors = head[by_tail].tolist()
+    first = np.searchsorted(tail[by_tail], np.arange(num_nodes + 1)).tolist()
+    waiting_for = np.bincount(head, minlength=num_nodes).tolist()
+    order: list[int] = [node for node in range(num_nodes) if waiting_for[node] == 0]
+    for node in order:  # grows while it is read: the queue and the answer are one list
+        for successor in successors[first[node] : first[node + 1]]:
+            waiting_for[successor] -= 1
+            if waiting_for[successor] == 0:
+                order.append(successor)
+    if len(order) < num_nodes:
+        raise CycleError(_find_cycle(waiting_for, tail, head))
+    return order
+
+
+def _find_cycle(waiting_for: list[int], tail: EdgeEnds, head: EdgeEnds) -> list[int]:
+    """Walk backwards through nodes that never became ready until one repeats."""
+    blocked_by = {
+        v: u
+        for u, v in zip(tail.tolist(), head.tolist(), strict=True)
+        if waiting_for[u] and waiting_for[v]
+    }
+    node = next(iter(blocked_by))
+    walked: dict[int, int] = {}
+    while node not in walked:
+        walked[node] = len(walked)
+        node = blocked_by[node]
+    return list(walked)[walked[node] :][::-1]

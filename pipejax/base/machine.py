@@ -1,12 +1,17 @@
-"""What this machine holds: a size that cannot fit into its memory is refused before the work."""
+"""What this machine holds, and which options its XLA compiler knows.
+
+A size that cannot fit into its memory is refused before the work.
+"""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+Options = dict[str, int | bool]
 
 
 def memory(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
@@ -57,3 +62,30 @@ def check_fits(num_bytes: int, what: str) -> None:
             f"{what} at least {num_bytes // 10**9:,} GB of memory; this machine has "
             f"{there / 1e9:,.1f} GB"
         )
+
+
+def cpu_options(**options: int | bool) -> Options:
+    """Return those options that hold here, for `jax.jit(..., compiler_options=...)`.
+
+    On accelerators there are none. What XLA_FLAGS says about an option goes before.
+    """
+    import jax  # rooms below the engine do without it
+
+    if jax.default_backend() != "cpu":
+        return {}
+    said = os.environ.get("XLA_FLAGS", "")
+    return {
+        name: value for name, value in options.items() if name not in said and _knows(name, value)
+    }
+
+
+@functools.cache
+def _knows(name: str, value: int | bool) -> bool:
+    """Whether XLA knows an option; another version may not."""
+    import jax
+
+    try:
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

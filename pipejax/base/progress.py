@@ -1,21 +1,30 @@
-"""How far long work is: one kind of callback for all of it, and in a notebook a bar by itself.
+"""Long work: how far it is, its notices, what is left to do on an interruption, jobs in threads.
 
 A long call tells how far it is: what is done, of how much if that is known, and a text, as the best
 so far or what is counted. It goes to the caller's function; without one to a bar under the cell of
 a notebook once the call has taken a second, and in a script to nobody.
+
+The library handles no signals: a KeyboardInterrupt unwinds as any exception does. The command line
+ends without unwinding (`pipejax.cli.ending`), and does what `if_interrupted` was given instead.
 """
 
 import contextlib
 import html
+import queue
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 OnProgress = Callable[[float, float | None, str], object]
+Action = Callable[[], str | None]
+News = TypeVar("News")
 
 AFTER = 1.0  # seconds until a bar shows
 BETWEEN = 0.2  # seconds from one picture of it to the next
+_actions: list[Action] = []
 
 
 def to_nobody(done: float, total: float | None, text: str) -> None:
@@ -85,3 +94,80 @@ class _Bar:
             self._shown = self._display(picture, raw=True, display_id=True)
         else:
             self._shown.update(picture, raw=True)
+
+
+@contextlib.contextmanager
+def if_interrupted(action: Action) -> Iterator[None]:
+    """Have something done if the command line is interrupted in this block.
+
+    It is done by another thread, while the main one stands still or is in a long call. What it
+    returns, if anything, is what the line about the interruption says besides.
+    """
+    _actions.append(action)
+    try:
+        yield
+    finally:
+        _actions.remove(action)
+
+
+def act() -> str | None:
+    """Do all of it, the innermost first; return what the first of them has to say."""
+    said = [action() for action in reversed(_actions.copy())]
+    return next(filter(None, said), None)
+
+
+class Notice(UserWarning):
+    """Something that a user should know, in one line."""
+
+
+@contextlib.contextmanager
+def notices_as_lines() -> Iterator[None]:
+    """Write each notice as a line on stderr; warnings of other packages are for programmers."""
+
+    def write(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, Notice):
+            sys.stderr.write(f"warning: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        warnings.showwarning = write
+        yield
+
+
+def news_of(
+    jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
+) -> Iterator[News]:
+    """Run jobs side by side and yield what they tell, until all have ended.
+
+    Each job is given the function that it tells its news with. An error of a job is raised here.
+    When the iterator is closed, `stop` is called again and again until the jobs have ended.
+    """
+    told: queue.SimpleQueue[tuple[News] | BaseException | None] = queue.SimpleQueue()
+
+    def run(job: Callable[[Callable[[News], None]], None]) -> None:
+        try:
+            job(lambda news: told.put((news,)))
+        except BaseException as error:  # the caller's thread has to hear of it
+            told.put(error)
+        finally:
+            told.put(None)
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    running = len(threads)
+    try:
+        while running:
+            one = told.get()
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
+                running -= 1
+            else:
+                yield one[0]
+    finally:
+        while any(thread.is_alive() for thread in threads):
+            stop()
+            for thread in threads:
+                with contextlib.suppress(RuntimeError):
+                    thread.join(0.05)

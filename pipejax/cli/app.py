@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import pipejax as pj
-from pipejax.base.notices import notices_as_lines
+from pipejax.base.progress import notices_as_lines
 from pipejax.cli.streams import OutputError
 
 if TYPE_CHECKING:

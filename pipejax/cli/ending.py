@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from pipejax.base.interruption import act
+from pipejax.base.progress import act
 from pipejax.cli.streams import OutputError
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import is_number, whole_number
-from pipejax.base.short_repr import short_repr, short_repr_of
-from pipejax.base.units import check_keys
+from pipejax.base.data_files import check_keys
+from pipejax.base.display import short_repr, short_repr_of
 
 
 @short_repr

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.short_repr import abbreviated
+from pipejax.base.display import abbreviated
 from pipejax.costs.precision import is_traced, on_host
 
 

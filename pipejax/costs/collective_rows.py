@@ -8,8 +8,8 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_types, one_of
-from pipejax.base.csv_cells import positive_cell, read_cells, relative_variance, whole_cell
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.display import short_repr_of
 from pipejax.costs.collectives import DIRECT, PASSES
 
 MESSAGE = "message"

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.precision import float_type
 from pipejax.schedules.cells.ops import Phase

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number

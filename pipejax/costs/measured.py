@@ -8,7 +8,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types, is_number, one_of, positive
-from pipejax.base.units import check_keys, load_json
+from pipejax.base.data_files import check_keys, load_json
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     MESSAGE_FIELDS,

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import one_of
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.model import Model
 
 # columns that say the sizes of a model, or change those of a named one: the field that each sets

@@ -15,9 +15,9 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, as_floats, check_types, is_number, whole_numbers
+from pipejax.base.data_files import parse_json
+from pipejax.base.display import ResultList, abbreviated
 from pipejax.base.files import read_file
-from pipejax.base.short_repr import ResultList, abbreviated
-from pipejax.base.units import parse_json
 from pipejax.costs.costs import (
     DIMENSIONLESS,
     FIELDS,

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import jax
 
 from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
-from pipejax.base.short_repr import short_repr_of
-from pipejax.base.units import check_keys, load_json
+from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.display import short_repr_of
 from pipejax.costs.precision import floats_in
 from pipejax.costs.sublayers import LatentAttention, MixtureOfExperts
 from pipejax.costs.system import Number, _names, data_file

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.model import Model
 
 LETTERS = {

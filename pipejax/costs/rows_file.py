@@ -21,8 +21,8 @@ from pipejax.base.checks import (
     legal_divisors,
     one_of,
 )
-from pipejax.base.csv_cells import positive_cell, read_cells, relative_variance, whole_cell
-from pipejax.base.notices import Notice
+from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.progress import Notice
 from pipejax.costs.measured_rows import (
     COLUMNS,
     EXPERT_FIELDS,

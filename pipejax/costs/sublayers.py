@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.precision import floats_in
 from pipejax.costs.system import Number
 

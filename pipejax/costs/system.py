@@ -21,8 +21,8 @@ from pipejax.base.checks import (
     share,
     whole_number,
 )
-from pipejax.base.short_repr import short_repr_of
-from pipejax.base.units import check_keys, load_json, quantity
+from pipejax.base.data_files import check_keys, load_json, quantity
+from pipejax.base.display import short_repr_of
 from pipejax.costs import array_functions as xp
 from pipejax.costs.calibration_record import CalibrationRecord, read_calibration
 from pipejax.costs.precision import as_float, floats_in, is_traced

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipejax.base.units import UNITS
+from pipejax.base.data_files import UNITS
 from pipejax.costs.system import System
 from pipejax.costs.system_fields import FIELDS, SECTIONS
 from pipejax.costs.system_parts import Number

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import floats_in
 

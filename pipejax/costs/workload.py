@@ -23,7 +23,7 @@ from pipejax.base.checks import (
     share,
     whole_number,
 )
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs import array_functions as xp
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS, Layout
 from pipejax.costs.model import Model, check_recompute

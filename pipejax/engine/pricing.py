@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.by_microbatch import by_microbatch

@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.segments import Window
 from pipejax.base.checks import one_of
-from pipejax.base.units import UNITS, time_unit
+from pipejax.base.data_files import UNITS, time_unit
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.pair_models import format_pair_links

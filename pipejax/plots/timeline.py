@@ -16,8 +16,8 @@ from pipejax.analysis.activation_memory import activation_memory
 from pipejax.analysis.evaluate import Evaluation, evaluate
 from pipejax.analysis.segments import Window, window_of
 from pipejax.analysis.timeline import Bar, arrows, bars, name_of_second, second_pipe
+from pipejax.base.display import abbreviated
 from pipejax.base.files import drafted
-from pipejax.base.short_repr import abbreviated
 from pipejax.costs.measured import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style

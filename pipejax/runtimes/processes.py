@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 
 PACKAGE_ROOT = str(Path(__file__).parents[2])
 LAST_LINES = 3  # of what a process said before it failed, where it does not say why

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from pipejax.base.checks import known_as
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pipejax.base.array_types import Bool, Index, NumpyArray
-from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies
 from pipejax.schedules.cells.ops import (

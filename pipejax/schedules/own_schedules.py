@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, meant, unknown, whole_number
+from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
-from pipejax.base.short_repr import abbreviated
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.registry import REGISTRY, Builder, check_size
 from pipejax.schedules.table.table import ScheduleTable

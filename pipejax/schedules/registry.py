@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.display import ResultDict
 from pipejax.base.machine import check_fits
-from pipejax.base.short_repr import ResultDict
 from pipejax.schedules.builders.asynchronous import local_sgd, naive, pipedream, pipedream_2bw
 from pipejax.schedules.builders.chimera import chimera, chimera_asymmetric, hanayo
 from pipejax.schedules.builders.dualpipe import dualpipe, dualpipe_v

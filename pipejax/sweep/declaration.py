@@ -23,10 +23,10 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
+from pipejax.base.data_files import check_keys, quantity
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
-from pipejax.base.short_repr import short_repr, short_repr_of
-from pipejax.base.units import check_keys, quantity
 from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
 from pipejax.costs.model import RECOMPUTE, Model, load_model
 from pipejax.costs.pipeline_layout import PipelineLayout

@@ -11,8 +11,8 @@ import xarray as xr
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import known_as, meant, one_of, unknown
+from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
-from pipejax.base.units import WRITTEN, read_quantity
 from pipejax.sweep.dataset_layout import FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 from pipejax.sweep.store import CHECKSUM
 

@@ -20,8 +20,7 @@ import xarray as xr
 import zarr
 
 from pipejax.base.array_types import NumpyArray
-from pipejax.base.files import DRAFT, draft_folder
-from pipejax.base.locks import LOCK, locked
+from pipejax.base.files import DRAFT, LOCK, draft_folder, locked
 from pipejax.base.provenance import provenance
 from pipejax.sweep.dataset_layout import (
     Block,

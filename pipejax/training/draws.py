@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray, UInt
 from pipejax.base.checks import is_number, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 CIPHER = "threefry2x32"
 LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry

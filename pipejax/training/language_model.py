@@ -14,9 +14,9 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, whole_number
+from pipejax.base.display import short_repr
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
-from pipejax.base.short_repr import short_repr
 from pipejax.training.objective import Blocks, Leaf, TrainingObjective
 
 HELD_OUT = 64  # windows that the value is a mean over

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import is_number, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.training.linear import DataPartition, Linear, LinearBatch
 from pipejax.training.objective import Blocks, Leaf
 

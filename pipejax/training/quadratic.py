@@ -13,7 +13,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, is_number, one_of, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.training.linear import DataPartition, Linear, LinearBatch
 
 MINIMISERS = ("solved", "normal")

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 NEWTON_STEPS = 12  # the root is within a quarter below the first guess; each step squares the error
 _OF_TERMS = ("stages", "updates", "smoothness", "gradient_bound", "delta", "gap")

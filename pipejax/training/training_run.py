@@ -8,8 +8,8 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import one_of
+from pipejax.base.display import short_repr
 from pipejax.base.provenance import provenance
-from pipejax.base.short_repr import short_repr
 
 if TYPE_CHECKING:
     import xarray as xr

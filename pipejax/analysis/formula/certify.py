@@ -10,7 +10,7 @@ import numpy as np
 from pipejax.analysis.formula.cells import cells, regions
 from pipejax.analysis.formula.parameters import weights_by_key
 from pipejax.analysis.verify.formula_file import FORMAT, VERSION
-from pipejax.base.short_repr import ResultDict
+from pipejax.base.display import ResultDict
 from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program

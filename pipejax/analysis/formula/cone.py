@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
 PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.analysis.formula.cone import Cone, Vectors, Whole, fitting
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 
 PER_ROUND = 8  # facets that are added at once: later ones of a round may be cut off by the first
 SPREAD = 1 << 10  # of the steps beside rays

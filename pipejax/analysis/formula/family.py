@@ -15,7 +15,7 @@ from pipejax.analysis.formula.formula import formula
 from pipejax.analysis.formula.formula_text import polynomial_text
 from pipejax.analysis.formula.parameters import Weights
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.engine.lowering.program import Program
 
 CHECKS = 2  # numbers of each residue on which a polynomial is checked beside those that give it

@@ -19,7 +19,7 @@ from pipejax.analysis.formula.parameters import LinearCosts
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
-from pipejax.base.short_repr import ResultDict, ResultList, short_repr, short_repr_of
+from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.precision import is_traced
 from pipejax.engine.lowering.program import NO_WORKER, Program

@@ -17,7 +17,7 @@ from pipejax.analysis.verify.formula_file import (
     read_formula_certificate,
 )
 from pipejax.base.checks import check_types
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
 from pipejax.costs.costs import PHASE_FIELDS, unchecked_costs
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.cells.ops import STEP_END

@@ -11,7 +11,7 @@ import numpy as np
 from pipejax.analysis.formula.cone import LARGEST, Whole
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, OF_COPIES, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for

@@ -17,7 +17,7 @@ from pipejax.analysis.formula.form import Formula, smallest
 from pipejax.analysis.formula.formula_text import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import ResultDict, short_repr_of
+from pipejax.base.display import ResultDict, short_repr_of
 
 
 @short_repr_of("texts counts rays")

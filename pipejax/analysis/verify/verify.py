@@ -12,8 +12,8 @@ from pipejax.analysis.verify.formula_check import formula_problems
 from pipejax.analysis.verify.formula_file import is_formula, read_formula_certificate
 from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types, is_number
-from pipejax.base.short_repr import short_repr, short_repr_of
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")

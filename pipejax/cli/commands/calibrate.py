@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
-from pipejax.base.units import load_json
 from pipejax.cli.options.declared import Count, FileIfGiven, JsonFlag, Seed, Text
 from pipejax.cli.output.files import SYSTEM, Output
 from pipejax.cli.output.numbers import print_json

@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pipejax as pj
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Schedules, Text
 from pipejax.cli.output.files import (

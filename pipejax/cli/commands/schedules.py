@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from pipejax.base.notices import Notice
+from pipejax.base.progress import Notice
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.schedule import written
 from pipejax.cli.output.numbers import print_json

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.output.files import GRID, Output, check_modules
 from pipejax.cli.output.numbers import print_json

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from pipejax.base.checks import nearest
+from pipejax.base.data_files import load_json
 from pipejax.base.files import read_file
-from pipejax.base.units import load_json
 from pipejax.cli.options.catalogue import flag
 
 OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not give

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.declared import FileIfGiven, Text
 from pipejax.cli.options.numbers import is_plain, parse_list

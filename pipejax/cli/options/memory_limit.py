@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.base.units import read_quantity
+from pipejax.base.data_files import read_quantity
 from pipejax.cli.options.activations import ActivationOptions, StageSizes, for_each
 from pipejax.cli.options.numbers import parse_list
 from pipejax.cli.output.numbers import gigabytes

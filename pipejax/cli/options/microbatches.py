@@ -8,7 +8,7 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
 from pipejax.cli.options.declared import FileIfGiven, Text
 from pipejax.cli.options.numbers import is_plain, parse_list
 

@@ -2,7 +2,7 @@
 
 import math
 
-from pipejax.base.units import read_quantity
+from pipejax.base.data_files import read_quantity
 
 
 def parse_times(text: str, option: str) -> dict[str, float]:

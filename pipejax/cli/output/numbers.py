@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipejax.base.units import time_unit
+from pipejax.base.data_files import time_unit
 
 NARROWEST = 40  # columns: in fewer, tables lose their text
 

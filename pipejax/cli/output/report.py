@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipejax.base.checks import one_of
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 from pipejax.cli.output.numbers import console
 from pipejax.cli.output.tables import FORMATS, fitted, lines_of
 

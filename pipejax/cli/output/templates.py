@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pipejax.base.units import load_json
+from pipejax.base.data_files import load_json
 from pipejax.costs.model import load_model
 from pipejax.costs.system import data_file, load_system
 

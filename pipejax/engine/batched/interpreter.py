@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
-from pipejax.base.compiler import cpu_options
+from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.backward_pass import BITS, counts_on_path
 from pipejax.engine.batched.forward_pass import values_and_choices
 from pipejax.engine.batched.interpreted_program import Task

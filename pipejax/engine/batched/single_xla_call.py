@@ -15,7 +15,7 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipejax.base.array_types import Array, NumpyArray
-from pipejax.base.compiler import Options
+from pipejax.base.machine import Options
 
 LOOPS: Options = {
     # XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time

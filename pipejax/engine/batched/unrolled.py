@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Array, Float
-from pipejax.base.compiler import cpu_options
+from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.single_xla_call import LOOPS

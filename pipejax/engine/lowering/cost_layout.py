@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import TIMED, Phase
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Index, Int, NumpyArray
-from pipejax.base.short_repr import short_repr, short_repr_of
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.engine.lowering.cost_layout import CostLayout
 from pipejax.schedules.cells.ops import STEP_END, Op, Phase, receive_of
 from pipejax.schedules.table.links import Links

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.longest_path import lay_out_edges
-from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.base.longest_path import CycleError, lay_out_edges, topological_order
 from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
 from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
+from pipejax.base.display import short_repr
 from pipejax.base.machine import check_fits
-from pipejax.base.short_repr import short_repr
 from pipejax.schedules.cells.ops import (
     COMPUTE,
     NUMBERED,

@@ -2,7 +2,7 @@
 
 from pipejax.base.array_types import Index
 from pipejax.base.checks import MismatchError
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 
 
 @short_repr_of("reason worker slot")

@@ -8,7 +8,7 @@ the order of the columns of the table, ties by worker; an op is issued where it 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.topological_sort import CycleError, topological_order
+from pipejax.base.longest_path import CycleError, topological_order
 from pipejax.schedules.cells.cells import NOWHERE, Content
 from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.ops import HOST

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import check_types, known_as, number, whole_number
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.schedules.cells.ops import EXECUTED, WAIT_SEND, Phase
 from pipejax.schedules.table.pair_models import (
     Pair,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from pipejax.base.checks import are_positive
-from pipejax.base.short_repr import abbreviated
+from pipejax.base.display import abbreviated
 from pipejax.schedules.cells.schedule_error import ScheduleError
 
 Slots = Mapping[str, float]  # durations by phase letter

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
-from pipejax.base.longest_path import run_chains, run_edges
-from pipejax.base.topological_sort import CycleError
+from pipejax.base.longest_path import CycleError, run_chains, run_edges
 from pipejax.schedules.cells.cells import Cells, Content, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
 from pipejax.schedules.cells.ops import COMPUTE, NO_PIPE, Op, Phase

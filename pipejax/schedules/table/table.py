@@ -14,9 +14,8 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_numbers
-from pipejax.base.drawn import Drawn
+from pipejax.base.display import Drawn, abbreviated
 from pipejax.base.remembered import remembered
-from pipejax.base.short_repr import abbreviated
 from pipejax.schedules.cells import placement as placements
 from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
@@ -288,7 +287,7 @@ class ScheduleTable(Content, Drawn):
 
     def _repr_html_(self) -> str:
         """Return the first workers and slots as a grid for notebooks."""
-        from pipejax.base.notebook_html import grid_html
+        from pipejax.base.display import grid_html
 
         workers, slots = map(range, np.minimum(self.cells.phase.shape, _IN_NOTEBOOKS).tolist())
         texts = [[format_cell(self.cell(w, slot)) for slot in slots] for w in workers]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipejax.base.checks import check_types, one_of
+from pipejax.base.data_files import parse_json
+from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file, write_file
-from pipejax.base.notices import Notice
-from pipejax.base.short_repr import abbreviated
-from pipejax.base.units import parse_json
+from pipejax.base.progress import Notice
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.cells.weight_rule import WeightRule

@@ -13,8 +13,8 @@ from pipejax.analysis.step_time import StepTimes
 from pipejax.analysis.validation import check_peaks
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.measured_rows import MeasuredRows
 from pipejax.costs.priors import FITTED

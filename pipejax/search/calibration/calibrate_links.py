@@ -12,7 +12,7 @@ import numpy as np
 from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
 from pipejax.costs.collective_rows import MESSAGE, CollectiveRows
 from pipejax.costs.collectives import collective_time

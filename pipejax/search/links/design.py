@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.links import Links

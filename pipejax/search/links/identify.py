@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.analysis.evaluate import lower_and_price
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.communication_cells import messages_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.base.checks import MAX_COUNT
-from pipejax.base.csv_cells import positive_cell, read_cells, whole_cell
+from pipejax.base.data_files import positive_cell, read_cells, whole_cell
 from pipejax.costs.costs import PHASE_FIELDS, Costs, check_backward
 from pipejax.costs.measured import read_costs
 from pipejax.schedules.cells.ops import Phase

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types, number, one_of
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.communication_cells import messages_of

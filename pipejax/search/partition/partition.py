@@ -15,8 +15,8 @@ import jax
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.system import System

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pipejax.base.interruption import if_interrupted
+from pipejax.base.progress import if_interrupted
 
 HERE = 1.0  # seconds that a program is solved in this process
 LONGEST = 1e6  # seconds: no limit

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.pipeline_layout import PipelineLayout
 from pipejax.costs.stage_bytes import memory_bytes
 from pipejax.costs.stage_costs import stage_costs

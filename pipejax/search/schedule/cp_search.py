@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ortools.sat.python import cp_model
 
-from pipejax.base.background import news_of
+from pipejax.base.progress import news_of
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.plan import Plan

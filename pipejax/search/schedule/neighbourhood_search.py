@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from ortools.sat.python import cp_model
 
-from pipejax.base.background import news_of
+from pipejax.base.progress import news_of
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.cp_search import new_solver

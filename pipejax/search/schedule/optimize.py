@@ -6,8 +6,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 from pipejax.base.checks import check_types, whole_number
+from pipejax.base.display import abbreviated
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import abbreviated
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.host_links import link_of_worker

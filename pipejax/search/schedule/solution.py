@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from pipejax.base.short_repr import short_repr_of
+from pipejax.base.display import short_repr_of
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 

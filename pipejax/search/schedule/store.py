@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pipejax.base.files import write_file
-from pipejax.base.notices import Notice
+from pipejax.base.progress import Notice
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import objective_of
 from pipejax.search.schedule.problem import Problem
@@ -78,7 +78,7 @@ class SolvedProblems:
             raise ValueError(f"bound {bound} is above the objective, {objective}")
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         new = Entry(problem, table, objective, bound, prover(), seconds, source)
-        from pipejax.base.locks import locked  # filelock is an extra
+        from pipejax.base.files import locked  # filelock is an extra
 
         try:
             with locked(self.path, wait=True):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import is_number, whole_number
+from pipejax.base.data_files import parse_json
 from pipejax.base.files import checksum
 from pipejax.base.provenance import code_hash
-from pipejax.base.units import parse_json
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.plan import Plan, objective_of, peaks, to_plan

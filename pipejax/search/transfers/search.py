@@ -21,8 +21,8 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling, to_nobody
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower

@@ -15,8 +15,8 @@ from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.microbatches import in_order, of_each_microbatch
 from pipejax.engine.lowering.program import NO_WORKER

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from pipejax.base.checks import check_types, one_of, whole_number
+from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling, to_nobody
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload
 from pipejax.schedules.table.links import Links

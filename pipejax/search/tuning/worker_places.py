@@ -15,8 +15,8 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
+from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.base.short_repr import short_repr_of
 from pipejax.costs.costs import Costs
 from pipejax.costs.model_topology import model_placements
 from pipejax.costs.system import System

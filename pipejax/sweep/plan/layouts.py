@@ -7,7 +7,7 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.model import RECOMPUTE, Model
 from pipejax.costs.workload import stage_layers
 from pipejax.sweep.plan.programs import ProgramShape, refusal, table_of

@@ -12,7 +12,7 @@ from pipejax.base.checks import (
     unknown,
     whole_number,
 )
-from pipejax.base.short_repr import short_repr
+from pipejax.base.display import short_repr
 from pipejax.costs.model import RECOMPUTE, Model
 from pipejax.costs.system import System
 from pipejax.costs.workload import Workload

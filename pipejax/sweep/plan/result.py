@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import drafted
 from pipejax.base.provenance import provenance
-from pipejax.base.short_repr import short_repr, short_repr_of
 from pipejax.costs.model import RECOMPUTE
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.request import PlanRequest

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
-from pipejax.base.short_repr import short_repr
 from pipejax.costs.stage_bytes import StageBytes
 from pipejax.sweep.plan.bounds import lower_bounds
 from pipejax.sweep.plan.layouts import Layouts
