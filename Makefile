@@ -34,38 +34,38 @@ $(READY): requirements.lock pyproject.toml
 
 paper: $(READY)  ## repeat the tabular-schedule paper: fit, datasets, figures, Table I, claims (3 minutes, anew each time)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.tabular_fit
-	$(BIN)/python -m sweeps.tabular_schedules --out $(RESULTS)/tabular_schedules.zarr
-	$(BIN)/python -m sweeps.tabular_search --out $(RESULTS)/tabular_search.zarr
-	$(BIN)/python -m sweeps.schedule_tables --out $(RESULTS)/schedule_tables.zarr
-	$(BIN)/python -m sweeps.regimes --out $(RESULTS)/regimes.zarr
+	$(BIN)/python -m sweeps.tabular.fit
+	$(BIN)/python -m sweeps.tabular.schedules --out $(RESULTS)/tabular_schedules.zarr
+	$(BIN)/python -m sweeps.tabular.search --out $(RESULTS)/tabular_search.zarr
+	$(BIN)/python -m sweeps.tabular.schedule_tables --out $(RESULTS)/schedule_tables.zarr
+	$(BIN)/python -m sweeps.tabular.regimes --out $(RESULTS)/regimes.zarr
 	$(MAKE) figures
-	$(BIN)/python -m sweeps.tabular_table --data $(RESULTS)/tabular_schedules.zarr
-	$(BIN)/python -m sweeps.tabular_claims --data $(RESULTS)
+	$(BIN)/python -m sweeps.tabular.table --data $(RESULTS)/tabular_schedules.zarr
+	$(BIN)/python -m sweeps.tabular.claims --data $(RESULTS)
 
 pipedream: $(READY)  ## repeat the PipeDream theory: staleness, bound, experiments, figures, claims
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.pipedream --out $(RESULTS)
+	$(BIN)/python -m sweeps.pipedream.sweep --out $(RESULTS)
 	$(MAKE) figures
-	$(BIN)/python -m sweeps.pipedream_claims --data $(RESULTS)
+	$(BIN)/python -m sweeps.pipedream.claims --data $(RESULTS)
 
 optpipe: $(READY)  ## repeat OptPipe: dataset, figures, claims (ten minutes; SECONDS=20 of a solve: longer)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.optpipe --out $(RESULTS) $(addprefix --seconds ,$(SECONDS))
+	$(BIN)/python -m sweeps.optpipe.sweep --out $(RESULTS) $(addprefix --seconds ,$(SECONDS))
 	$(MAKE) figures
-	$(BIN)/python -m sweeps.optpipe_claims --data $(RESULTS)
+	$(BIN)/python -m sweeps.optpipe.claims --data $(RESULTS)
 
 sweeps: $(READY)  ## datasets of the other figures: design space, networks, sensitivity, jitter, timelines
 	mkdir -p $(RESULTS)
-	$(BIN)/pipejax sweep sweeps/design_space.toml --out $(RESULTS)/design_space.zarr --resume
-	$(BIN)/python -m sweeps.sensitivity --out $(RESULTS)/sensitivity.zarr
-	$(BIN)/python -m sweeps.network_map --out $(RESULTS)/network_map.zarr
-	$(BIN)/python -m sweeps.jitter --out $(RESULTS)/jitter.zarr
-	$(BIN)/python -m sweeps.timelines --out $(RESULTS)/timelines.zarr
+	$(BIN)/pipejax sweep sweeps/design/design_space.toml --out $(RESULTS)/design_space.zarr --resume
+	$(BIN)/python -m sweeps.design.sensitivity --out $(RESULTS)/sensitivity.zarr
+	$(BIN)/python -m sweeps.design.network_map --out $(RESULTS)/network_map.zarr
+	$(BIN)/python -m sweeps.design.jitter --out $(RESULTS)/jitter.zarr
+	$(BIN)/python -m sweeps.design.timelines --out $(RESULTS)/timelines.zarr
 
 fidelity: $(READY)  ## predict all measured tables: docs/accuracy.md with its figure; fails beyond a limit (ten minutes)
 	mkdir -p $(RESULTS)
-	$(BIN)/python -m sweeps.fidelity --out $(RESULTS)/fidelity.zarr --page docs/accuracy.md; code=$$?; \
+	$(BIN)/python -m sweeps.published.fidelity --out $(RESULTS)/fidelity.zarr --page docs/accuracy.md; code=$$?; \
 	$(MAKE) figures && cp $(FIGURES)/accuracy.png docs/accuracy.png && exit $$code
 
 figures: $(READY)  ## draw the figures of all datasets that are there
@@ -123,7 +123,7 @@ sample: $(READY)  ## the engine as users compile it, and the types in signatures
 	XLA_FLAGS= $(PYTEST) -n 0 $(TYPED) $(SAMPLE)
 
 formulas: $(READY)  ## closed forms: published against exact ones, all schedules against the recurrence (five minutes)
-	$(BIN)/python -m sweeps.published_forms
+	$(BIN)/python -m sweeps.published.forms
 	$(BIN)/python -m benchmarks.formulas
 
 bench: $(READY)  ## engine, sweep, tuning, training against what else there is; what constraints buy

@@ -12,38 +12,44 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import track
 
-from figures import (
-    accuracy,
-    asymmetric,
+from figures.design import (
     best_schedule,
-    bubble_ratio,
-    convergence_bound,
-    design_run_time,
-    hanayo,
     jitter,
-    memory,
     network_map,
-    optpipe_gaps,
-    optpipe_links,
-    optpipe_memory,
-    optpipe_quality,
-    optpipe_refinement,
-    optpipe_timelines,
     pareto,
-    pipedream_curves,
-    pipedream_machines,
-    pipedream_match,
-    pipedream_scaling,
-    pipedream_schedules,
+    run_time as design_run_time,
+    timelines,
+    tornado,
+)
+from figures.kit.rules import caption_of, faults
+from figures.optpipe import (
+    gaps as optpipe_gaps,
+    links as optpipe_links,
+    memory as optpipe_memory,
+    quality as optpipe_quality,
+    refinement as optpipe_refinement,
+    timelines as optpipe_timelines,
+)
+from figures.pipedream import (
+    convergence_bound,
+    curves as pipedream_curves,
+    machines as pipedream_machines,
+    match as pipedream_match,
+    scaling as pipedream_scaling,
+    schedules as pipedream_schedules,
+    staleness,
+)
+from figures.published import accuracy
+from figures.tabular import (
+    asymmetric,
+    bubble_ratio,
+    hanayo,
+    memory,
     ranking,
     regimes,
     run_time,
     schedule_tables,
-    staleness,
-    timelines,
-    tornado,
 )
-from figures.rules import caption_of, faults
 from pipejax.base.files import check_writable, drafted, write_file
 from pipejax.plots import style
 
@@ -80,35 +86,40 @@ OPTPIPE: Mapping[str, tuple[ModuleType, ...]] = {
 
 STORES: Mapping[str, Source] = {
     "tabular_schedules.zarr": Source(
-        "python -m sweeps.tabular_schedules --out",
+        "python -m sweeps.tabular.schedules --out",
         (bubble_ratio, run_time, memory, hanayo, asymmetric, ranking),
     ),
-    "schedule_tables.zarr": Source("python -m sweeps.schedule_tables --out", (schedule_tables,)),
-    "regimes.zarr": Source("python -m sweeps.regimes --out", (regimes,)),
-    "fidelity.zarr": Source("python -m sweeps.fidelity --page docs/accuracy.md --out", (accuracy,)),
-    "design_space.zarr": Source(
-        "pipejax sweep sweeps/design_space.toml --out", (design_run_time, best_schedule, pareto)
+    "schedule_tables.zarr": Source(
+        "python -m sweeps.tabular.schedule_tables --out", (schedule_tables,)
     ),
-    "sensitivity.zarr": Source("python -m sweeps.sensitivity --out", (tornado,)),
-    "network_map.zarr": Source("python -m sweeps.network_map --out", (network_map,)),
-    "jitter.zarr": Source("python -m sweeps.jitter --out", (jitter,)),
-    "timelines.zarr": Source("python -m sweeps.timelines --out", (timelines,)),
-    "staleness.zarr": Source("python -m sweeps.staleness --out", (staleness,)),
+    "regimes.zarr": Source("python -m sweeps.tabular.regimes --out", (regimes,)),
+    "fidelity.zarr": Source(
+        "python -m sweeps.published.fidelity --page docs/accuracy.md --out", (accuracy,)
+    ),
+    "design_space.zarr": Source(
+        "pipejax sweep sweeps/design/design_space.toml --out",
+        (design_run_time, best_schedule, pareto),
+    ),
+    "sensitivity.zarr": Source("python -m sweeps.design.sensitivity --out", (tornado,)),
+    "network_map.zarr": Source("python -m sweeps.design.network_map --out", (network_map,)),
+    "jitter.zarr": Source("python -m sweeps.design.jitter --out", (jitter,)),
+    "timelines.zarr": Source("python -m sweeps.design.timelines --out", (timelines,)),
+    "staleness.zarr": Source("python -m sweeps.pipedream.staleness --out", (staleness,)),
     "convergence_bound.zarr": Source(
-        "python -m sweeps.convergence_bound --out", (convergence_bound,)
+        "python -m sweeps.pipedream.convergence_bound --out", (convergence_bound,)
     ),
     "pipedream_schedules.zarr": Source(
-        "python -m sweeps.pipedream_schedules --out", (pipedream_schedules,)
+        "python -m sweeps.pipedream.schedules --out", (pipedream_schedules,)
     ),
     **{
         f"pipedream_{name}.zarr": Source(
-            f"python -m sweeps.pipedream --only {name} --out", (script,), to_folder=True
+            f"python -m sweeps.pipedream.sweep --only {name} --out", (script,), to_folder=True
         )
         for name, script in PIPEDREAM.items()
     },
     **{
         f"optpipe_{name}.zarr": Source(
-            f"python -m sweeps.optpipe --only {name} --out", scripts, to_folder=True
+            f"python -m sweeps.optpipe.sweep --only {name} --out", scripts, to_folder=True
         )
         for name, scripts in OPTPIPE.items()
     },

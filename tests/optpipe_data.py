@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from sweeps.optpipe_cases import (
+from sweeps.optpipe.cases import (
     METHODS,
     NO_LINK,
     OPTIMA,
@@ -13,10 +13,10 @@ from sweeps.optpipe_cases import (
     Pipe,
     Setting,
 )
-from sweeps.optpipe_grid import dataset, known
-from sweeps.optpipe_published import rows
-from sweeps.optpipe_quality import quality
-from sweeps.optpipe_refinement import POLICIES, News, job_times
+from sweeps.optpipe.grid import dataset, known
+from sweeps.optpipe.published import rows
+from sweeps.optpipe.quality import quality
+from sweeps.optpipe.refinement import POLICIES, News, job_times
 
 PIPES = (Pipe("1.5B", 4, 24), Pipe("14.6B", 16, 48))
 LIMITS = (0.5, 1.0, 2.0)

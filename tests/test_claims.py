@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sweeps.claims import Claim, Verdict, counted, judge, show
+from sweeps.kit.claims import Claim, Verdict, counted, judge, show
 
 
 def claim(number, holds, *, published="1", reason="another metric", excludes=""):

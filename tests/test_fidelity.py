@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from figures import accuracy
-from figures.rules import faults
+from figures.kit.rules import faults
+from figures.published import accuracy
 from pipejax.analysis.prediction_errors import prediction_errors
 from pipejax.analysis.validation import Predictions, validate
 from pipejax.costs.system import DATA
 from pipejax.plots import style
-from sweeps import fidelity
-from sweeps.accuracy import BIAS, EACH, MEAN, Accuracy
-from sweeps.fidelity_page import Section, page, table
+from sweeps.published import fidelity
+from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy
+from sweeps.published.page import Section, page, table
 
 TABLES = ("korthikanti_a100", "mlperf_h100", "simumax_b200", "torchtitan_h100")
 

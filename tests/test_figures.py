@@ -11,22 +11,22 @@ import pytest
 import xarray as xr
 from matplotlib.collections import PolyCollection
 
-from figures import (
-    __main__ as command,
+from figures import __main__ as command
+from figures.design import (
     best_schedule,
-    design_run_time,
     jitter,
     pareto,
-    schedule_tables,
+    run_time as design_run_time,
     timelines,
     tornado,
 )
-from figures.cases import LOOK
-from figures.rules import faults
+from figures.kit.cases import LOOK
+from figures.kit.rules import faults
+from figures.tabular import schedule_tables
 from pipejax.analysis.sensitivity import EFFICIENCIES
 from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
-from sweeps import (
+from sweeps.design import (
     jitter as jitter_sweep,
     sensitivity as sensitivity_sweep,
     timelines as timelines_sweep,
@@ -97,7 +97,7 @@ def shaken():
 
 def test_the_declared_design_space():
     """Its schedules have a look, and its parts that the figures read are there."""
-    sweep = read_sweep("sweeps/design_space.toml")
+    sweep = read_sweep("sweeps/design/design_space.toml")
     axes = {axis.name: axis for axis in sweep.axes}
     assert {str(choice) for choice in axes["schedule"].values} <= LOOK.keys()
     assert {*pareto.PLAN, "network.bandwidth", "network.latency"} == set(sweep.sizes)
@@ -110,7 +110,7 @@ def test_one_colour_per_schedule():
     """Two schedules of the design space never share a colour, or the map could not be read."""
     names = map(
         str,
-        {axis.name: axis for axis in read_sweep("sweeps/design_space.toml").axes}[
+        {axis.name: axis for axis in read_sweep("sweeps/design/design_space.toml").axes}[
             "schedule"
         ].values,
     )
@@ -327,7 +327,7 @@ def test_command(names, stores, tmp_path, capsys):
     printed = capsys.readouterr()
     missing = stores / "tabular_schedules.zarr"
     assert (
-        f"no {missing}: `python -m sweeps.tabular_schedules --out {missing}` writes it"
+        f"no {missing}: `python -m sweeps.tabular.schedules --out {missing}` writes it"
         in printed.out
     )
     absent = [name for name in command.STORES if not (stores / name).exists()]
@@ -349,14 +349,14 @@ def test_nothing_to_draw(tmp_path, capsys):
 def test_every_script_has_a_store():
     """No figure is forgotten."""
     scripts = {script.__name__ for source in command.STORES.values() for script in source.scripts}
-    files = {f"figures.{path.stem}" for path in Path("figures").glob("*.py")}
+    paths = [path.with_suffix("") for path in Path("figures").rglob("*.py")]
+    files = {".".join(path.parts) for path in paths if path.name != "__init__"}
     assert files - scripts == {
-        "figures.__init__",
         "figures.__main__",
-        "figures.cases",
-        "figures.optpipe_cases",
-        "figures.pipedream_cases",
-        "figures.rules",
+        "figures.kit.cases",
+        "figures.kit.rules",
+        "figures.optpipe.cases",
+        "figures.pipedream.cases",
     }
     assert jitter.__name__ in scripts
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from figures import network_map as drawing
-from figures.rules import caption_of, faults
+from figures.design import network_map as drawing
+from figures.kit.rules import caption_of, faults
 from pipejax.plots import style
 from pipejax.search.tuning.network_map import map_networks
 from pipejax.search.tuning.problem import ScheduleFamily
-from sweeps import network_map as sweep
+from sweeps.design import network_map as sweep
 
 pytestmark = pytest.mark.compiles
 

@@ -9,17 +9,17 @@ import optpipe_data as made
 import pytest
 import xarray as xr
 
-from sweeps import (
-    optpipe,
-    optpipe_claims,
-    optpipe_grid,
-    optpipe_published,
-    optpipe_refinement,
-    optpipe_timelines,
+from sweeps.kit.claims import HOLDS, judge
+from sweeps.kit.journal import Journal
+from sweeps.optpipe import (
+    claims as optpipe_claims,
+    grid as optpipe_grid,
+    published as optpipe_published,
+    refinement as optpipe_refinement,
+    sweep as optpipe,
+    timelines as optpipe_timelines,
 )
-from sweeps.claims import HOLDS, judge
-from sweeps.journal import Journal
-from sweeps.optpipe_cases import (
+from sweeps.optpipe.cases import (
     METHODS,
     NO_LINK,
     OPTIMUM,
@@ -29,8 +29,8 @@ from sweeps.optpipe_cases import (
     Setting,
     by_method,
 )
-from sweeps.optpipe_refinement import job_times
-from sweeps.zero_bubble_tables import MODELS, PROFILES, SEARCHED
+from sweeps.optpipe.refinement import job_times
+from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED
 
 pytestmark = pytest.mark.solver
 

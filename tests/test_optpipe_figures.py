@@ -5,20 +5,20 @@ import numpy as np
 import optpipe_data as made
 import pytest
 
-from figures import (
-    __main__ as command,
-    optpipe_cases,
-    optpipe_gaps,
-    optpipe_links,
-    optpipe_memory,
-    optpipe_quality,
-    optpipe_refinement,
-    optpipe_timelines,
+from figures import __main__ as command
+from figures.kit.rules import faults
+from figures.optpipe import (
+    cases as optpipe_cases,
+    gaps as optpipe_gaps,
+    links as optpipe_links,
+    memory as optpipe_memory,
+    quality as optpipe_quality,
+    refinement as optpipe_refinement,
+    timelines as optpipe_timelines,
 )
-from figures.rules import faults
 from pipejax.plots import style
-from sweeps import optpipe_refinement as refinement_sweep, optpipe_timelines as timelines_sweep
-from sweeps.optpipe_cases import METHODS, OPTIMA, OPTIMUM
+from sweeps.optpipe import refinement as refinement_sweep, timelines as timelines_sweep
+from sweeps.optpipe.cases import METHODS, OPTIMA, OPTIMUM
 
 pytestmark = pytest.mark.solver
 
@@ -171,7 +171,7 @@ def test_command_names_what_is_missing(grid, tmp_path, capsys, monkeypatch):
         assert (tmp_path / "out" / f"optpipe_{name}.png").exists()
     store = tmp_path / "optpipe_refinement.zarr"
     assert (
-        f"no {store}: `python -m sweeps.optpipe --only refinement --out {tmp_path}` writes it"
+        f"no {store}: `python -m sweeps.optpipe.sweep --only refinement --out {tmp_path}` writes it"
         in capsys.readouterr().out
     )
 

@@ -8,13 +8,17 @@ import xarray as xr
 
 import pipejax as pj
 from pipejax.schedules.table.slot_simulation import slot_times
-from sweeps import tabular_claims, tabular_search, tabular_table
-from sweeps.cases import CASES
-from sweeps.claims import counted, judge
-from sweeps.tabular_claims import Evidence
-from sweeps.tabular_fit import HANAYO, fit
-from sweeps.tabular_schedules import LINKS, sweep
-from sweeps.tabular_settings import (
+from sweeps.kit.cases import CASES
+from sweeps.kit.claims import counted, judge
+from sweeps.tabular import (
+    claims as tabular_claims,
+    search as tabular_search,
+    table as tabular_table,
+)
+from sweeps.tabular.claims import Evidence
+from sweeps.tabular.fit import HANAYO, fit
+from sweeps.tabular.schedules import LINKS, sweep
+from sweeps.tabular.settings import (
     CALIBRATED,
     DRAWN,
     REPORTED,

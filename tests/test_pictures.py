@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 import pipejax as pj
-from figures.rules import caption_of, faults
+from figures.kit.rules import caption_of, faults
 from pipejax.analysis.segments import segment_of
 from pipejax.analysis.timeline import bars, name_of_second, second_pipe
 from pipejax.base import display

@@ -9,13 +9,18 @@ from rich.console import Console
 
 from figures import __main__ as figures_command
 from pipejax.analysis.staleness import op_times
-from sweeps import pipedream, pipedream_claims, pipedream_runs, pipedream_settings
-from sweeps.claims import judge
-from sweeps.command import save, why_anew
-from sweeps.pipedream_curves import at_equal, below, ends, in_order, tuned, winner
-from sweeps.pipedream_runs import along, runs_of, together
-from sweeps.pipedream_schemes import table_of, train
-from sweeps.pipedream_settings import (
+from sweeps.kit.claims import judge
+from sweeps.kit.command import save, why_anew
+from sweeps.pipedream import (
+    claims as pipedream_claims,
+    runs as pipedream_runs,
+    settings as pipedream_settings,
+    sweep as pipedream,
+)
+from sweeps.pipedream.curves import at_equal, below, ends, in_order, tuned, winner
+from sweeps.pipedream.runs import along, runs_of, together
+from sweeps.pipedream.schemes import table_of, train
+from sweeps.pipedream.settings import (
     AS_RUN,
     CAPTION,
     EXPERIMENTS,

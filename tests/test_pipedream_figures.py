@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from figures import (
-    __main__ as command,
-    pipedream_cases,
-    pipedream_curves,
-    pipedream_machines,
-    pipedream_match,
-    pipedream_scaling,
+from figures import __main__ as command
+from figures.kit.rules import caption_of, faults
+from figures.pipedream import (
+    cases as pipedream_cases,
+    curves as pipedream_curves,
+    machines as pipedream_machines,
+    match as pipedream_match,
+    scaling as pipedream_scaling,
 )
-from figures.rules import caption_of, faults
 from pipejax.plots import style
-from sweeps.pipedream_curves import QUANTITY, ends
-from sweeps.pipedream_settings import AS_RUN, CAPTION
+from sweeps.pipedream.curves import QUANTITY, ends
+from sweeps.pipedream.settings import AS_RUN, CAPTION
 
 SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size
@@ -206,7 +206,7 @@ def test_command_names_the_folder_of_stores(tmp_path, capsys):
     printed = capsys.readouterr().out
     store = tmp_path / "pipedream_match.zarr"
     assert (
-        f"no {store}: `python -m sweeps.pipedream --only match --out {tmp_path}` writes it"
+        f"no {store}: `python -m sweeps.pipedream.sweep --only match --out {tmp_path}` writes it"
         in printed
     )
 

@@ -8,8 +8,8 @@ from pipejax.analysis.prediction_errors import prediction_errors, relative_error
 from pipejax.analysis.step_line import StepLine, median_times, on_one_line, step_line
 from pipejax.costs.rows_file import read_rows
 from pipejax.costs.system import DATA
-from sweeps import llama3_accuracy, zero_bubble_accuracy
-from sweeps.accuracy import EACH, Accuracy, report
+from sweeps.published import llama3_accuracy, zero_bubble_accuracy
+from sweeps.published.accuracy import EACH, Accuracy, report
 
 
 def measured(name):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.published_forms import FORMS, judge, main, rows
+from sweeps.published.forms import FORMS, judge, main, rows
 
 PAGE = Path(__file__).parent.parent / "docs" / "formula.md"
 

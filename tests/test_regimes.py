@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from figures import regimes as drawing
-from figures.rules import caption_of, faults
+from figures.kit.rules import caption_of, faults
+from figures.tabular import regimes as drawing
 from pipejax.plots import style
-from sweeps import regimes as sweep
-from sweeps.tabular_settings import draw
+from sweeps.tabular import regimes as sweep
+from sweeps.tabular.settings import draw
 
 pytestmark = pytest.mark.compiles
 

@@ -8,7 +8,7 @@ import pytest
 from colorspacious import cspace_convert
 from matplotlib.colors import to_rgb
 
-from figures.rules import AXES_DIFFER, caption_of, describe, faults
+from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
 from pipejax.analysis.activation_memory import ActivationMemory
 from pipejax.plots import palette, style
 from pipejax.plots.memory import Curves, draw_memory

@@ -6,13 +6,13 @@ import xarray as xr
 from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
 
-from figures import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
-from figures.cases import LOOK, MAIN
-from figures.rules import caption_of, faults
+from figures.kit.cases import LOOK, MAIN
+from figures.kit.rules import caption_of, faults
+from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
 from pipejax.plots import style
-from sweeps.cases import CASES
-from sweeps.tabular_claims import CLAIMS
-from sweeps.tabular_settings import SYSTEMS
+from sweeps.kit.cases import CASES
+from sweeps.tabular.claims import CLAIMS
+from sweeps.tabular.settings import SYSTEMS
 
 MICROBATCHES = [8, 16, 32, 256]
 RUNS = {"setting": 2, "link": 2, "drawn": 2, "system": 9}

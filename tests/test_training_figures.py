@@ -5,13 +5,13 @@ import pytest
 
 import pipejax as pj
 import pipejax.training as pt
-from figures import convergence_bound, pipedream_schedules, staleness
-from figures.pipedream_schedules import NAMES
-from figures.rules import caption_of, faults
+from figures.kit.rules import caption_of, faults
+from figures.pipedream import convergence_bound, schedules as pipedream_schedules, staleness
+from figures.pipedream.schedules import NAMES
 from pipejax.plots import style
-from sweeps import (
+from sweeps.pipedream import (
     convergence_bound as bound_sweep,
-    pipedream_schedules as schedules_sweep,
+    schedules as schedules_sweep,
     staleness as staleness_sweep,
 )
 

@@ -1,0 +1,1 @@
+"""Figures of OptPipe (arXiv 2510.05186)."""

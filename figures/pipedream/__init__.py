@@ -1,0 +1,1 @@
+"""Figures of the PipeDream theory (arXiv 2606.03498)."""

@@ -1,0 +1,169 @@
+"""Randomized PipeDream against its bound: all runs, the terms by step size, the law S^4/K."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from figures.kit.cases import POINTS, count_axis
+from figures.kit.rules import AXES_DIFFER, describe
+from pipejax.plots import palette, style
+
+MARKERS = ("o", "s")  # by objective
+TERMS: Mapping[str, Mapping[str, Any]] = {
+    "start": {"color": palette.SKY, "linestyle": "--"},
+    "noise": {"color": palette.GREEN, "linestyle": "-."},
+    "delay": {"color": palette.VERMILION, "linestyle": ":"},
+    "total": {"color": palette.BLACK, "linestyle": "-", "label": "bound"},
+}
+CASE = {"objective": "random quadratic", "delta": 60}
+LAW_COLOURS = (palette.ORANGE, palette.BLUE, palette.BLACK)  # by K
+BELOW: Mapping[str, Any] = {
+    "loc": "upper center",
+    "bbox_to_anchor": (0.42, -0.2),
+    "columnspacing": 0.8,
+    "handlelength": 1.6,
+}
+GRADIENT = r"mean $|\nabla f|^2$"
+
+
+def draw(data: xr.Dataset) -> dict[str, Figure]:
+    """Draw measured gradients on their bound, the terms of one case, and the delay term's law."""
+    figure, panels = plt.subplots(1, 3, figsize=(style.PAGE, 4.3))
+    _scatter(panels[0], data)
+    _terms(panels[1], data)
+    _law(panels[2], data)
+    return {"convergence_bound": describe(figure, _caption(data))}
+
+
+def _caption(data: xr.Dataset) -> str:
+    seeds, worst = data.sizes["seed"], float((data.measured / data.total).max())
+    return (
+        f"Randomized PipeDream against its bound, {data.attrs['stages']} stages ({AXES_DIFFER}). "
+        "(a) The mean squared gradient of every setting that did not diverge, mean of "
+        f"{seeds} seeds, lies below the bound, at {worst:.2g} of it at most; runs whose blocks are "
+        "always late lie above the bound without its delay term (open diamonds) and below "
+        "the whole one (full diamonds). "
+        f"(b) The terms of the bound on the {CASE['objective']} with δ = {CASE['delta']}: runs "
+        "bear step sizes ten and more times those at which the bound is least (stars). (c) The "
+        "delay term of PipeDream grows as S⁴/K at the step size that is best without delays, and "
+        "more slowly where the step size is chosen with them (dashed)."
+    )
+
+
+def _scatter(axes: Axes, data: xr.Dataset) -> None:
+    """Every setting; runs of late blocks also on the bound without its delay term."""
+    for objective, marker in zip(data.objective.values, MARKERS, strict=True):
+        for delta, colour in zip(data.delta.values, palette.ORDERED, strict=False):
+            at = data.sel(objective=objective, delta=delta)
+            axes.plot(at.total, at.measured, marker=marker, color=colour, **POINTS)
+    late: dict[str, Any] = {
+        "marker": "D",
+        "markersize": 4,
+        "color": palette.VERMILION,
+        "linestyle": "",
+    }
+    axes.plot(data.late_total, data.late_measured, **late)
+    axes.plot(data.late_total_without_delay, data.late_measured, markerfacecolor="white", **late)
+    for measured, full, cut in zip(
+        data.late_measured.values,
+        data.late_total.values,
+        data.late_total_without_delay.values,
+        strict=True,
+    ):
+        axes.plot([cut, full], [measured] * 2, color=palette.VERMILION, linewidth=0.6, zorder=0)
+    axes.set(
+        xscale="log", yscale="log", xlabel=f"bound on the {GRADIENT}", ylabel=f"measured {GRADIENT}"
+    )
+    low, high = data.measured.min() / 3, data.total.max() * 2
+    axes.plot([low, high], [low, high], color=palette.GREY, linewidth=0.8, zorder=0)
+    axes.set(xlim=(low, high), ylim=(low, data.measured.max() * 30))
+    axes.set_title("(a) measured against the bound", loc="left")
+    kinds = [
+        Line2D(
+            [],
+            [],
+            color=palette.BLACK,
+            marker=marker,
+            markersize=3,
+            linestyle="",
+            markerfacecolor="none",
+            label=str(name),
+        )
+        for name, marker in zip(data.objective.values, MARKERS, strict=True)
+    ]
+    deltas = [
+        Line2D([], [], color=colour, marker="", label=rf"$\delta$ = {delta}")
+        for delta, colour in zip(data.delta.values, palette.ORDERED, strict=False)
+    ]
+    others = [
+        Line2D([], [], color=palette.GREY, linewidth=0.8, label="measured = bound"),
+        Line2D([], [], **late, label="late blocks"),
+        Line2D([], [], **late, markerfacecolor="white", label="without delay term"),
+    ]
+    axes.legend(handles=[*kinds, *others, *deltas], **BELOW)
+
+
+def _terms(axes: Axes, data: xr.Dataset) -> None:
+    at = data.sel(CASE)
+    for name, look in TERMS.items():
+        axes.plot(at.step_size, at[name], **{"label": f"{name} term", **look})
+    axes.plot(
+        at.step_size,
+        at.measured,
+        marker="o",
+        markersize=3,
+        linestyle="",
+        color=palette.BLACK,
+        label="measured, mean of seeds",
+    )
+    best: dict[str, Any] = {
+        "markersize": 8,
+        "linestyle": "",
+        "marker": "*",
+        "markeredgecolor": palette.BLACK,
+        "markeredgewidth": 0.5,
+    }
+    axes.plot(at.best_step_size, at.least_bound, color=palette.YELLOW, label="least bound", **best)
+    axes.plot(
+        at.best_measured,
+        at.measured.sel(step_size=at.best_measured),
+        color=palette.VERMILION,
+        label="least measured",
+        **best,
+    )
+    axes.set(xscale="log", yscale="log", xlabel=r"step size $\gamma$", ylabel=GRADIENT)
+    known = at.step_size.where(at.measured.notnull(), drop=True)
+    axes.set(
+        xlim=(known.min() / 1.5, known.max() * 1.5),
+        ylim=(at.measured.min() / 5, 5 * at.total.max()),
+    )
+    axes.set_title(rf"(b) its terms, $\delta$ = {CASE['delta']}", loc="left")
+    axes.legend(**BELOW)
+
+
+def _law(axes: Axes, data: xr.Dataset) -> None:
+    stages = data.law_stages.values
+    for updates, colour in zip(data.law_updates.values, LAW_COLOURS, strict=True):
+        at = data.sel(law_updates=updates)
+        power = f"$K = 10^{{{round(np.log10(updates))}}}$"
+        axes.plot(stages, at.law_delay, color=colour, marker="o", markersize=3, label=power)
+        axes.plot(stages, at.law_delay_tuned, color=colour, linestyle="--", linewidth=0.9)
+    axes.set(yscale="log", xlabel="stages S", ylabel=r"delay term / $L(f_0 - f^*)$")
+    count_axis(axes, stages)
+    axes.set_title("(c) delay term of PipeDream", loc="left")
+    entries, _ = axes.get_legend_handles_labels()
+    kinds = [
+        Line2D(
+            [], [], color=palette.GREY, marker="o", markersize=3, label="best step without delays"
+        ),
+        Line2D(
+            [], [], color=palette.GREY, linestyle="--", linewidth=0.9, label="best step with delays"
+        ),
+    ]
+    axes.legend(handles=[*entries, *kinds], **BELOW)

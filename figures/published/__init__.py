@@ -1,0 +1,1 @@
+"""The figure of published runs against predictions."""

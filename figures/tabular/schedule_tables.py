@@ -1,0 +1,58 @@
+"""The schedule tables themselves: workers by slots, as the tabular-schedule paper draws them."""
+
+import matplotlib.pyplot as plt
+import xarray as xr
+from matplotlib.figure import Figure
+
+from figures.design.timelines import UPWARD, draw_run, label_of, run_of
+from figures.kit.rules import describe
+from pipejax.plots import palette, style
+from pipejax.plots.bars import bar_entries
+
+COLUMNS = 2
+
+
+def draw(data: xr.Dataset) -> dict[str, Figure]:
+    """Draw one table per schedule, on one scale of slots, the legend behind the last."""
+    names = [str(name) for name in data.schedule.values]
+    rows = len(names) // COLUMNS + 1
+    figure, panels = plt.subplots(
+        rows, COLUMNS, figsize=(style.PAGE, 1.2 * rows), sharex=True, sharey=True
+    )
+    drawn = []
+    for axes, name in zip(panels.flat, names, strict=False):
+        run = run_of(data, name)
+        bars = [bar._replace(is_critical=False) for bar in run.bars]
+        draw_run(axes, data, name, run._replace(bars=bars))
+        drawn += bars
+        table = data.sel(schedule=name)
+        axes.set_title(
+            f"{label_of(name)}: {table.makespan:.4g} slots, idle {100 * table.bubble_ratio:.1f} %",
+            loc="left",
+        )
+        axes.set_xlabel("slot")
+        axes.grid(axis="x", color=palette.SILVER, linewidth=0.4)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelbottom=True)
+    first, *rest = panels.flat[len(names) :]
+    first.legend(
+        handles=bar_entries(drawn, UPWARD),
+        loc="center",
+        title=f"numbers: {data.microbatches} microbatches",
+    )
+    for axes in (first, *rest):
+        axes.set_axis_off()
+    return {"schedule_tables": describe(figure, _caption(data))}
+
+
+def _caption(data: xr.Dataset) -> str:
+    return (
+        f"Schedule tables of {data.workers} workers and {data.microbatches} microbatches "
+        "(numbers), drawn with equal slots for forward and backward, as published: an order drawn "
+        "anew with longer backwards is another table. One slot is the forward of a microbatch on "
+        "a worker; it is shared by the stages of a worker, so those of Hanayo are halves, and "
+        "those of asymmetric Chimera 2/3 and 4/3. Strokes mark what runs from the last worker "
+        "to the first: the second pipe of Chimera, every second pass of Hanayo. White is "
+        "idle: GPipe and 1F1B idle equally long, at other places; the bidirectional tables fill "
+        "the ends of one pipe with the other."
+    )

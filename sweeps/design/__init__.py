@@ -1,0 +1,1 @@
+"""Design studies on the library's own examples: networks, sensitivity, jitter, timelines."""

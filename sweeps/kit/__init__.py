@@ -1,0 +1,1 @@
+"""What all papers share: schedules by label, claims and verdicts, journals, commands."""

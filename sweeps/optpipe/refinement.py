@@ -1,0 +1,168 @@
+"""How solutions get better, and what a job wins that trains on them meanwhile.
+
+A job of N steps either begins on the first solution and takes a better one at the next step after
+it is found; or waits until the search ends; or begins on the best that heuristics give and stays
+there. The search runs beside it and costs it nothing.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from rich.progress import track
+
+from sweeps.kit.journal import Journal, Record
+from sweeps.optpipe.cases import NO_LINK, ROUNDING, Pipe, Setting, solutions
+
+LONGER = 8.0  # than a solve of the grid is one whose solutions are followed
+SETTINGS = (
+    Setting(Pipe("1.5B", 4, 24), 8, 0.75, 1.0),
+    Setting(Pipe("1.5B", 4, 24), 16, 0.75, NO_LINK),
+    Setting(Pipe("1.5B", 8, 24), 16, 1.0, 2.0),
+    Setting(Pipe("6.2B", 8, 24), 16, 0.5, 2.0),
+)
+SMALL = (Setting(Pipe("1.5B", 4, 24), 8, 0.5, NO_LINK),)
+STEPS = tuple(int(n) for n in np.unique(np.geomspace(1, 1e5, 61).astype(int)))
+SEARCHES = ("search", "period", "neighbourhoods")  # sources that are no heuristics begin so
+POLICIES = ("refine", "wait", "stay")
+
+
+class News(NamedTuple):
+    """A solution.
+
+    Attributes:
+      seconds: when it was found.
+      makespan: of a step on it [s].
+      lower_bound: known by then [s].
+      source: what made it.
+
+    Example:
+      >>> News(0.5, 2.0, 1.5, "search").is_searched
+      True
+    """
+
+    seconds: float
+    makespan: float
+    lower_bound: float
+    source: str
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether it comes from a search, not from a heuristic."""
+        return self.source.startswith(SEARCHES)
+
+
+def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
+    """Follow the solutions of every case that is not in the journal.
+
+    Args:
+      journal: results so far.
+      seconds: of each solve of the grid, at most; these last `LONGER` times as long.
+      small: whether to follow a tiny problem only.
+
+    Returns:
+      The dataset: one entry along `news` for every solution; time (case, policy, steps) until a job
+      has done its steps [s].
+    """
+    asked = SMALL if small else SETTINGS
+    found = [
+        journal.once(setting.words, partial(_followed, setting, LONGER * seconds))
+        for setting in track(asked, "refinement", console=Console(stderr=True))
+    ]
+    news = [[News(*one) for one in record["news"]] for record in found]
+    times = [
+        job_times(each, record["seconds"], STEPS) for each, record in zip(news, found, strict=True)
+    ]
+    label = {"case": ("news", [k for k, each in enumerate(news) for _ in each])}
+    columns = {
+        name: ("news", [getattr(one, name) for each in news for one in each], units)
+        for name, units in (
+            ("seconds", {"units": "s"}),
+            ("makespan", {"units": "s"}),
+            ("lower_bound", {"units": "s"}),
+            ("source", {}),
+        )
+    }
+    each = {
+        name: ("case", [record[name] for record in found], {"units": "s"})
+        for name in ("work", "bound")
+    }
+    last = np.array([each[-1].makespan for each in news])
+    ended = {
+        "gap": ("case", np.maximum(0, 1 - np.array(each["bound"][1]) / last), {"units": "1"}),
+        "ended": ("case", [record["seconds"] for record in found], {"units": "s"}),
+        "status": ("case", [record["status"] for record in found]),
+    }
+    job = (
+        ("case", "policy", "steps"),
+        np.array([[one[p] for p in POLICIES] for one in times]),
+        {"units": "s"},
+    )
+    return xr.Dataset(
+        {**columns, **each, **ended, "time": job, "of_case": label.pop("case")},
+        coords={
+            "case": [setting.words for setting in asked],
+            "policy": list(POLICIES),
+            "steps": list(STEPS),
+        },
+        attrs={"title": "Solutions that get better, and jobs that train on them"},
+    )
+
+
+def _followed(setting: Setting, seconds: float) -> Record:
+    found = list(solutions(setting, seconds))
+    news: list[News] = []
+    for one in found:
+        # not where only the bound is new, or the last bit of a sum
+        if not news or one.makespan < news[-1].makespan * (1 - ROUNDING):
+            news.append(News(one.seconds, one.makespan, one.lower_bound, one.source))
+    last = found[-1]
+    return {
+        "news": news,
+        "seconds": last.seconds,
+        "bound": last.lower_bound,
+        "status": last.status,
+        "work": setting.work,
+    }
+
+
+def job_times(
+    news: Sequence[News], ended: float, steps: Sequence[int]
+) -> Mapping[str, Sequence[float]]:
+    """Time until a job has done its steps, from the moment the search begins.
+
+    Args:
+      news: solutions, each better than the one before.
+      ended: when the search ended [s].
+      steps: N of each job.
+
+    Returns:
+      Seconds for each N, by policy.
+
+    Example:
+      >>> news = [News(1.0, 2.0, 0.0, "greedy"), News(4.0, 1.0, 0.0, "search")]
+      >>> job_times(news, 6.0, [1, 2, 3])  # the better one waits for the end of a step
+      {'refine': [3.0, 5.0, 6.0], 'wait': [7.0, 8.0, 9.0], 'stay': [3.0, 5.0, 7.0]}
+    """
+    by_heuristics = [one for one in news if not one.is_searched]
+    start = by_heuristics[-1] if by_heuristics else news[0]
+    return {
+        "refine": [_refined(news, count) for count in steps],
+        "wait": [ended + count * news[-1].makespan for count in steps],
+        "stay": [start.seconds + count * start.makespan for count in steps],
+    }
+
+
+def _refined(news: Sequence[News], steps: int) -> float:
+    """Seconds of a job that always takes the best solution there is when a step begins."""
+    clock = news[0].seconds
+    for one, later in itertools.pairwise(news):
+        whole: Any = np.ceil((later.seconds - clock) / one.makespan)
+        count = min(steps, max(0, int(whole)))
+        clock += count * one.makespan
+        steps -= count
+    return float(clock + steps * news[-1].makespan)

@@ -1,0 +1,101 @@
+"""Timelines and activation memory of 1F1B, AdaOffload and the optimum under a tight limit."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from rich.progress import track
+
+import pipejax as pj
+from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
+from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.timeline import bars
+from pipejax.schedules.cells.ops import Phase
+from sweeps.kit.journal import Journal
+from sweeps.optpipe.cases import METHODS, OPTIMUM, Pipe, Setting, run, solutions
+
+SETTING = Setting(Pipe("1.5B", 4, 24), 8, 0.75, 1.0)
+SHOWN = ("1f1b", "ada-offload", OPTIMUM)
+LONGER = 8.0  # than a solve of the grid, at most
+COLUMNS = ("worker", "start", "finish", "phase", "stage", "microbatch", "is_critical")
+
+
+def sweep(journal: Journal, seconds: float, small: bool = False) -> xr.Dataset:
+    """Run the three schedules.
+
+    Args:
+      journal: not needed: there is little to do.
+      seconds: of each solve of the grid, at most; this one lasts `LONGER` times as long.
+      small: whether it lasts no longer.
+
+    Returns:
+      The dataset: one entry along `op` for every op, one along `change` for every step of what a
+      worker holds.
+    """
+    runs = {}
+    for name in track(SHOWN, "timelines", console=Console(stderr=True)):
+        runs[name] = run(SETTING, _table(name, seconds if small else LONGER * seconds))
+    held = {
+        name: activation_memory(one, weight_share=SETTING.pipe.weight_share)
+        for name, one in runs.items()
+    }
+    ops = [(name, *row) for name, one in runs.items() for row in _ops(one)]
+    changes = [(name, *row) for name, one in held.items() for row in _changes(one)]
+    times = {f"{letter} [ms]": 1e3 * lasts for letter, lasts in SETTING.pipe.times.items()}
+    return xr.Dataset(
+        {
+            **_columns("op", ("case_of_op", *COLUMNS), ops),
+            **_columns("change", ("case_of_change", "holder", "time", "held"), changes),
+            "makespan": ("schedule", [one.makespan for one in runs.values()], {"units": "s"}),
+            "idle_time": (
+                "schedule",
+                [one.makespan - SETTING.work for one in runs.values()],
+                {"units": "s"},
+            ),
+            "peak": (("schedule", "worker_index"), [one.peak for one in held.values()]),
+            "peak_at": (("schedule", "worker_index"), [one.peak_at for one in held.values()]),
+        },
+        coords={"schedule": list(runs)},
+        attrs={
+            "title": "Three schedules, op by op",
+            "setting": SETTING.words,
+            "activations": SETTING.activations,
+            "workers": SETTING.pipe.workers,
+            "microbatches": SETTING.microbatches,
+            "model": SETTING.pipe.model,
+            "offload [ms]": 1e3 * (SETTING.offload or 0.0),
+            **times,
+        },
+    )
+
+
+def _table(name: str, seconds: float) -> pj.ScheduleTable:
+    if name == OPTIMUM:
+        *_, last = solutions(SETTING, seconds)
+        return last.table
+    return next(METHODS[name](SETTING))
+
+
+def _columns(dimension: str, names: tuple[str, ...], rows: list[Any]) -> dict[str, Any]:
+    return {
+        name: (dimension, np.array(column))
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _ops(one: Evaluation) -> list[tuple[Any, ...]]:
+    """One row per op, in the order of `COLUMNS`; waits for offloads have no length."""
+    return [
+        (bar.worker, bar.start, bar.finish, op.phase.name, op.stage, op.microbatch, bar.is_critical)
+        for bar in bars(one)
+        for op in bar.ops
+        if op.phase is not Phase.WAIT_O
+    ]
+
+
+def _changes(memory: ActivationMemory) -> list[tuple[Any, ...]]:
+    """One row per step: worker, time, what it holds from then on."""
+    return list(
+        zip(memory.worker.tolist(), memory.time.tolist(), memory.held.tolist(), strict=True)
+    )

@@ -1,0 +1,262 @@
+"""What the claims of the PipeDream theory are judged by: checks that read verdicts off datasets."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import xarray as xr
+
+from pipejax.training.training_run import RULES
+from sweeps.kit.claims import Verdict
+from sweeps.pipedream.curves import (
+    QUANTITY,
+    End,
+    apart,
+    as_run,
+    at_equal,
+    below,
+    depths,
+    ends,
+    in_order,
+    rule_of,
+    tuned,
+    winner,
+)
+from sweeps.pipedream.settings import CAPTION
+
+Data = Mapping[str, xr.Dataset]
+Check = Callable[[Data], Verdict]
+FACTOR, FACTOR_LOCAL = (
+    3.0,
+    2.0,
+)  # between our ends and the published ones; of LocalSGD in experiment 5
+RULE_DECIDES = "at the largest stable step sizes another scheme ends lowest"
+UNKNOWN = "the cause is not known"
+ORDER: Mapping[bool | None, str] = {  # why an order does not hold
+    True: "",
+    False: f"some scheme ends above the next one with every seed; {UNKNOWN}",
+    None: "seeds do not agree on the order",
+}
+CLOSE = 10.0  # largest factor between curves that are called close
+LOCAL = tuple(f"local-sgd H={h}" for h in (2, 5, 30))
+LOCAL_ENDS = {2: (1.3e-2, 1.3e-2)} | dict.fromkeys((32, 64, 128), (1.3e-3, 1.55e-3))
+
+
+def within(ours: float, low: float, high: float, factor: float) -> bool:
+    """Whether a number is within a factor of a published range."""
+    return bool(low / factor <= ours <= high * factor)
+
+
+def said(found: Mapping[str, End], *names: str) -> str:
+    """Ends in words, of all schemes if none is named."""
+    return ", ".join(f"{name}: {found[name]}" for name in names or found)
+
+
+def judged(ours: str, holds: bool) -> Verdict:
+    """Verdict of a number or an order whose failure nobody has looked into."""
+    return Verdict(ours, holds, "" if holds else UNKNOWN)
+
+
+def compared(store: str, *names: str, x: str = "time") -> Check:
+    """Check that schemes end in an order, lowest first."""
+
+    def check(data: Data) -> Verdict:
+        found, quantity = as_run(data[store]), QUANTITY.get(store, "gap")
+        rule = rule_of(store)
+        holds = in_order(at_equal(tuned(found, quantity, rule), x), names)
+        words = said(ends(found, quantity, x, rule), *names)
+        return Verdict(words, holds, ORDER[holds])
+
+    return check
+
+
+def delay_law(data: Data) -> Verdict:
+    """Counted: exactly floor(S^2 - S/2) at every S."""
+    found = data["staleness"]
+    exact = found.max_delay == np.floor(found.max_delay_law)
+    last = found.isel(stages=-1)
+    return judged(
+        f"{int(last.max_delay)} at S={int(last.stages)}; exactly floor(S^2 - S/2) at "
+        f"{int(exact.sum())} of {found.sizes['stages']} depths",
+        bool(exact.all()),
+    )
+
+
+def mean_law(data: Data) -> Verdict:
+    """Counted: exactly (S^2 - 1)/2 + S/4 at every even S."""
+    found = data["staleness"]
+    even = found.where(found.stages % 2 == 0, drop=True)
+    gap = float(abs(even.mean_delay - even.mean_delay_law).max())
+    return judged(f"largest difference at even S: {gap:.1g}", gap < 1e-9)
+
+
+def bound_holds(data: Data) -> Verdict:
+    """Measured mean squared gradients of all runs that did not diverge are below the bound."""
+    found = data["convergence_bound"]
+    worst, without = 0.0, 0.0
+    for name in (str(name) for name in found.data_vars if str(name).endswith("measured")):
+        prefix = name.removesuffix("measured")
+        if f"{prefix}total" in found and found[name].dims == found[f"{prefix}total"].dims:
+            worst = max(worst, float((found[name] / found[f"{prefix}total"]).max()))
+            part = found[name] / found[f"{prefix}total_without_delay"]
+            without = max(without, float(part.max()))
+    return judged(
+        f"measured / bound at most {worst:.2g}; without its delay term {without:.2g}",
+        0 < worst <= 1 < without,
+    )
+
+
+def bound_law(data: Data) -> Verdict:
+    """The delay term grows by 16 when S doubles and falls by 10 when K is ten times as large."""
+    law = data["convergence_bound"].law_delay
+    doubled = law.isel(law_stages=-1) / law.isel(law_stages=-2)
+    by_updates = law * law.law_updates
+    same = by_updates / by_updates.isel(law_updates=0)
+    last = [int(stages) for stages in law.law_stages[-2:]]
+    return judged(
+        f"{float(doubled.max()):.2f} times as large at S={last[1]} as at {last[0]}, and ~ 1/K",
+        bool((abs(doubled / 16 - 1) < 0.02).all() and (abs(same - 1) < 1e-9).all()),
+    )
+
+
+def admission(data: Data) -> Verdict:
+    """Microbatches in flight at their peak, makespan and largest delay of both admissions."""
+    found = data["pipedream_schedules"]
+    each, first = (found.sel(schedule=f"pipedream{how}") for how in ("", ", first stage"))
+    same = all(float(each[name]) == float(first[name]) for name in ("makespan", "max_delay"))
+    held = [one.in_flight.values.tolist() for one in (each, first)]
+    words = [", ".join(map(str, one)) for one in held]
+    return judged(
+        f"{words[1]} instead of {words[0]}; both end after {float(first.makespan):g} slots",
+        same and held == [[4, 3, 2, 1], [4, 4, 3, 1]],
+    )
+
+
+def published_end(scheme: str, published: float) -> Check:
+    """Median of the final gap at the published step size, within a factor of 3."""
+
+    def check(data: Data) -> Verdict:
+        store = "pipedream_quadratic"
+        end = ends(as_run(data[store]), "gap", "updates", rule_of(store))[scheme]
+        holds = within(end.median, published, published, FACTOR)
+        return judged(str(end), holds)
+
+    return check
+
+
+def matching(data: Data) -> Verdict:
+    """Medians of both curves within a factor of 10 over the whole run at S = 8."""
+    chosen = tuned(data["pipedream_match"], "gap", rule_of("pipedream_match"))
+    worst = {int(s): apart(chosen.sel(stages=s)) for s in chosen.stages}
+    words = ", ".join(f"{ratio:.2g} at S={s}" for s, ratio in worst.items())
+    drawn = apart(chosen.sel(stages=8), "pipedream, drawn")
+    reason = (
+        "RPD draws every batch by itself, PipeDream takes them in turn and ends lower; where it "
+        f"draws them too, the two are at most {drawn:.2g} apart"
+    )
+    holds = worst[8] <= CLOSE
+    return Verdict(f"largest ratio {words}", holds, "" if holds else reason)
+
+
+def nesterov_ends(data: Data) -> Verdict:
+    """All four ends within a factor of 3."""
+    published = dict(zip(("pipedream", *LOCAL), (2.73, 20.0, 23.0, 270.0), strict=True))
+    found = ends(data["pipedream_nesterov"], "gap")
+    holds = all(within(found[s].median, p, p, FACTOR) for s, p in published.items())
+    return judged(said(found, *published), holds)
+
+
+def scaling_flat(data: Data) -> Verdict:
+    """PipeDream and RPD within a factor of 3 of 1e-2 at every S."""
+    each = by_depth(data)
+    ours = {name: [found[name].median for found in each.values()] for name in ("pipedream", "rpd")}
+    holds = all(within(gap, 1e-2, 1e-2, FACTOR) for gaps in ours.values() for gap in gaps)
+    words = [f"{name} {min(gaps):.2g} to {max(gaps):.2g}" for name, gaps in ours.items()]
+    return judged(", ".join(words), holds)
+
+
+def scaling_local(data: Data) -> Verdict:
+    """Ends at S = 2, 32, 64, 128 within a factor of 2, falling up to S = 64: then it is flat."""
+    gap = {s: found["local-sgd H=5"].median for s, found in by_depth(data).items()}
+    falls = bool(np.all(np.diff([gap[s] for s in gap if s <= 64]) < 0))
+    near = all(within(gap[s], *range_, FACTOR_LOCAL) for s, range_ in LOCAL_ENDS.items())
+    words = ", ".join(f"{g:.2g} at {s}" for s, g in gap.items())
+    return judged(words, falls and near)
+
+
+def scaling_winner(data: Data) -> Verdict:
+    """LocalSGD is below PipeDream with every seed from S = 4 on."""
+    store = as_run(data["pipedream_scaling"])
+    wins = {
+        int(s): below(
+            at_equal(tuned(store.sel(stages=s), "value"), "time"), "local-sgd H=5", "pipedream"
+        )
+        for s in store.stages
+    }
+    later = [won for s, won in wins.items() if s >= 4]
+    holds = False if False in later else None if None in later else True
+    at = {
+        answer: ", ".join(str(s) for s, won in wins.items() if won is answer and s >= 4)
+        for answer in (True, False, None)
+    }
+    reason = f"from S = 4 on seeds do not agree at S = {at[None] or 'none'}, PipeDream wins at S = "
+    reason += at[False] or "none"
+    words = f"LocalSGD wins with every seed at S = {at[True] or 'none'}"
+    return Verdict(words, holds, "" if holds else reason)
+
+
+def by_depth(data: Data, column: str | None = None) -> dict[int, dict[str, End]]:
+    """Ends of experiment 5 by number of stages."""
+    store = data["pipedream_scaling"]
+    store = as_run(store) if column is None else store.sel(setting=column)
+    return {s: ends(store.sel(stages=s), "value") for s in depths(store)}
+
+
+def captioned(data: Data) -> Verdict:
+    """Experiment 1 as its caption has it, at the step sizes that end lowest; nothing is judged."""
+    store = "pipedream_quadratic"
+    found = ends(data[store].sel(setting=CAPTION), "gap", "updates")
+    return Verdict(said(found), True, "beside experiment 1; no curves of it are published")
+
+
+def caption_scaling(data: Data) -> Verdict:
+    """Experiment 5 as its caption has it; nothing is judged."""
+    each = by_depth(data, CAPTION)
+    names = ("pipedream", "rpd", "local-sgd H=5")
+    words = [
+        f"{name} " + ", ".join(f"{found[name].median:.2g} at {s}" for s, found in each.items())
+        for name in names
+    ]
+    return Verdict("; ".join(words), True, "beside experiment 5; gradients without noise")
+
+
+def machines(objective: str) -> Check:
+    """Which scheme is best at equal seconds, by machine; nothing is published."""
+
+    def check(data: Data) -> Verdict:
+        store = data["pipedream_machines"].sel(objective=objective)
+        won: dict[str, list[str]] = {}
+        for system in map(str, store.system.values):
+            found = winner(at_equal(tuned(store.sel(system=system), "gap"), "time"))
+            won.setdefault(found.scheme, []).append(system)
+        words = [f"{scheme} on {', '.join(systems)}" for scheme, systems in won.items()]
+        one = f"{next(iter(won))} on all nine"
+        return Verdict(one if len(won) == 1 else "; ".join(words), True)
+
+    return check
+
+
+def rules_agree(data: Data) -> Verdict:
+    """Whether another rule of the step size changes who ends lowest."""
+    words, same = [], True
+    for store in ("pipedream_nesterov", "pipedream_logistic", "pipedream_language"):
+        quantity = QUANTITY.get(store, "gap")
+        first = [
+            winner(at_equal(tuned(data[store], quantity, rule), "time")).scheme for rule in RULES
+        ]
+        same &= len(set(first)) == 1
+        words.append(f"{store.removeprefix('pipedream_')}: {', '.join(first)}")
+    return Verdict(
+        "; ".join(words),
+        same,
+        "" if same else "at the largest stable step sizes another scheme ends lowest",
+    )

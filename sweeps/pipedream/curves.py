@@ -1,0 +1,316 @@
+"""What the curves of an experiment say: step sizes, values at equal time or updates, who is below.
+
+Claims and figures both read it here, so that a table and a caption have the same numbers. Of the
+seeds the median and the range are shown.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.training import choose_step_size
+from sweeps.pipedream.settings import AS_RUN
+
+QUANTITY: Mapping[str, str] = {  # of each store, what its experiment is read by; else the gap
+    "pipedream_logistic": "value",
+    "pipedream_scaling": "value",
+    "pipedream_language": "loss",
+}
+
+NONE = -1  # in place of a step size
+
+PUBLISHED = "published"  # in place of a rule: the step size that was published
+EXPERIMENT_1 = ("pipedream_quadratic", "pipedream_match")  # read at published step sizes
+
+
+class End(NamedTuple):
+    """Where a scheme ends.
+
+    Attributes:
+      median: over the seeds.
+      low: least.
+      high: largest.
+      step_size: gamma.
+      edge: whether it is the smallest or largest that was tried.
+    """
+
+    median: float
+    low: float
+    high: float
+    step_size: float
+    edge: bool = False
+
+    def __str__(self) -> str:
+        """As 2.7 (2.6 to 2.9; 1/256)."""
+        median, low, high = map(short, self[:3])
+        spread = "" if low == high else f"{low} to {high}; "
+        return f"{median} ({spread}{fraction(self.step_size)})"
+
+
+def as_run(data: xr.Dataset) -> xr.Dataset:
+    """Take the setting that was run, where there are two."""
+    return data.sel(setting=AS_RUN) if "setting" in data.dims else data
+
+
+def rule_of(store: str, setting: str = AS_RUN) -> str:
+    """Say what the step sizes of a store are chosen by.
+
+    Args:
+      store: its name.
+      setting: `AS_RUN` or `CAPTION`.
+
+    Returns:
+      `PUBLISHED` for experiment 1 as it was run, else the least final value.
+    """
+    return PUBLISHED if store in EXPERIMENT_1 and setting == AS_RUN else "final"
+
+
+def shown(data: xr.Dataset, quantity: str) -> xr.DataArray:
+    """Take what an experiment is read by.
+
+    Args:
+      data: as from `sweeps.pipedream.schemes.collected`, perhaps with further axes.
+      quantity: "gap", f - f*; "value", f; or "loss", of the batches since the last sample.
+
+    Returns:
+      It, missing where a run diverged.
+    """
+    return data.gap + data.minimum if quantity == "value" else data[quantity]
+
+
+def tuned(data: xr.Dataset, quantity: str, rule: str = "final") -> xr.Dataset:
+    """Choose a step size for every scheme, among those with which no seed diverged.
+
+    Args:
+      data: as from `sweeps.pipedream.schemes.collected`, perhaps with further axes.
+      quantity: as for `shown`.
+      rule: as for `pipejax.training.choose_step_size`, or `PUBLISHED`.
+
+    Returns:
+      The data at these steps, and `shown` there, without their axis; `hopeless` says where the rule
+      finds none, `edge` where it is the smallest or largest that was tried.
+    """
+    curve = shown(data, quantity)
+    axes = [axis for axis in curve.dims if axis not in ("step", "seed", "sample")]
+    place = xr.apply_ufunc(
+        lambda curves, sizes: _place(curves, rule, sizes, list(data.step.values).index(0)),
+        curve.isel(sample=slice(1, None)).median("seed", skipna=False),
+        data.step_size,
+        input_core_dims=[["step", "sample"], ["step"]],
+        vectorize=True,
+    ).transpose(*axes)
+    hopeless = place == NONE
+    chosen = data.assign(shown=curve).isel(step=place.where(~hopeless, 0))
+    return chosen.assign(
+        shown=chosen.shown.where(~hopeless),
+        hopeless=hopeless,
+        edge=_is_edge(place, data.step_size.notnull()),
+    )
+
+
+def _is_edge(place: xr.DataArray, tried: xr.DataArray) -> xr.DataArray:
+    """Whether a step is the first or last that was tried; not all are for every scheme."""
+    last = tried.sizes["step"] - 1 - tried.isel(step=slice(None, None, -1)).argmax("step")
+    return (place == tried.argmax("step")) | (place == last)
+
+
+def depths(data: xr.Dataset) -> list[int]:
+    """List the numbers of stages that were run in a setting.
+
+    Args:
+      data: of one setting, with an axis `stages`.
+
+    Returns:
+      Those of them where something is not missing.
+    """
+    run = data.gap.notnull().any([axis for axis in data.gap.dims if axis != "stages"])
+    return [int(stages) for stages in data.stages[run.values]]
+
+
+def _place(
+    curves: Float[NumpyArray, "steps samples"],
+    rule: str,
+    sizes: Float[NumpyArray, " steps"],
+    published: int,
+) -> int:
+    """Place of a step size, `NONE` where the rule finds none."""
+    if rule == PUBLISHED:
+        return published if np.isfinite(curves[published]).all() else NONE
+    found = choose_step_size(curves, rule, sizes.tolist())
+    return NONE if found is None else found
+
+
+def at_equal(chosen: xr.Dataset, x: str) -> xr.DataArray:
+    """Read all schemes where the first of them ends.
+
+    Args:
+      chosen: as from `tuned`, of one setting.
+      x: "time" or "updates".
+
+    Returns:
+      (scheme, seed) what is shown there, between samples on a logarithmic scale if all is above 0.
+    """
+    at = float(chosen[x].isel(sample=-1).min())
+    is_positive = bool((chosen.shown.fillna(1.0) > 0).all())
+    curve = np.log(chosen.shown) if is_positive else chosen.shown
+    found: xr.DataArray = xr.apply_ufunc(
+        lambda place, values: np.interp(at, place, values),
+        chosen[x],
+        curve,
+        input_core_dims=[["sample"], ["sample"]],
+        vectorize=True,
+    )
+    return found.copy(data=np.exp(found.values)) if is_positive else found
+
+
+def ends(data: xr.Dataset, quantity: str, x: str = "time", rule: str = "final") -> dict[str, End]:
+    """Compare all schemes of one setting where the first of them ends.
+
+    Args:
+      data: of one setting.
+      quantity: as for `shown`.
+      x: "time" or "updates": what is equal.
+      rule: as for `tuned`.
+
+    Returns:
+      Ends by scheme.
+    """
+    chosen = tuned(data, quantity, rule)
+    found = at_equal(chosen, x)
+    return {
+        str(name): end_of(
+            found.sel(scheme=name).values,
+            float(chosen.step_size.sel(scheme=name)),
+            bool(chosen.edge.sel(scheme=name)),
+        )
+        for name in found.scheme.values
+    }
+
+
+def end_of(seeds: Float[NumpyArray, " seeds"], step_size: float, edge: bool = False) -> End:
+    """Median and range over the seeds; missing where one is."""
+    median, low, high = float(np.median(seeds)), float(seeds.min()), float(seeds.max())
+    return End(median, low, high, step_size, edge)
+
+
+def below(found: xr.DataArray, first: str, second: str) -> bool | None:
+    """Whether one scheme ends below another, seed by seed: examples and starts are the same.
+
+    Args:
+      found: as from `at_equal`.
+      first: a scheme.
+      second: another one.
+
+    Returns:
+      True or False if it is so for every seed; None if the seeds do not agree. A scheme that
+      diverged is below nothing.
+    """
+    one, other = (found.sel(scheme=name).fillna(np.inf).values for name in (first, second))
+    if (one < other).all():
+        return True
+    return False if (one >= other).all() else None
+
+
+def in_order(found: xr.DataArray, names: Sequence[str]) -> bool | None:
+    """Whether schemes end in an order, lowest first.
+
+    Args:
+      found: as from `at_equal`.
+      names: schemes.
+
+    Returns:
+      False if some scheme ends above the next one with every seed, True if none does with any,
+      and None otherwise.
+    """
+    each = [below(found, *pair) for pair in itertools.pairwise(names)]
+    return False if False in each else None if None in each else True
+
+
+def short(number: float) -> str:
+    """Write a number with two digits, or as many as it has before the point.
+
+    Args:
+      number: of any size.
+
+    Returns:
+      The number.
+
+    Example:
+      >>> short(0.01234), short(268.7), short(2.9e-7)
+      ('0.012', '269', '2.9e-07')
+    """
+    return f"{number:.0f}" if 100 <= abs(number) < 1e4 else f"{number:.2g}"
+
+
+def fraction(step_size: float) -> str:
+    """Write a step size as a fraction.
+
+    Args:
+      step_size: a power of two.
+
+    Returns:
+      The fraction.
+
+    Example:
+      >>> fraction(0.0625), fraction(2.0)
+      ('1/16', '2')
+    """
+    return f"1/{1 / step_size:g}" if step_size < 1 else f"{step_size:g}"
+
+
+def apart(chosen: xr.Dataset, scheme: str = "pipedream") -> float:
+    """Tell how far PipeDream and RPD are apart.
+
+    Args:
+      chosen: as from `tuned`, of one number of stages.
+      scheme: which PipeDream.
+
+    Returns:
+      The largest ratio of their medians at equal updates; NaN if one diverged.
+    """
+    median = np.log(chosen.shown.median("seed", skipna=False))
+    one, other = chosen.sel(scheme=scheme), chosen.sel(scheme="rpd")
+    at = one.updates.values[one.updates.values <= float(other.updates.max())]
+    logs = [
+        np.interp(at, each.updates, median.sel(scheme=str(each.scheme.item())))
+        for each in (one, other)
+    ]
+    return float(np.exp(np.abs(logs[1] - logs[0]).max()))
+
+
+class Winner(NamedTuple):
+    """Who ends lowest.
+
+    Attributes:
+      scheme: which; empty if all diverge.
+      second: the next one; empty if there is none.
+      lead: median of the second over that of the winner.
+      seeds: in how many seeds the winner is below the second.
+    """
+
+    scheme: str
+    second: str
+    lead: float
+    seeds: int
+
+
+def winner(found: xr.DataArray) -> Winner:
+    """Find who ends lowest.
+
+    Args:
+      found: as from `at_equal`.
+
+    Returns:
+      The scheme of the least median, and by how much; one that diverged is left out.
+    """
+    median = found.median("seed", skipna=False).dropna("scheme")
+    first, second = [*map(str, median.sortby(median).scheme.values), "", ""][:2]
+    if not second:
+        return Winner(first, "", np.nan, 0)
+    lead = float(median.sel(scheme=second) / median.sel(scheme=first))
+    wins = (found.sel(scheme=first) < found.sel(scheme=second)).sum()
+    return Winner(first, second, lead, int(wins))

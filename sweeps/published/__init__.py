@@ -1,0 +1,1 @@
+"""What others published, against predictions: measured runs and closed forms."""

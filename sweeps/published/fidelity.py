@@ -1,0 +1,356 @@
+"""How far predictions are from all measured tables: a page, a dataset for its figure, exit code.
+
+    python -m sweeps.published.fidelity --out results/fidelity.zarr --page docs/accuracy.md
+
+Predictions are those of a machine's file as it comes, of calibrations that left rows out, and of
+times that a publication profiled. Ends with exit code 1 where an error is beyond its limit.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from rich.progress import track
+
+import pipejax as pj
+from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
+from pipejax.analysis.step_line import median_times, on_one_line, step_line
+from pipejax.analysis.validation import Validation, judge, measured_tables, validate
+from pipejax.base.files import check_writable, write_file
+from pipejax.base.provenance import provenance
+from pipejax.costs.measured_rows import MeasuredRows, joined
+from pipejax.costs.system import DATA
+from sweeps.kit import command
+from sweeps.published import llama3_accuracy, zero_bubble_accuracy
+from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy, report
+from sweeps.published.page import Section, page
+
+FIGURE = "accuracy.png"  # beside the page
+
+
+class Limit(NamedTuple):
+    """What errors may be.
+
+    Attributes:
+      percent: at most.
+      of: of their mean, of each, or of their bias.
+    """
+
+    percent: float
+    of: str = MEAN
+
+
+# step times by the machine's own file; what is not named here is reported without a limit
+OUT_OF_BOX: Mapping[str, Limit] = {
+    "korthikanti_a100": Limit(2.5),
+    "megatron_2021_a100": Limit(4.0),
+    "mlperf_h100": Limit(15.0, EACH),
+}
+MEMORY: Mapping[str, Limit] = {"simumax_b200": Limit(5.0)}
+SIMULATORS: Mapping[str, tuple[str, str]] = {  # whose predictions, of which table
+    "simumax_b200": ("SimuMax", "simumax_b200"),
+    "calculon_korthikanti_a100": ("Calculon", "korthikanti_a100"),
+}
+
+
+class Fit(NamedTuple):
+    """A calibration that leaves rows out and predicts them.
+
+    Attributes:
+      what: is fitted, and left out.
+      tables: whose rows.
+      hold_out: as `pj.calibrate` reads it; empty where the fit itself is judged.
+      limits: of the errors.
+      layer_times: columns whose combinations have a layer time of their own, or none.
+    """
+
+    what: str
+    tables: tuple[str, ...]
+    hold_out: str
+    limits: tuple[Limit, ...]
+    layer_times: str | None = None
+
+
+SINGLE, MULTI = "vtrain_single", "vtrain_multi"
+FITS = (
+    Fit("one node, (h, t, b) left out", (SINGLE,), "group:h,t,b", (Limit(7.0), Limit(2.0, BIAS))),
+    Fit("many nodes, model size left out", (MULTI,), "group:h", (Limit(7.5),)),
+    Fit("many nodes, 175B left out", (MULTI,), "hidden=12288", (Limit(3.0),)),
+    Fit("many nodes, from 8 rows", (MULTI,), "few:8", (Limit(9.0),)),
+    Fit("both together, (h, t, b) left out", (SINGLE, MULTI), "group:h,t,b", (Limit(7.0),)),
+    Fit("both together, 175B left out", (SINGLE, MULTI), "hidden=12288", (Limit(3.0),)),
+    Fit("one node, a time per layer shape", (SINGLE,), "", (Limit(1.0),), "h,t,b"),
+)
+
+
+def read(*tables: str) -> MeasuredRows:
+    """Read rows of the tables that come with pipejax."""
+    return joined([pj.read_rows(DATA / "measured" / f"{name}.csv") for name in tables])
+
+
+def judged(group: str, runs: str, errors: PredictionErrors, *limits: Limit) -> list[Accuracy]:
+    """One row per limit, or one without."""
+    return [Accuracy(group, runs, errors, *limit) for limit in limits or ((None, MEAN),)]
+
+
+def of_times(found: Validation) -> PredictionErrors:
+    """Errors of the step times, which every table has."""
+    if found.time is None:
+        raise ValueError(f"{found.measured.file[0]}: no step time was measured")
+    return found.time
+
+
+def out_of_box(found: Sequence[Validation], *reasons: str) -> Section:
+    """Step times by the machines' own files."""
+    rows = []
+    for one in found:
+        name = Path(one.measured.file[0]).stem
+        machines = ", ".join(dict.fromkeys(one.measured.system.tolist()))
+        machines += ", fitted to these rows" * (name in (SINGLE, MULTI))
+        rows += judged(name, machines, of_times(one), *limits_of(OUT_OF_BOX, name))
+    text = (
+        "Step times of every table by the machine's file as it comes with pipejax. The A100's "
+        "kernels and host are fitted to vTrain's rows, the others' rates are the data sheet's and "
+        "what others measured of kernels. Tables without a limit are shown as they are."
+    )
+    return Section("Out of the box", text, tuple(rows), reasons)
+
+
+def limits_of(limits: Mapping[str, Limit], name: str) -> list[Limit]:
+    """The limit of a table, if it has one."""
+    return [limits[name]] if name in limits else []
+
+
+def memory(found: Sequence[Validation]) -> Section:
+    """Memory of the fullest worker, where it was measured."""
+    rows = []
+    for one in found:
+        name, errors = Path(one.measured.file[0]).stem, one.memory
+        if errors is not None:
+            rows += judged(name, "all", errors, *limits_of(MEMORY, name))
+    text = (
+        "Memory of the fullest accelerator, where a table says it: what was allocated, in "
+        "torchtitan's table what the allocator had reserved, which is more."
+    )
+    return Section("Memory", text, tuple(rows))
+
+
+class Fitted(NamedTuple):
+    """What a calibration came to.
+
+    Attributes:
+      errors: of what it left out, or of all rows where it left nothing out.
+      coverage: share of the rows left out that lie in a 90 % band from the others [%].
+    """
+
+    errors: PredictionErrors
+    coverage: float | None
+
+
+def fitted(fit: Fit) -> Fitted:
+    """Calibrate the A100."""
+    found = pj.calibrate(
+        read(*fit.tables),
+        pj.load_system("a100"),
+        hold_out=fit.hold_out or None,
+        layer_times=fit.layer_times,
+    )
+    return Fitted(found.held_out or found.fit, found.coverage.get(90))
+
+
+def calibrated(found: Sequence[Fitted]) -> Section:
+    """Step times by calibrations, of rows that each left out."""
+    rows, reasons = [], []
+    for fit, (errors, coverage) in zip(FITS, found, strict=True):
+        runs = " + ".join(fit.tables)
+        rows += judged(runs, fit.what, errors, *fit.limits)
+        if coverage is not None:
+            share = f"{coverage:.1f} % of the rows left out of it"
+            reasons.append(f"{runs}, {fit.what}: the 90 % band holds {share} (85 to 95 wanted).")
+    text = (
+        "Numbers of the machine fitted to some rows (`pipejax calibrate`), then judged by rows "
+        "that the fit never saw: whole groups of hidden size, tensor parallelism and microbatch "
+        "size, whole model sizes, or all but eight rows. Random halves would flatter: rows of one "
+        "group are made of the same layer times. The last line fits all rows, with a factor for "
+        "the layer time of each shape."
+    )
+    return Section("Calibrated, on rows that were left out", text, tuple(rows), tuple(reasons))
+
+
+CROSS = (("GPT-3 to Llama-3.1 405B", "gpt3-175b"), ("Llama-3.1 405B to GPT-3", "llama3-405b"))
+
+
+def mlperf() -> Section:
+    """MLPerf runs: on a line in the microbatches, and from one model to the other."""
+    rows, reasons = [], []
+    runs = read("mlperf_h100")
+    for own in on_one_line(runs):
+        counts, medians = median_times(own.microbatches, own.seconds)
+        between = slice(1, -1)
+        line = step_line(own.microbatches, own.seconds)
+        errors = prediction_errors(line.at(counts)[between], medians[between])
+        rows += judged(own.group[0], "line through two M", errors, Limit(1.0, EACH))
+    for what, fitted in CROSS:
+        is_fitted = runs.column("model") == fitted
+        system = pj.calibrate(runs.take(is_fitted), pj.load_system("h100")).system
+        others = validate(runs.take(~is_fitted), system)
+        rows += judged("mlperf_h100", what, of_times(others), Limit(8.0, EACH))
+        reasons.append(f"{what}, by microbatches M: {by_microbatches(others)}.")
+    text = (
+        "The line: cycle time and offset from the medians at the smallest and the largest number "
+        "of microbatches M predict those at every other M. From one model to the other: the "
+        "machine fitted to the runs of one, judged by those of the other."
+    )
+    return Section("MLPerf on H100", text, tuple(rows), tuple(reasons))
+
+
+def by_microbatches(found: Validation) -> str:
+    """List the median errors at each number of microbatches."""
+    counts, medians = median_times(found.measured.microbatches, 100 * found.errors)
+    return ", ".join(f"{error:+.1f} % at {m}" for m, error in zip(counts, medians, strict=True))
+
+
+MEGATRON = "megatron_2021_a100"
+
+
+def megatron() -> str:
+    """Say what microbatch sizes and stages per worker change, which the table leaves open."""
+    rows = read(MEGATRON)
+    alone, deep = rows.take(rows.pipeline == 1), rows.take(rows.pipeline > 1)
+
+    def bias(part: MeasuredRows, **columns: Any) -> str:
+        changed: dict[str, Any] = {k: np.full(len(part), v) for k, v in columns.items()}
+        errors = of_times(validate(dataclasses.replace(part, **changed)))
+        return f"{errors.bias:+.1f} %"
+
+    sizes = ", ".join(f"{bias(alone, microbatch_size=b)} at b = {b}" for b in (1, 4, 8))
+    return (
+        f"{MEGATRON}: its source says neither b nor the stages per worker. Bias without a "
+        f"pipeline: {sizes}; with one: {bias(deep)} as assumed, "
+        f"{bias(deep, stages_per_worker=1, schedule='1f1b')} with one stage per worker."
+    )
+
+
+def zero_bubble() -> Section:
+    """Zero-bubble schedules from the paper's profiled times."""
+    rows = read("zero_bubble_a100")
+    text = "Step times and memory of Table 4, from the paper's profile of F, I, W and messages."
+    return Section(
+        "Zero bubble, from profiled times", text, tuple(zero_bubble_accuracy.accuracies(rows))
+    )
+
+
+def llama3() -> Section:
+    """Share of the peak of Llama-3 405B, in percentage points."""
+    rows, reason = llama3_accuracy.accuracies(pj.load_system("h100"))
+    text = (
+        "Model FLOP over the peak (MFU) of the three runs in Table 4 of the Llama 3 report, in "
+        "percentage points, by the data sheet's H100."
+    )
+    return Section("Llama-3 405B on 8,192 and 16,384 H100", text, tuple(rows), (reason,))
+
+
+def simulators(found: Sequence[Validation]) -> Section:
+    """Other simulators, and pipejax on the same rows."""
+    rows = []
+    for file, (name, table) in SIMULATORS.items():
+        own = next(one for one in found if Path(one.measured.file[0]).stem == table)
+        theirs, ours = judge(own, DATA / "predictions" / f"{file}.csv")
+        rows += judged(table, "pipejax", of_times(ours), Limit(of_times(theirs).mape))
+        rows += judged(table, name, of_times(theirs))
+    text = (
+        "Predictions that the authors of other simulators published, and those of pipejax on the "
+        "same rows. The limit is the other one's mean error."
+    )
+    return Section("Beside other simulators", text, tuple(rows))
+
+
+def dataset(found: Sequence[Validation]) -> xr.Dataset:
+    """All rows, measured and predicted by the machines' own files."""
+    rows = joined([one.measured for one in found])
+    predicted = np.concatenate([one.predicted.seconds for one in found])
+    return xr.Dataset(
+        {
+            "measured": ("row", rows.seconds, {"units": "s"}),
+            "predicted": ("row", predicted, {"units": "s"}),
+        },
+        coords={
+            "table": ("row", [Path(file).stem for file in rows.file]),
+            "group": ("row", rows.group),
+            "number": ("row", rows.row),
+        },
+        attrs={"title": "Measured and predicted step times", **provenance()},
+    )
+
+
+def predicted(paths: Sequence[Path]) -> list[Validation]:
+    """Predict some tables at once, and split them again."""
+    whole = validate(paths)
+    files = whole.measured.file
+    return [whole.take(files == file) for file in dict.fromkeys(files.tolist())]
+
+
+def by_machine() -> list[list[Path]]:
+    """Group the tables by their machine: rows of one machine share compilations."""
+    groups: dict[str, list[Path]] = {}
+    for path in measured_tables():
+        groups.setdefault(pj.read_rows(path).system[0], []).append(path)
+    return list(groups.values())
+
+
+def run() -> tuple[list[Validation], list[Section]]:
+    """Predict everything, in as many processes as there are cores.
+
+    Returns tables in the order of their names, and the sections of the page.
+    """
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        fits = [pool.submit(fitted, fit) for fit in FITS]
+        tables = [pool.submit(predicted, paths) for paths in by_machine()]
+        others = [pool.submit(make) for make in (mlperf, zero_bubble, llama3)]
+        left_open = pool.submit(megatron)
+        jobs: list[Future[Any]] = [*fits, *tables, *others, left_open]
+        console = Console(stderr=True)
+        for job in track(as_completed(jobs), "predicting", total=len(jobs), console=console):
+            job.result()
+    found = [one for job in tables for one in job.result()]
+    found.sort(key=lambda one: str(one.measured.file[0]))
+    on_mlperf, of_zero_bubble, of_llama3 = (job.result() for job in others)
+    made = [
+        out_of_box(found, left_open.result()),
+        calibrated([job.result() for job in fits]),
+        on_mlperf,
+        memory(found),
+        of_zero_bubble,
+        of_llama3,
+        simulators(found),
+    ]
+    return found, made
+
+
+def main() -> None:
+    """Write the page and the dataset, and print what the page says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="Zarr store to write")
+    parser.add_argument("--page", type=Path, required=True, help="page to write")
+    options = parser.parse_args()
+    command.check(options.out, parser)
+    try:
+        check_writable(options.page)
+    except OSError as error:
+        parser.error(f"--page {options.page}: {error.strerror}")
+    found, made = run()
+    command.save(dataset(found), options.out)
+    write_file(options.page, page(made, FIGURE))
+    rows = [row for section in made for row in section.accuracies]
+    report(f"Accuracy: {options.page}", rows, [r for section in made for r in section.reasons])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The page of accuracy: what was predicted, how far off it is, and what is allowed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sweeps.published.accuracy import Accuracy
+
+ABOUT = """\
+# Accuracy
+
+Step times and memory that pipejax predicts, held against what others measured. `make fidelity`
+writes this page and its figure anew; nothing in it is typed in. Tables of measured runs, with their
+sources and what had to be assumed, are in
+[`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). An error is
+predicted / measured - 1; *bias* is its mean, *mean*, *median*, *90 % within* and *largest* are of
+its absolute value.
+"""
+BENCHMARK = """\
+## A benchmark of simulators
+
+Every table is a labelled dataset: a run in each row, with its model, layout and measured step time.
+`mlperf_h100.csv` holds GPT-3 175B and Llama-3.1 405B on 512 to 10,752 H100. To judge any simulator,
+predict the rows and write a CSV file with the columns `row` (of the table, from 1), `seconds` and,
+if known, `memory_bytes`; rows may be left out.
+
+    pipejax validate pipejax/costs/data/measured/mlperf_h100.csv --predictions THEIRS.csv
+
+prints its errors by group, its worst rows, and pipejax's errors on the same rows. The exit code is
+0 if the mean error is within `--tolerance PERCENT`, 1 if it is beyond.
+"""
+HEAD = ("", "runs", "rows", "mean", "median", "90 % within", "largest", "bias", "allowed", "")
+
+
+class Section(NamedTuple):
+    """One table of the page.
+
+    Attributes:
+      title: of the section.
+      text: what was predicted, and from what.
+      accuracies: rows of the table.
+      reasons: why errors are as large as they are.
+    """
+
+    title: str
+    text: str
+    accuracies: tuple[Accuracy, ...]
+    reasons: tuple[str, ...] = ()
+
+
+def page(sections: Sequence[Section], figure: str) -> str:
+    """Write the page in Markdown."""
+    judged = [row for section in sections for row in section.accuracies if row.allowed]
+    within = sum(row.holds for row in judged)
+    count = f"{within} of {len(judged)} errors with a limit are within it.\n"
+    parts = [ABOUT, count, f"![Predicted against measured step times]({figure})\n"]
+    for section in sections:
+        parts += [f"## {section.title}\n", f"{section.text}\n", table(section.accuracies)]
+        parts += [f"{reason}\n" for reason in section.reasons]
+    return "\n".join([*parts, BENCHMARK])
+
+
+def table(accuracies: Sequence[Accuracy]) -> str:
+    """Write a table in Markdown."""
+    lines = [HEAD, ("---", "---", *("---:" for _ in HEAD[2:-1]), "---")]
+    lines += [cells(row) for row in accuracies]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def cells(row: Accuracy) -> tuple[str, ...]:
+    """Return what a row says, as text."""
+    e = row.errors
+    figures = [f"{value:.2f} %" for value in (e.mape, e.median, e.p90, e.largest)]
+    verdict = "" if not row.allowed else "within" if row.holds else "**beyond**"
+    return (row.group, row.runs, str(e.rows), *figures, f"{e.bias:+.2f} %", row.allowed, verdict)

@@ -1,0 +1,126 @@
+"""Where one schedule beats another, exactly: regime maps of their closed forms as one dataset.
+
+F, B and c are what one microbatch takes on one worker and what a message takes. Only their ratios
+count, so B / F and c / F span a plane; each form is exact on all of it, and so are the borders. The
+systems of the tabular-schedule paper and some accelerators are points on it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+
+import pipejax as pj
+from pipejax.analysis.formula.parameters import named_parameters
+from pipejax.analysis.formula.versus import Region
+from pipejax.base.provenance import provenance
+from sweeps.kit.command import write
+from sweeps.tabular.fit import fit
+from sweeps.tabular.settings import SYSTEMS, draw, system_at, workload
+
+PARAMETERS = ("F", "B", "c")
+
+
+class Pair(NamedTuple):
+    """Two schedules to compare.
+
+    Attributes:
+      one: the first, by its case.
+      other: the second.
+      workers: P.
+      microbatches: M.
+    """
+
+    one: str
+    other: str
+    workers: int
+    microbatches: int
+
+
+PAIRS: Mapping[str, Pair] = {
+    "chimera": Pair("chimera", "1f1b", 8, 32),
+    "hanayo": Pair("hanayo, 2 waves", "chimera", 8, 8),
+}
+POINTS = 241  # on each axis
+BACKWARDS, MESSAGES = (0.5, 4.0), (1e-5, 10.0)  # of a forward
+ACCELERATORS = ("a100", "h100", "b200", "mi300x")
+
+
+def sweep(points: int = POINTS) -> xr.Dataset:
+    """Evaluate both forms of each pair on the plane, and place the systems on it.
+
+    Returns:
+      By (pair, backward, message): ratio of step times; by (pair, system): B / F and c / F. The
+      borders are attributes: inequalities where the first is as fast or faster.
+    """
+    backward, message = np.linspace(*BACKWARDS, points), np.geomspace(*MESSAGES, points)
+    plane = {"F": 1.0, "B": backward[:, None], "c": message[None, :]}
+    forms = {name: [_form(case, pair) for case in pair[:2]] for name, pair in PAIRS.items()}
+    ratio = [one(**plane) / other(**plane) for one, other in forms.values()]
+    setting = fit().setting
+    systems = {name: system_at(name, setting) for name in SYSTEMS}
+    systems |= {name: pj.load_system(name) for name in ACCELERATORS}
+    places = np.array(
+        [[_place(system, pair) for system in systems.values()] for pair in PAIRS.values()]
+    )
+    found = {name: pj.versus(*pair) for name, pair in forms.items()}
+    return xr.Dataset(
+        {
+            "ratio": (("pair", "backward", "message"), np.array(ratio)),
+            "backward_of": (("pair", "system"), places[..., 0]),
+            "message_of": (("pair", "system"), places[..., 1]),
+        },
+        coords={
+            "pair": list(PAIRS),
+            "one": ("pair", [pair.one for pair in PAIRS.values()]),
+            "other": ("pair", [pair.other for pair in PAIRS.values()]),
+            "workers": ("pair", [pair.workers for pair in PAIRS.values()]),
+            "microbatches": ("pair", [pair.microbatches for pair in PAIRS.values()]),
+            "facets": ("pair", [f"{len(a.facets)} and {len(b.facets)}" for a, b in forms.values()]),
+            "backward": backward,
+            "message": message,
+            "system": list(systems),
+        },
+        attrs={
+            "title": "regimes of closed forms, delay links",
+            **{f"{name}: one at most": _texts(each.one_at_most) for name, each in found.items()},
+            **{f"{name}: verdict": each.verdict for name, each in found.items()},
+            **provenance(),
+        },
+    )
+
+
+def _texts(regions: Sequence[Region]) -> str:
+    return " or ".join(" and ".join(region.texts) for region in regions)
+
+
+def _form(case: str, pair: Pair) -> pj.Formula:
+    table = draw(case, pair.workers, pair.microbatches)
+    program = pj.lower(table, step_end=False)
+    return pj.formula(program, named_parameters(program, PARAMETERS, table.worker_parts))
+
+
+def _place(system: pj.System, pair: Pair) -> tuple[float, float]:
+    """B / F and c / F of the paper's model on a system, at the minibatch of the paper."""
+    table = draw("1f1b", pair.workers, pair.microbatches)
+    costs = pj.stage_costs(workload(), system, table)
+    forward, backward = (_mean(leaf) for leaf in (costs.forward, costs.backward))
+    return backward / forward, (_mean(costs.latency) + _mean(costs.transmit)) / forward
+
+
+def _mean(leaf: Any) -> float:
+    return float(np.mean(np.asarray(leaf)))
+
+
+def main() -> None:
+    """Write the dataset."""
+    jax.config.update("jax_enable_x64", True)
+    write(
+        __doc__ or "", sweep, lambda data: f"{data.ratio.size} points of {data.sizes['pair']} maps"
+    )
+
+
+if __name__ == "__main__":
+    main()
