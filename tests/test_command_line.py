@@ -14,9 +14,9 @@ import pytest
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS
 from pipejax.cli.options.catalogue import CATALOGUE, EXCEPTIONS, PANELS, SHORT, flag, record
-from pipejax.cli.options.declared import value_kinds
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.groups import with_options
+from pipejax.cli.options.values import value_kinds
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import pipejax as pj
-from pipejax.cli.options.numbers import parse_times
+from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
 from pipejax.engine.pricing import NodeCosts, price
 from pipejax.engine.recurrence import critical_path

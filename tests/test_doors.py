@@ -10,8 +10,8 @@ import pytest
 import pipejax as pj
 from pipejax.base.checks import known_as, one_of
 from pipejax.base.progress import Notice, notices_as_lines
-from pipejax.cli.options.declared import declared
 from pipejax.cli.options.given import GivenOptions
+from pipejax.cli.options.values import declared
 from pipejax.costs.system import data_file
 from pipejax.schedules.table.table_files import to_json
 

@@ -140,7 +140,7 @@ def test_a_terminal_of_any_width_gets_the_answer(width, monkeypatch, call):
 @pytest.mark.process
 def test_a_file_does_not_get_the_number_of_a_stream(tmp_path):
     code = """import sys
-from pipejax.cli.streams import open_streams
+from pipejax.cli.process import open_streams
 open_streams()
 sys.exit(0 if open('x', 'w').fileno() > 2 else 1)"""
     done = subprocess.run(

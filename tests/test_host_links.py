@@ -11,7 +11,7 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.timeline import bars
-from pipejax.cli.options.numbers import parse_times
+from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured import read_costs
 from pipejax.engine.pricing import price

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipejax.cli.output.tables import grid, lines_of
+from pipejax.cli.output.report import grid, lines_of
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]

@@ -215,7 +215,7 @@ ENDING = """
 import hashlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.{start})
 from pipejax.base.progress import if_interrupted
-from pipejax.cli.ending import watch_signals
+from pipejax.cli.process import watch_signals
 
 def fail():
     raise OSError("disk full")

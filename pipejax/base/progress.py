@@ -5,7 +5,7 @@ so far or what is counted. It goes to the caller's function; without one to a ba
 a notebook once the call has taken a second, and in a script to nobody.
 
 The library handles no signals: a KeyboardInterrupt unwinds as any exception does. The command line
-ends without unwinding (`pipejax.cli.ending`), and does what `if_interrupted` was given instead.
+ends without unwinding (`pipejax.cli.process`), and does what `if_interrupted` was given instead.
 """
 
 import contextlib

@@ -7,10 +7,10 @@ import sys
 def main() -> None:
     """Run the command line; a user's mistake ends with exit code 2 and one line on stderr."""
     try:
-        from pipejax.cli import ending, streams
+        from pipejax.cli import process
 
-        streams.open_streams()
-        ending.watch_signals()
+        process.open_streams()
+        process.watch_signals()
     except KeyboardInterrupt:
         os.write(2, b"error: interrupted\n")
         os._exit(130)
@@ -22,4 +22,4 @@ def main() -> None:
         name = str(error.name).partition(".")[0]
         sys.stderr.write(f"error: the command line needs {name}: pip install 'pipejax[cli]'\n")
         code = 2
-    ending.leave(code)
+    process.leave(code)

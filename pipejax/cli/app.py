@@ -14,7 +14,7 @@ import typer
 
 import pipejax as pj
 from pipejax.base.progress import notices_as_lines
-from pipejax.cli.streams import OutputError
+from pipejax.cli.process import OutputError
 
 if TYPE_CHECKING:
     from pipejax.cli.options.given import GivenOptions

@@ -8,13 +8,19 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
-from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.files import NO_OUTPUT, ORDER, Output
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_written, search_and_report
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_written,
+    search_and_report,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.search.tuning.microbatch_order import MicrobatchOrder

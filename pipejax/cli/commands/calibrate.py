@@ -11,11 +11,16 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import Count, FileIfGiven, JsonFlag, Seed, Text
+from pipejax.cli.options.values import Count, FileIfGiven, JsonFlag, Seed, Text
 from pipejax.cli.output.files import SYSTEM, Output
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_all, print_plain, print_written, waiting
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors

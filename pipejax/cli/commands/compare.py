@@ -7,15 +7,20 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError
-from pipejax.cli.options.declared import JsonFlag, Text
-from pipejax.cli.options.numbers import is_plain
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.schedule import OF_RUNS, TableOptions
-from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import print_all, print_plain, progress, tells_lines
-from pipejax.cli.output.step import step_json
-from pipejax.cli.output.tables import grid
+from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, TableOptions
+from pipejax.cli.options.values import JsonFlag, Text, is_plain
+from pipejax.cli.output.report import (
+    grid,
+    percent,
+    print_all,
+    print_json,
+    print_plain,
+    progress,
+    seconds,
+    tells_lines,
+)
+from pipejax.cli.output.runs import step_json
 
 if TYPE_CHECKING:
     from pipejax.analysis.comparison import Comparison

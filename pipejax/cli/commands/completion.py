@@ -8,9 +8,9 @@ import typer
 
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import CATALOGUE, record
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.completion import SHELLS, Completable
-from pipejax.cli.output.numbers import print_json
+from pipejax.cli.output.report import print_json
 from pipejax.cli.output.templates import TEMPLATES
 from pipejax.schedules import names
 

@@ -9,16 +9,22 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.chosen_tables import naming
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.schedule import TableOptions
-from pipejax.cli.options.schedule_list import ScheduleList
-from pipejax.cli.output.drawn_runs import draw_runs
-from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_plain, print_written, progress
-from pipejax.cli.output.tables import grid
+from pipejax.cli.options.tables import ScheduleList, TableOptions, naming
+from pipejax.cli.options.values import CountIfGiven, JsonFlag
+from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, draw_runs
+from pipejax.cli.output.report import (
+    gigabytes,
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    progress,
+    seconds,
+)
 from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
 

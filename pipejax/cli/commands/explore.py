@@ -5,17 +5,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pipejax as pj
-from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.chosen_tables import chosen_tables
-from pipejax.cli.options.declared import JsonFlag, Text
-from pipejax.cli.options.groups import TableChoice
+from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables
+from pipejax.cli.options.values import JsonFlag, Text
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import PAGE, Output
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_plain, print_written
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    seconds,
+)
 
 DEFAULT: Any = Path("explorer.html")
 

@@ -6,11 +6,10 @@ from typing import Annotated
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.files import ANY, Output
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_written
+from pipejax.cli.output.report import print_json, print_written
 from pipejax.runtimes.torch_tables import ABSENT, complete
 from pipejax.runtimes.writers.jaxpp import to_jaxpp
 from pipejax.runtimes.writers.known_cells import with_known_cells

@@ -9,13 +9,20 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import Count, JsonFlag, Text
-from pipejax.cli.options.groups import TableChoice
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.values import Count, JsonFlag, Text, parse_seconds
 from pipejax.cli.output.files import CERTIFICATE, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import percent, print_json
-from pipejax.cli.output.report import pick, print_all, print_plain, print_written, waiting
-from pipejax.cli.output.tables import facts, grid
+from pipejax.cli.output.report import (
+    facts,
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    waiting,
+)
 from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.naming import named
 

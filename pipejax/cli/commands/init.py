@@ -8,11 +8,9 @@ from rich.markup import escape
 
 from pipejax.base.checks import one_of
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import JsonFlag, Text
+from pipejax.cli.options.values import JsonFlag, Text
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_all, print_plain
-from pipejax.cli.output.tables import facts
+from pipejax.cli.output.report import facts, print_all, print_json, print_plain
 from pipejax.cli.output.templates import TEMPLATES, text_of
 
 

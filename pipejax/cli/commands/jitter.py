@@ -9,23 +9,23 @@ import pipejax as pj
 from pipejax.analysis.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.chosen_tables import naming
-from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Seed
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.options.schedule import TableOptions
-from pipejax.cli.options.schedule_list import ScheduleList, SizedSchedule
+from pipejax.cli.options.tables import ScheduleList, SizedSchedule, TableOptions, naming
+from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Seed
 from pipejax.cli.output.files import DATASET, NO_OUTPUT, Output, write_dataset
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.op_values import op_values, values_by_phase
 from pipejax.cli.output.report import (
+    grid,
+    percent,
     pick,
     print_all,
+    print_json,
     print_plain,
     print_written,
     progress,
+    seconds,
     tells_lines,
 )
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
     from pipejax.analysis.jitter import Jittered

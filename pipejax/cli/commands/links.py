@@ -15,12 +15,18 @@ from rich.markup import escape
 import pipejax as pj
 from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_seconds
 from pipejax.cli.output.files import LINK_OPTIONS, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import percent, print_json
-from pipejax.cli.output.report import print_all, print_plain, print_written, waiting
-from pipejax.cli.output.tables import facts, grid
+from pipejax.cli.output.report import (
+    facts,
+    grid,
+    percent,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from pipejax.search.links.design import LinkDesign

@@ -16,25 +16,22 @@ from pipejax.cli.commands.optimize_report import (
     as_json,
     print_report,
 )
-from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, TimeLimit
-from pipejax.cli.options.groups import TableChoice
-from pipejax.cli.options.host_times import takes_host_time
-from pipejax.cli.options.memory_limit import OPTION, MemoryLimit, Room
-from pipejax.cli.options.numbers import parse_seconds
+from pipejax.cli.options.memory import LIMIT_OPTION, ActivationOptions, MemoryLimit, Room
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.output.certificates import certify
+from pipejax.cli.options.pricing_steps import takes_host_time
+from pipejax.cli.options.tables import TableChoice
+from pipejax.cli.options.values import CountIfGiven, JsonFlag, TimeLimit, parse_seconds
 from pipejax.cli.output.files import (
     CERTIFICATE,
     NO_OUTPUT,
     TABLE,
     Output,
+    certify,
     check_modules,
     end_all,
     save_table,
 )
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import best_so_far, progress
+from pipejax.cli.output.report import best_so_far, percent, print_json, progress, seconds
 
 if TYPE_CHECKING:
     from pipejax.search.schedule.solution import Solution
@@ -149,7 +146,7 @@ def optimize(
     except pj.InfeasibleError as error:
         if json:
             print_json({"status": "infeasible", "makespan": None, "memory_limit": memory_limit})
-        raise pj.InfeasibleError(f"{OPTION} {memory_limit}: {error}") from None
+        raise pj.InfeasibleError(f"{LIMIT_OPTION} {memory_limit}: {error}") from None
     # one that ends before its time has left nothing to find, or nothing on its grid of times
     is_over = best.status == "optimal" or best.seconds < 0.9 * within
     report(best, None if is_over else "time limit")

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.activations import HeldMemory
-from pipejax.cli.options.memory_limit import Room
+from pipejax.cli.options.memory import HeldMemory, Room
 from pipejax.cli.output.files import Output
-from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import heading, pick, print_all, print_written
-from pipejax.cli.output.tables import facts, grid
+from pipejax.cli.output.report import (
+    facts,
+    gigabytes,
+    grid,
+    heading,
+    percent,
+    pick,
+    print_all,
+    print_written,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.search.schedule.solution import Solution

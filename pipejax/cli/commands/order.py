@@ -7,23 +7,29 @@ from rich.markup import escape
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.declared import JsonFlag, Seed, TimeLimit
-from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.output.certificates import certify
-from pipejax.cli.output.drawn_runs import draw_runs
+from pipejax.cli.options.values import JsonFlag, Seed, TimeLimit, parse_seconds
 from pipejax.cli.output.files import (
     CERTIFICATE,
     DRAWING,
     NO_OUTPUT,
     TABLE,
     Output,
+    certify,
+    draw_runs,
     end_all,
     save_table,
 )
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_written, search_and_report
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_written,
+    search_and_report,
+    seconds,
+)
 from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:

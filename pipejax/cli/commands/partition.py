@@ -9,13 +9,20 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.declared import JsonFlag, TimeLimit
-from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.values import JsonFlag, TimeLimit, parse_seconds
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import best_so_far, print_all, print_written, progress
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    best_so_far,
+    gigabytes,
+    grid,
+    percent,
+    print_all,
+    print_json,
+    print_written,
+    progress,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.search.partition.partition import Partition

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import pipejax as pj
 from pipejax.base.progress import if_interrupted
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Schedules, Text
+from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Schedules, Text
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -17,9 +17,17 @@ from pipejax.cli.output.files import (
     drawing,
     end_all,
 )
-from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import print_all, print_plain, print_written, progress
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    gigabytes,
+    grid,
+    percent,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    progress,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult

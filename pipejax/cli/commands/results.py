@@ -9,11 +9,19 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from pipejax.cli.options.declared import Count, JsonFlag
+from pipejax.cli.options.values import Count, JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, SWEEPS, Output, check_modules, drawing
-from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import print_all, print_plain, print_written, tells_lines
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    gigabytes,
+    grid,
+    percent,
+    print_all,
+    print_json,
+    print_plain,
+    print_written,
+    seconds,
+    tells_lines,
+)
 
 if TYPE_CHECKING:
     from pipejax.sweep.results import Points, SweepResults

@@ -9,11 +9,9 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import one_of, positive, whole_number
-from pipejax.cli.options.declared import Count, JsonFlag, Seed
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import print_all, waiting
-from pipejax.cli.output.tables import facts, grid
+from pipejax.cli.options.values import Count, JsonFlag, Seed
+from pipejax.cli.output.report import facts, grid, percent, print_all, print_json, seconds, waiting
 
 if TYPE_CHECKING:
     from pipejax.runtimes.runtime_run import RuntimeRun

@@ -4,11 +4,9 @@ import warnings
 from typing import Any
 
 from pipejax.base.progress import Notice
-from pipejax.cli.options.declared import JsonFlag
-from pipejax.cli.options.schedule import written
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_all
-from pipejax.cli.output.tables import grid
+from pipejax.cli.options.tables import written
+from pipejax.cli.options.values import JsonFlag
+from pipejax.cli.output.report import grid, print_all, print_json
 from pipejax.schedules import Builder, find, names
 from pipejax.schedules.cells.ops import Phase
 

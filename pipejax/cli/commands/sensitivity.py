@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing, required
+from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.numbers import percent, print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_written
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_written,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from pipejax.analysis.sensitivity import Sensitivity

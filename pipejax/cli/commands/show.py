@@ -7,18 +7,14 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.files import write_file
-from pipejax.cli.options.activations import ActivationOptions, HeldMemory
-from pipejax.cli.options.chosen_tables import chosen_tables, naming
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
-from pipejax.cli.options.groups import TableChoice
-from pipejax.cli.options.memory_limit import MemoryLimit
+from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit
 from pipejax.cli.options.picture import PictureSettings, by_name, caption_file, setting_of
 from pipejax.cli.options.pricing import Pricing, or_slots
-from pipejax.cli.options.schedule import TableOptions
+from pipejax.cli.options.tables import TableChoice, TableOptions, chosen_tables, naming
+from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text
 from pipejax.cli.output.explored import save_page
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
-from pipejax.cli.output.numbers import console, percent, print_json
-from pipejax.cli.output.report import pick, print_plain, print_written
+from pipejax.cli.output.report import console, percent, pick, print_json, print_plain, print_written
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,

@@ -8,12 +8,19 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.cli.options.declared import JsonFlag
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.numbers import gigabytes, percent, print_json
-from pipejax.cli.output.report import heading, pick, print_all, print_written
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    gigabytes,
+    grid,
+    heading,
+    percent,
+    pick,
+    print_all,
+    print_json,
+    print_written,
+)
 
 if TYPE_CHECKING:
     from pipejax.analysis.staleness import Staleness

@@ -11,11 +11,9 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from pipejax.base.progress import if_interrupted
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.values import JsonFlag
 from pipejax.cli.output.files import GRID, Output, check_modules
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import print_all, print_plain, progress
-from pipejax.cli.output.tables import facts
+from pipejax.cli.output.report import facts, print_all, print_json, print_plain, progress
 
 
 def sweep(

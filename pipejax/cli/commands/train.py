@@ -11,11 +11,10 @@ from rich.table import Table
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import one_of
-from pipejax.cli.options.declared import Count, CountIfGiven, JsonFlag, Text
-from pipejax.cli.options.groups import TableChoice
 from pipejax.cli.options.objective import ObjectiveOptions, choose_step_sizes
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.schedule import written
+from pipejax.cli.options.tables import TableChoice, written
+from pipejax.cli.options.values import Count, CountIfGiven, JsonFlag, Text
 from pipejax.cli.output.files import (
     DRAWING,
     DRAWING_OR_DATASET,
@@ -24,9 +23,7 @@ from pipejax.cli.output.files import (
     drawing,
     write_dataset,
 )
-from pipejax.cli.output.numbers import print_json
-from pipejax.cli.output.report import pick, print_all, print_written, waiting
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import grid, pick, print_all, print_json, print_written, waiting
 
 if TYPE_CHECKING:
     from pipejax.training.training_run import Masked

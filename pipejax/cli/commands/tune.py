@@ -5,13 +5,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pipejax as pj
-from pipejax.cli.options.declared import CountIfGiven, JsonFlag, Text
-from pipejax.cli.options.numbers import parse_number
 from pipejax.cli.options.pricing import Pricing
-from pipejax.cli.options.schedule import OF_RUNS, TableOptions
-from pipejax.cli.output.numbers import gigabytes, percent, print_json, seconds
-from pipejax.cli.output.report import best_so_far, print_all, waiting
-from pipejax.cli.output.tables import grid
+from pipejax.cli.options.tables import OF_RUNS, TableOptions
+from pipejax.cli.options.values import CountIfGiven, JsonFlag, Text, parse_number
+from pipejax.cli.output.report import (
+    best_so_far,
+    gigabytes,
+    grid,
+    percent,
+    print_all,
+    print_json,
+    seconds,
+    waiting,
+)
 from pipejax.schedules.naming import find, named
 
 if TYPE_CHECKING:

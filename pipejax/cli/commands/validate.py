@@ -11,12 +11,17 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.checks import positive
-from pipejax.cli.options.declared import FileIfGiven, JsonFlag, Text
-from pipejax.cli.options.numbers import parse_float
+from pipejax.cli.options.values import FileIfGiven, JsonFlag, Text, parse_float
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
-from pipejax.cli.output.numbers import print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_written, waiting
-from pipejax.cli.output.tables import grid
+from pipejax.cli.output.report import (
+    grid,
+    pick,
+    print_all,
+    print_json,
+    print_written,
+    seconds,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors

@@ -7,12 +7,10 @@ import typer
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.cli.options.activations import ActivationOptions
-from pipejax.cli.options.declared import JsonFlag
+from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.pricing import Pricing, required
-from pipejax.cli.output.numbers import print_json, seconds
-from pipejax.cli.output.report import pick, print_all, print_plain
-from pipejax.cli.output.tables import facts
+from pipejax.cli.options.values import JsonFlag
+from pipejax.cli.output.report import facts, pick, print_all, print_json, print_plain, seconds
 
 if TYPE_CHECKING:
     from pipejax.analysis.verify.verify import Verdict

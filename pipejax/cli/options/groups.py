@@ -2,96 +2,32 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pipejax as pj
 from pipejax.base.checks import one_of
-from pipejax.cli.options.activations import choose_activations
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import (
-    CountIfGiven,
+from pipejax.cli.options.memory import choose_activations
+from pipejax.cli.options.objective import ObjectiveSettings
+from pipejax.cli.options.pricing import PricingSettings
+from pipejax.cli.options.tables import (
+    OF_RUNS,
+    ScheduleList,
+    ScheduleSettings,
+    TableChoice,
+)
+from pipejax.cli.options.values import (
     FileIfGiven,
     Text,
     declared,
     output_kind,
+    parse_seconds,
 )
-from pipejax.cli.options.numbers import parse_seconds
-from pipejax.cli.options.objective import ObjectiveSettings
-from pipejax.cli.options.pricing import Pricing, PricingSettings
-from pipejax.cli.options.schedule import OF_RUNS, ScheduleSettings, TableOptions, written
-from pipejax.cli.options.schedule_list import ScheduleList
 from pipejax.cli.output.files import Output, check_apart
 from pipejax.cli.output.report import printing
-from pipejax.schedules import Builder, find
-from pipejax.schedules.naming import named
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
 from pipejax.schedules.table.pair_models import parse_pair_links
-from pipejax.schedules.table.torch_1f1b import REPAIRS
-
-
-class TableChoice(NamedTuple):
-    """Which table options ask for: none of the options may be there.
-
-    Attributes:
-      options: of the schedule.
-      pricing: what planned schedules are planned for.
-      repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
-    """
-
-    options: TableOptions
-    pricing: Pricing | None = None
-    schedule: Text = None
-    table: FileIfGiven = None
-    workers: CountIfGiven = None
-    microbatches: CountIfGiven = None
-    repair: Text = None
-
-    def chosen(self) -> "TableChoice":
-        """Find the schedule that is meant."""
-        if self.schedule is None:
-            return self
-        return self._replace(schedule=named(self.schedule))
-
-    @property
-    def is_given(self) -> bool:
-        """Whether an option names a table."""
-        return self.schedule is not None or self.table is not None
-
-    def build(self) -> pj.ScheduleTable:
-        """Build or read the table.
-
-        Raises:
-          ValueError: if the options do not name one table.
-        """
-        if (self.schedule is None) == (self.table is None):
-            raise ValueError(
-                "give either --schedule with --workers and --microbatches, or --table FILE"
-            )
-        sizes = {"workers": self.workers, "microbatches": self.microbatches}
-        table, builders = self._build(sizes)
-        if self.pricing is not None:
-            self.pricing.check_used([table], builders)
-        return table
-
-    def _build(self, sizes: Mapping[str, int | None]) -> tuple[pj.ScheduleTable, list[Builder]]:
-        """Return the table, and what built it."""
-        if self.table is not None:
-            extra = [name for name, value in sizes.items() if value is not None]
-            extra += [name for name in self.options.options if name not in self.options.of_runs]
-            if extra:
-                raise ValueError(
-                    f"{written(extra[0])} belongs to --schedule: a table file states it itself"
-                )
-            repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
-            return self.options.finished(pj.read_table(self.table, repair=repair)), []
-        own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
-        workers, microbatches = self.workers or own[0], self.microbatches or own[1]
-        if workers is None or microbatches is None or self.schedule is None:
-            missing = [name for name, value in sizes.items() if value is None]
-            raise ValueError(f"--schedule needs {flag(missing[0])}")
-        table = self.options.build(self.schedule, workers, microbatches, self.pricing)
-        return table, [self.options.builder(self.schedule)]
 
 
 def _always(

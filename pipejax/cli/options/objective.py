@@ -9,8 +9,7 @@ import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.base.files import read_file
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import Count, CountIfGiven, Text
-from pipejax.cli.options.numbers import parse_float
+from pipejax.cli.options.values import Count, CountIfGiven, Text, parse_float
 
 MAKERS = {  # names of functions in `pipejax.training`
     "quadratic": "random_quadratic",

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import Text
-from pipejax.cli.options.numbers import parse_seconds
 from pipejax.cli.options.pricing import Pricing
+from pipejax.cli.options.values import Text, parse_seconds
 
 if TYPE_CHECKING:
     from pipejax.analysis.segments import Window

@@ -10,11 +10,15 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.checks import one_of
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import CountIfGiven, FileIfGiven, Text, WeightShare
-from pipejax.cli.options.host_times import HostTimes
-from pipejax.cli.options.machine import Machine
-from pipejax.cli.options.microbatches import Microbatches
-from pipejax.cli.options.numbers import parse_number, parse_times
+from pipejax.cli.options.pricing_steps import HostTimes, Machine, Microbatches
+from pipejax.cli.options.values import (
+    CountIfGiven,
+    FileIfGiven,
+    Text,
+    WeightShare,
+    parse_number,
+    parse_times,
+)
 from pipejax.schedules import Builder
 
 if TYPE_CHECKING:

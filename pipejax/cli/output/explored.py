@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.files import write_file
-from pipejax.cli.options.activations import ActivationOptions, StageSizes
-from pipejax.cli.options.chosen_tables import naming
-from pipejax.cli.options.memory_limit import MemoryLimit
+from pipejax.cli.options.memory import ActivationOptions, MemoryLimit, StageSizes
 from pipejax.cli.options.pricing import Pricing, or_slots
+from pipejax.cli.options.tables import naming
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.report import waiting
 

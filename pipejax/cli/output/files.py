@@ -2,9 +2,10 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from pipejax.schedules.table.table_files import text_for
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 SWEEPS = ("xarray", "zarr", "filelock")
 
@@ -215,3 +217,29 @@ def save_table(table: pj.ScheduleTable, out: Output) -> None:
 def write_dataset(data: Any, out: Output) -> None:
     """Write an xarray dataset as a Zarr store that is there as a whole or not at all."""
     out.save(lambda draft: data.to_zarr(draft, zarr_format=2))
+
+
+def certify(claimed: dict[str, Any], out: Output) -> None:
+    """Write a certificate, where a file is named for it, and derive it again.
+
+    Raises:
+      AssertionError: if a claim does not hold: an internal error.
+    """
+    out.save(lambda draft: write_file(draft, json.dumps(claimed, allow_nan=False)))
+    verdict = pj.verify(claimed)
+    if not verdict.ok:
+        kept = f"; the certificate is in {out.written}" if out.written else ""
+        raise AssertionError(
+            f"{len(verdict.problems)} claims of the result do not hold, first {verdict.problems[0]}"
+            f"{kept}: please report it"
+        )
+
+
+def draw_runs(runs: "Mapping[str, pj.Evaluation]", figure: Output, **how: Any) -> None:
+    """Draw runs by name to a file, if one is asked for."""
+    if figure.path is None:
+        return
+    from pipejax.plots.timeline import save  # matplotlib is an extra, slow to import
+
+    picture = pj.plot(runs, **how)
+    figure.save(lambda draft: save(picture, draft))

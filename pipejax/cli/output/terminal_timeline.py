@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pipejax as pj
-from pipejax.cli.options.activations import HeldMemory
+from pipejax.cli.options.memory import HeldMemory
 from pipejax.plots import palette
 from pipejax.schedules.cells.ops import WAITS, Op
 

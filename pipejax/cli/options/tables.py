@@ -1,22 +1,29 @@
-"""Options of schedules: what a table is built with besides workers and microbatches."""
+"""Options that say which tables: one, several, or schedules to build, and built with what."""
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import pipejax as pj
-from pipejax.base.checks import share
-from pipejax.cli.options.activations import ActivationOptions
+from pipejax.base.checks import MismatchError, one_of, share
 from pipejax.cli.options.catalogue import flag
-from pipejax.cli.options.declared import CountIfGiven, Text, WeightShare
-from pipejax.cli.options.memory_limit import MemoryLimit
-from pipejax.cli.options.numbers import parse_list, parse_number
+from pipejax.cli.options.memory import ActivationOptions, MemoryLimit
 from pipejax.cli.options.pricing import Pricing
-from pipejax.schedules import Builder, find
-from pipejax.schedules.naming import told_options
+from pipejax.cli.options.values import (
+    CountIfGiven,
+    FileIfGiven,
+    Text,
+    WeightShare,
+    parse_list,
+    parse_number,
+)
+from pipejax.schedules import Builder, find, listed
+from pipejax.schedules.naming import named, told_options
+from pipejax.schedules.table.torch_1f1b import REPAIRS
 
 PLANNED = {  # options of builders that the command line calls otherwise: runs have these names too
     "transfer": "planned_comm",
@@ -243,3 +250,200 @@ def _parse_slots(text: str) -> dict[str, float]:
         raise ValueError(f"--slots: expected F and B, or F, I and W, as F=1,B=2, got {text!r}")
     half = slots["B"] / 2  # of a backward that is split, as in costs
     return {"I": half, "W": half, **slots}
+
+
+class SizedSchedule(NamedTuple):
+    """A schedule at one size.
+
+    Attributes:
+      name: for `schedules.find`.
+      workers: P.
+      microbatches: M.
+    """
+
+    name: str
+    workers: int
+    microbatches: int
+
+
+class ScheduleList(NamedTuple):
+    """Which schedules are looked at.
+
+    Attributes:
+      options: of those that are built.
+      tables: may be given several times.
+      workers: those of the tables if not given.
+    """
+
+    options: TableOptions
+    schedules: Text = None
+    tables: list[str] | None = None
+    workers: CountIfGiven = None
+    repair: Text = None
+
+    def chosen(self) -> "ScheduleList":
+        """Check what is named, and the options."""
+        if self.schedules is None and self.tables is None:
+            raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
+        repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+        made = self._replace(options=self.options._replace(repair=repair))
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Refuse a schedule that is named twice, and an option without effect."""
+        names = self.names
+        for name in names:
+            if names.count(name) > 1:
+                option = "--schedules" if self.tables is None else "--schedules and --tables"
+                raise ValueError(f"{option} names {name} twice")
+        # whether an option that says something of runs too has an effect, the command knows
+        self.options._replace(of_runs=(*self.options.of_runs, *OF_RUNS)).check(names)
+        repair = self.options.repair
+        if repair and all(self.options.builder(name).sizes is None for name in names):
+            raise ValueError(f"--repair {repair} has no effect without a table")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all, folders unfolded."""
+        texts = [] if self.schedules is None else [t.strip() for t in self.schedules.split(",")]
+        return [name for text in (*texts, *(self.tables or ())) for name in self._listed(text)]
+
+    def _listed(self, text: str) -> list[str]:
+        return listed(text, repair=self.options.repair)
+
+    def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
+        """Give each its size: as asked for, else that of its table, else that of all tables.
+
+        Raises:
+          ValueError: if a schedule that is built is left without a size.
+        """
+        own = {name: self.options.builder(name).sizes for name in self.names}
+        tables = [sizes for sizes in own.values() if sizes is not None]
+        alike = [{sizes[k] for sizes in tables} for k in range(2)]
+        given = [None if self.workers is None else [self.workers], microbatches]
+        every: dict[str, list[Sequence[int]]] = {name: [] for name in own}
+        for place, option in enumerate(("--workers", "--microbatches")):
+            common = sorted(alike[place]) if len(alike[place]) == 1 else None
+            for name, sizes in own.items():
+                of_table = None if sizes is None else [sizes[place]]
+                found = given[place] or of_table or common
+                if found is None:
+                    differ = " and the tables differ" if tables else ""
+                    raise ValueError(f"{option} is missing: {name} is of any size{differ}")
+                every[name].append(found)
+        rounds = range(len(microbatches or [1]))  # of all schedules, one for each M
+        return [
+            SizedSchedule(name, workers[0], counts[k])
+            for k in rounds
+            for name, (workers, counts) in every.items()
+        ]
+
+
+class TableChoice(NamedTuple):
+    """Which table options ask for: none of the options may be there.
+
+    Attributes:
+      options: of the schedule.
+      pricing: what planned schedules are planned for.
+      repair: torch-1f1b is PyTorch's own 1F1B, whose last rank is off by one.
+    """
+
+    options: TableOptions
+    pricing: Pricing | None = None
+    schedule: Text = None
+    table: FileIfGiven = None
+    workers: CountIfGiven = None
+    microbatches: CountIfGiven = None
+    repair: Text = None
+
+    def chosen(self) -> "TableChoice":
+        """Find the schedule that is meant."""
+        if self.schedule is None:
+            return self
+        return self._replace(schedule=named(self.schedule))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether an option names a table."""
+        return self.schedule is not None or self.table is not None
+
+    def build(self) -> pj.ScheduleTable:
+        """Build or read the table.
+
+        Raises:
+          ValueError: if the options do not name one table.
+        """
+        if (self.schedule is None) == (self.table is None):
+            raise ValueError(
+                "give either --schedule with --workers and --microbatches, or --table FILE"
+            )
+        sizes = {"workers": self.workers, "microbatches": self.microbatches}
+        table, builders = self._build(sizes)
+        if self.pricing is not None:
+            self.pricing.check_used([table], builders)
+        return table
+
+    def _build(self, sizes: Mapping[str, int | None]) -> tuple[pj.ScheduleTable, list[Builder]]:
+        """Return the table, and what built it."""
+        if self.table is not None:
+            extra = [name for name, value in sizes.items() if value is not None]
+            extra += [name for name in self.options.options if name not in self.options.of_runs]
+            if extra:
+                raise ValueError(
+                    f"{written(extra[0])} belongs to --schedule: a table file states it itself"
+                )
+            repair = None if self.repair is None else one_of(self.repair, REPAIRS, "--repair")
+            return self.options.finished(pj.read_table(self.table, repair=repair)), []
+        own = find(self.schedule or "").sizes or (None, None)  # a table from a file has its own
+        workers, microbatches = self.workers or own[0], self.microbatches or own[1]
+        if workers is None or microbatches is None or self.schedule is None:
+            missing = [name for name, value in sizes.items() if value is None]
+            raise ValueError(f"--schedule needs {flag(missing[0])}")
+        table = self.options.build(self.schedule, workers, microbatches, self.pricing)
+        return table, [self.options.builder(self.schedule)]
+
+
+@contextmanager
+def naming(table: pj.ScheduleTable) -> Iterator[None]:
+    """Say which of several tables it is that cannot run."""
+    try:
+        yield
+    except pj.ScheduleError as error:
+        raise pj.ScheduleError(f"{table.name}: {error.reason}", error.grid) from error
+
+
+def chosen_tables(
+    options: TableOptions,
+    choice: TableChoice,
+    pricing: Pricing | None,
+    schedules: str | None,
+    *,
+    with_curves: bool = True,
+) -> tuple[list[pj.ScheduleTable], dict[str, str]]:
+    """Build or read the tables; of several that are named, some may not exist: these say why.
+
+    Where their memory curves are shown, a memory limit is a line in those of any schedule, beside
+    what schedules are planned for that know a limit.
+    """
+    if with_curves:
+        options = options._replace(of_runs=(*options.of_runs, "memory_limit"))
+        choice = choice._replace(options=options)
+    if schedules is None:
+        return [choice.build()], {}
+    if choice.is_given:
+        raise ValueError(f"--schedules {schedules} and --schedule or --table: choose one")
+    listed = ScheduleList(options, schedules, workers=choice.workers).chosen()
+    counts = None if choice.microbatches is None else [choice.microbatches]
+    tables, missing_names = [], {}
+    for point in listed.sized(counts):
+        own = options.of(point.name)
+        try:
+            tables.append(own.build(*point, pricing))
+        except MismatchError as error:
+            missing_names[point.name] = getattr(error, "reason", str(error))
+    if not tables:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing_names.items()))
+    if pricing is not None:
+        pricing.check_used(tables, map(options.builder, listed.names))
+    return tables, missing_names

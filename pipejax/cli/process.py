@@ -1,4 +1,4 @@
-"""How a process of the command line ends: done, interrupted, or told to terminate.
+"""The process of the command line: streams that print every character, and how it ends.
 
 Python runs handlers of signals in the main thread and between two of its instructions: never while
 XLA compiles there. The exception that a handler may raise is swallowed by some libraries, meets C++
@@ -9,16 +9,68 @@ interpreter wakes through a pipe, says what there is to say and ends the process
 
 import atexit
 import contextlib
+import errno
+import io
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from pipejax.base.progress import act
-from pipejax.cli.streams import OutputError
+
+
+class OutputError(Exception):
+    """Standard output cannot be written.
+
+    It is no OSError: typer and rich end the process at a broken pipe, without a line.
+
+    Attributes:
+      code: exit code: 141, as the shell has it, where the reader went away, else 2.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        """Say why."""
+        super().__init__(f"standard output: {error.strerror}")
+        self.code = 141 if error.errno == errno.EPIPE else 2
+
+
+class _Stream(io.FileIO):
+    """A standard stream of this process."""
+
+    def write(self, data: Any) -> int:
+        """Write; there is nobody who could be told that stderr cannot be written."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.fileno() == 2:
+                return len(data)
+            raise OutputError(error) from None
+
+
+def open_streams() -> None:
+    """Open what the caller has closed, and print what the locale's encoding has no letter for.
+
+    A file must not get the number of a stream, or what is printed would go into it. What stands
+    for a closed stdout cannot be written either, so that a lost result is an error.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+    sys.stdout = _text(1, sys.stdout, "replace")
+    sys.stderr = _text(2, sys.stderr, "backslashreplace")
+
+
+def _text(number: int, given: TextIO | None, errors: str) -> TextIO:
+    raw = _Stream(number, "w", closefd=False)
+    by_line = number == 2 or raw.isatty()
+    encoding = "utf-8" if given is None else given.encoding
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
+
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "interrupted by SIGTERM"}
 PATIENCE = 1.3  # seconds to report what an interrupted command has found so far

@@ -1,0 +1,217 @@
+"""What is printed of a run: its step on a machine, numbers of its ops, and its longest paths."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+import pipejax as pj
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.cli.options.memory import HeldMemory
+from pipejax.cli.output.report import gigabytes, grid, percent, seconds
+
+if TYPE_CHECKING:
+    from pipejax.analysis.longest_paths import LongPath
+
+
+IF_KNOWN = ("cost_per_step", "cost_per_token")
+
+
+def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:
+    """What `--json` says of a step."""
+    report = pj.step_report(run, workload, system)
+    found = {name: value for name, value in vars(report).items() if name != "bands"}
+    if report.bands:
+        found["step_time_band"] = report.bands
+    return {name: v for name, v in found.items() if v is not None or name not in IF_KNOWN}
+
+
+def memory_json(
+    table: pj.ScheduleTable, workload: "pj.Workload", system: "pj.System", held: HeldMemory
+) -> dict[str, Any]:
+    """What `--json` says of the memory of each worker, in all and by part [B]."""
+    from pipejax.costs.stage_bytes import static_parts
+
+    parts = static_parts(workload, table) | {"activations": held.memory.peak}
+    if float(system.memory_reserve) > 0:
+        parts["reserve"] = np.full(table.num_workers, float(system.memory_reserve))
+    needed = held.stages.static + held.memory.peak
+    return {"memory_bytes": needed, "memory_parts": parts}
+
+
+def step_facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say what a step buys, and what fills the fullest worker."""
+    rate = result["flops_per_accelerator"] / 1e12
+    tokens = (
+        f"{result['tokens_per_second']:.4g} per second on {result['accelerators']} accelerators"
+    )
+    rows = [
+        ("tokens", tokens),
+        ("MFU", f"{percent(result['mfu'])} of {result['precision']}, {rate:.4g} TFLOP/s each"),
+    ]
+    ends = result.get("step_time_band", {}).items()
+    if ends:
+        said = (f"{seconds(low)} to {seconds(high)} ({each} %)" for each, (low, high) in ends)
+        rows.append(("step between", ", ".join(said)))
+    if "cost_per_step" in result:
+        each = f"{1e6 * result['cost_per_token']:.4g} USD per million tokens"
+        rows.append(("price", f"{result['cost_per_step']:.4g} USD per step, {each}"))
+    fullest = int(np.argmax(result["memory_bytes"]))
+    parts = ((name, float(by[fullest])) for name, by in result["memory_parts"].items())
+    filled = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts if size > 0)
+    return [*rows, (f"worker {fullest} holds", filled)]
+
+
+def step_parts(result: Mapping[str, Any]) -> Table:
+    """Where the seconds of a step go; parts that take none are left out."""
+    parts = {name: time for name, time in result["breakdown"].items() if time > 0}
+    shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
+    columns = ("part", parts), ("time", map(seconds, parts.values())), ("of the step", shares)
+    return grid(columns)
+
+
+class OpValue(NamedTuple):
+    """A number that belongs to an op.
+
+    Attributes:
+      op: text of the op or fused pair.
+      phase: its letter, of a pair both.
+      worker: worker, or `NO_WORKER` for a collective.
+      value: the number.
+    """
+
+    op: str
+    phase: str
+    worker: int
+    value: float
+
+
+def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"]) -> list[OpValue]:
+    """List every op with its node's number.
+
+    Args:
+      evaluation: a run.
+      of_node: (nodes) numbers.
+
+    Returns:
+      Ops row by row, then all-reduces and updates.
+    """
+    from pipejax.analysis.timeline import bars
+
+    return [
+        OpValue(
+            bar.label,
+            "+".join(op.phase.name for op in bar.ops),
+            bar.worker,
+            float(of_node[bar.node]),
+        )
+        for bar in bars(evaluation)
+    ]
+
+
+def values_by_phase(values: list[OpValue], name: str, format: Callable[[float], str]) -> Table:
+    """Show the least and the most of each phase on each worker, with the op that has it.
+
+    Args:
+      values: what every op has.
+      name: what the number is.
+      format: prints one.
+
+    Returns:
+      The table.
+    """
+    from pipejax.engine.lowering.program import NO_WORKER
+
+    groups: dict[tuple[int, str], list[OpValue]] = {}
+    for value in values:
+        groups.setdefault((value.worker, value.phase), []).append(value)
+    least = [min(group, key=lambda v: v.value) for group in groups.values()]
+    most = [max(group, key=lambda v: v.value) for group in groups.values()]
+    return grid(
+        [
+            ("worker", ("-" if worker == NO_WORKER else worker for worker, _ in groups)),
+            ("phase", (phase for _, phase in groups)),
+            ("ops", map(len, groups.values())),
+            (f"least {name}", (format(v.value) for v in least)),
+            ("op with least", (v.op for v in least)),
+            (f"most {name}", (format(v.value) for v in most)),
+            ("op with most", (v.op for v in most)),
+        ],
+        keys=2,
+    )
+
+
+_OP = re.compile(r"(\d+)([A-Z]+)(\d+)")
+_SHOWN = 3  # runs of ops that are shown at either end of a path
+_ROUNDING = 1e-12  # of the length: what is closer to the longest is as long
+
+
+def paths_json(paths: "Iterable[LongPath]") -> list[dict[str, Any]]:
+    """What `--json` says of paths."""
+    return [
+        {
+            "length": path.length,
+            "behind": path.behind,
+            "counts": dict(path.counts),
+            "ops": list(path.ops),
+            "messages": list(path.messages),
+        }
+        for path in paths
+    ]
+
+
+def paths_table(paths: "list[LongPath]") -> Table:
+    """Show the longest paths: how far behind each is, what it counts, and the way it takes."""
+    names = list(paths[0].counts) if paths else []
+    behind = (path.behind * (path.behind > _ROUNDING * path.length) for path in paths)
+    columns: list[tuple[str, Iterable[object]]] = [
+        ("path", range(1, len(paths) + 1)),
+        ("length", [seconds(path.length) for path in paths]),
+        ("behind", map(seconds, behind)),
+        *((name, [path.counts[name] for path in paths]) for name in names),
+        ("ops", [short_form(path.ops) for path in paths]),
+    ]
+    return grid(columns)
+
+
+def short_form(ops: Iterable[str]) -> str:
+    """Write ops of a path shortly: those that follow each other by stage or microbatch as a range.
+
+    Example:
+      >>> short_form(["0F0", "1F0", "2F0", "2F1", "2F2", "2B2", "1B2", "0B2"])
+      '0-2F0 2F1-2 2-0B2'
+    """
+    runs: list[list[tuple[str, ...]]] = []
+    for op in ops:
+        parts = _OP.fullmatch(op)
+        step = parts.groups() if parts else (op,)
+        if runs and _continues(runs[-1], step):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    texts = [_text(run) for run in runs]
+    if len(texts) > 2 * _SHOWN + 1:
+        texts[_SHOWN:-_SHOWN] = ["..."]
+    return " ".join(texts)
+
+
+def _continues(run: list[tuple[str, ...]], step: tuple[str, ...]) -> bool:
+    """Whether an op is the next of a run: one number goes on as before, all else stays."""
+    if len(step) != 3 or len(run[-1]) != 3 or run[-1][1] != step[1]:
+        return False
+    (stage, _, microbatch), (last_stage, _, last) = step, run[-1]
+    move = int(stage) - int(last_stage), int(microbatch) - int(last)
+    if sorted(map(abs, move)) != [0, 1]:
+        return False
+    before = run[-2] if len(run) > 1 else None
+    return before is None or move == (int(last_stage) - int(before[0]), int(last) - int(before[2]))
+
+
+def _text(run: list[tuple[str, ...]]) -> str:
+    if len(run) == 1:
+        return "".join(run[0])
+    (stage, letter, microbatch), (last_stage, _, last) = run[0], run[-1]
+    stages = stage if stage == last_stage else f"{stage}-{last_stage}"
+    return stages + letter + (microbatch if microbatch == last else f"{microbatch}-{last}")
