@@ -16,9 +16,13 @@ from benchmarks import compiled_simd
 from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans
-from pipejax.engine.batched.binary_program import NEVER_SLOT, binary_ops
+from pipejax.engine.batched.binary_program import (
+    NEVER_SLOT,
+    backward_program,
+    binary_ops,
+    forward_program,
+)
 from pipejax.engine.batched.cost_rows import cost_rows
-from pipejax.engine.batched.interpreted_program import backward_program, forward_program
 from pipejax.engine.pricing import NodeCosts, cost_vector, price
 from pipejax.engine.recurrence import critical_path
 

@@ -12,7 +12,7 @@ from compilations import compilations
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.engine.lowering.by_microbatch import by_microbatch
+from pipejax.engine.pricing import by_microbatch
 
 pytestmark = pytest.mark.compiles
 

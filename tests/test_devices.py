@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pipejax.engine.batched.sharding import spread_of
+from pipejax.engine.batched.interpreter import spread_of
 
 pytestmark = pytest.mark.process
 

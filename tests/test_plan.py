@@ -17,13 +17,18 @@ from pipejax.cli.app import run
 from pipejax.costs.model import RECOMPUTE
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
-from pipejax.sweep.plan.bottleneck import resource_shares_of
-from pipejax.sweep.plan.bounds import Pipe, lower_bounds
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
 from pipejax.sweep.plan.pricing import workload_of
-from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, table_of
+from pipejax.sweep.plan.programs import (
+    Pipe,
+    ProgramShape,
+    exact_times,
+    held_in,
+    lower_bounds,
+    table_of,
+)
 from pipejax.sweep.plan.request import PlanRequest
-from pipejax.sweep.plan.search import Known, shape_of
+from pipejax.sweep.plan.search import Known, resource_shares_of, shape_of
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 FEW = {

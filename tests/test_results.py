@@ -29,7 +29,7 @@ GRID = {
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("sweep") / "out.zarr"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipejax.sweep.dataset_layout.SHAPES", 3)  # of a block: there are two
+        patch.setattr("pipejax.sweep.store.SHAPES", 3)  # of a block: there are two
         pj.run_sweep(GRID, path).close()
     return path
 

@@ -15,8 +15,8 @@ from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
-from pipejax.sweep.dataset_layout import get_block, num_blocks
 from pipejax.sweep.declaration import read_system_axes
+from pipejax.sweep.store import get_block, num_blocks
 
 pytestmark = pytest.mark.compiles
 
@@ -261,7 +261,7 @@ def grid_file(tmp_path_factory):
 
 @pytest.mark.process
 def test_a_scheduler_that_is_not_there_is_named(grid_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pipejax.sweep.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("pipejax.sweep.run.PATIENCE", 0.5)
     address = "tcp://127.0.0.1:9"
     text = refused(capsys, grid_file, "--out", tmp_path / "o.zarr", "--scheduler", address)
     assert f"no scheduler answers at '{address}'" in text

@@ -17,8 +17,7 @@ from sweep_cases import GRID, declare, refused, write_grid
 from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
 from pipejax.sweep import read_sweep, run_sweep
-from pipejax.sweep.dataset_layout import get_block, num_blocks
-from pipejax.sweep.store import opened
+from pipejax.sweep.store import get_block, num_blocks, opened
 
 pytestmark = [pytest.mark.compiles, pytest.mark.process]
 

@@ -17,11 +17,9 @@ from pipejax.base.display import ResultDict, short_repr_of
 from pipejax.base.incremental_path import Awaited, IncrementalPath, LongestAround, waits_of
 from pipejax.base.longest_path import CycleError
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.by_microbatch import by_microbatch
-from pipejax.engine.lowering.cost_layout import ZERO
-from pipejax.engine.lowering.eager import check_eager
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE
-from pipejax.engine.pricing import cost_vector
+from pipejax.engine.lowering.link_models import check_eager
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO
+from pipejax.engine.pricing import by_microbatch, cost_vector
 from pipejax.schedules.cells.ops import Op, Phase
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.table import ScheduleTable

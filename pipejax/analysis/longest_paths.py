@@ -18,8 +18,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import ResultList, short_repr_of
 from pipejax.base.path_ranking import Kinds, PathRanking
-from pipejax.engine.lowering.cost_layout import LINK_COSTS
-from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.schedules.cells.ops import TIMED, Phase
 
 

@@ -25,7 +25,7 @@ from pipejax.costs.system import Number, System
 from pipejax.costs.system_fields import FIELDS, SECTIONS
 from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
-from pipejax.engine.batched.programs_of_batch import programs_of_batch
+from pipejax.engine.batched.pricing import programs_of_batch
 from pipejax.engine.lowering.lower import lower
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

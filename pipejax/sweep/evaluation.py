@@ -22,19 +22,19 @@ from pipejax.costs.system import Efficiency, System
 from pipejax.costs.system_parts import with_flags_as_numbers
 from pipejax.costs.topology import parse_places
 from pipejax.costs.workload import Workload
+from pipejax.engine.batched.cost_rows import with_pair_times
 from pipejax.engine.batched.makespans import makespans
-from pipejax.engine.batched.overlapped_pairs import with_pair_times
-from pipejax.engine.batched.programs_of_batch import Rows, programs_of_batch
-from pipejax.engine.lowering.by_microbatch import by_microbatch
+from pipejax.engine.batched.pricing import Rows, programs_of_batch
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import by_microbatch
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links, parse_groups, parse_pairs
 from pipejax.schedules.table.pair_models import parse_pair_links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.dataset_layout import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import Choice
+from pipejax.sweep.store import FEASIBLE, ILLEGAL, OUT_OF_MEMORY, Block, variables_of
 
 MAX_NUMBERS = 1 << 24  # costs of one kind that are priced at once: configurations times stages
 MANY_POINTS = 500_000  # from which code that computes quickly is worth its compilation

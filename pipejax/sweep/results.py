@@ -13,8 +13,7 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import known_as, meant, one_of, unknown
 from pipejax.base.data_files import WRITTEN, read_quantity
 from pipejax.base.provenance import ATTRIBUTES, is_dataset
-from pipejax.sweep.dataset_layout import FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
-from pipejax.sweep.store import CHECKSUM
+from pipejax.sweep.store import CHECKSUM, FEASIBLE, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 Points = Int[NumpyArray, " found"]
 MEASURES = ("step_time", "memory_bytes", "bubble_ratio", "tokens_per_second")

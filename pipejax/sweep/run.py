@@ -1,5 +1,10 @@
-"""Run a sweep: every incomplete block is evaluated, here or on a cluster, and written."""
+"""Run a sweep: every incomplete block is evaluated, here or on a Dask cluster, and written.
 
+Only this process writes, so no block is written twice and workers need no shared folder. A block
+whose worker is lost is evaluated again by another one.
+"""
+
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +13,13 @@ import xarray as xr
 
 from pipejax.base.checks import check_types
 from pipejax.base.progress import OnProgress, telling
-from pipejax.sweep.dataset_layout import get_block, num_blocks
+from pipejax.base.provenance import provenance
 from pipejax.sweep.declaration import Sweep, read_sweep
 from pipejax.sweep.evaluation import Values, evaluate_block
-from pipejax.sweep.store import opened
+from pipejax.sweep.store import get_block, num_blocks, opened
+
+AHEAD = 2  # blocks at work or waiting for each thread of the cluster
+PATIENCE = 10.0  # seconds to wait for the scheduler to answer
 
 
 def run_sweep(
@@ -79,9 +87,49 @@ def _evaluated(
 ) -> Iterator[tuple[int, Values]]:
     """Evaluate blocks in this process, one after the other, or on a cluster in any order."""
     if scheduler is not None:
-        from pipejax.sweep.cluster import evaluated_on  # Dask is an extra
-
         yield from evaluated_on(scheduler, sweep, numbers)
         return
     for number in numbers:
         yield number, evaluate_block(sweep, get_block(sweep, number))
+
+
+def evaluated_on(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+    """Evaluate blocks on the workers of a scheduler, in any order."""
+    from distributed import Client  # Dask is an extra
+
+    try:
+        client = Client(address, timeout=PATIENCE)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"--scheduler: no scheduler answers at {address!r}: {reason}") from None
+    with client:
+        yield from _in_any_order(client, sweep, numbers)
+
+
+def _in_any_order(client: Any, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
+    """Keep the workers busy, with no more blocks in memory than necessary."""
+    from distributed import as_completed
+
+    code = provenance()["code"]
+    waiting = iter(numbers)
+
+    def submit(number: int) -> Any:
+        return client.submit(_evaluate, sweep, number, code, pure=False, retries=3)
+
+    threads = max(1, sum(client.nthreads().values()))
+    first = itertools.islice(waiting, AHEAD * threads)
+    running = as_completed([submit(number) for number in first])
+    for future in running:
+        yield future.result()
+        future.release()
+        for number in waiting:
+            running.add(submit(number))
+            break
+
+
+def _evaluate(sweep: Sweep, number: int, code: str) -> tuple[int, Values]:
+    """Evaluate one block on a worker."""
+    own = provenance()["code"]
+    if own != code:
+        raise ValueError(f"a worker has pipejax code {own}, this process has {code}")
+    return number, evaluate_block(sweep, get_block(sweep, number))

@@ -21,7 +21,6 @@ from rich.progress import track
 
 import pipejax as pj
 from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
-from pipejax.analysis.step_line import median_times, on_one_line, step_line
 from pipejax.analysis.validation import Validation, judge, measured_tables, validate
 from pipejax.base.files import check_writable, write_file
 from pipejax.base.provenance import provenance
@@ -31,6 +30,7 @@ from sweeps.kit import command
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy, report
 from sweeps.published.page import Section, page
+from sweeps.published.step_line import median_times, on_one_line, step_line
 
 FIGURE = "accuracy.png"  # beside the page
 

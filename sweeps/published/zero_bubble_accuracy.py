@@ -15,12 +15,12 @@ import numpy as np
 
 import pipejax as pj
 from pipejax.analysis.prediction_errors import prediction_errors
-from pipejax.analysis.step_line import on_one_line, step_line
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.measured_rows import MeasuredRows
 from pipejax.costs.rows_file import read_rows
 from pipejax.costs.system import DATA
 from sweeps.published.accuracy import Accuracy, report
+from sweeps.published.step_line import on_one_line, step_line
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED, Profile, Shape
 
 TABLE_4 = DATA / "measured" / "zero_bubble_a100.csv"

@@ -25,7 +25,7 @@ from pipejax.costs.stage_bytes import stage_bytes
 from pipejax.costs.stage_costs import work_costs
 from pipejax.costs.stage_work import stage_work
 from pipejax.costs.system import System
-from pipejax.engine.lowering.cost_layout import LINK_COSTS
+from pipejax.engine.lowering.program import LINK_COSTS
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules.table.held_activations import (

@@ -11,9 +11,9 @@ from pipejax.analysis.formula.cells import cells, regions
 from pipejax.analysis.formula.parameters import weights_by_key
 from pipejax.analysis.verify.formula_file import FORMAT, VERSION
 from pipejax.base.display import ResultDict
-from pipejax.engine.lowering.by_microbatch import by_microbatch
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
+from pipejax.engine.pricing import by_microbatch
 from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import to_json

@@ -1,6 +1,10 @@
 """The recurrence op by op over blocks of the batch, in loops whose program is data.
 
 A block's state stays in cache: it has one row for each live op, not for each op.
+
+A batch of NumPy arrays goes to all devices of this process, if there are several. A batch of
+JAX arrays stays where it is; laid out over the devices of several processes, it is solved by all
+of them, each its own part.
 """
 
 import functools
@@ -12,14 +16,19 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
 from pipejax.base.machine import cpu_options
-from pipejax.engine.batched.backward_pass import BITS, counts_on_path
-from pipejax.engine.batched.forward_pass import values_and_choices
-from pipejax.engine.batched.interpreted_program import Task
-from pipejax.engine.batched.single_xla_call import LOOPS, Unsigned, as_single_xla_call
+from pipejax.engine.batched.binary_program import Task, Unsigned
+from pipejax.engine.batched.cost_rows import Leaves
+from pipejax.engine.batched.interpreter_loops import (
+    BITS,
+    LOOPS,
+    as_single_xla_call,
+    counts_on_path,
+    values_and_choices,
+)
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
 Pieces = tuple[Float[NumpyArray, "_ _"] | Float[Array, "_ _"], ...]
@@ -32,6 +41,7 @@ LANES = 128
 MAX_TILES = 16  # rows' worth of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
+BATCH = "batch"  # name of the axis of devices, where nobody else has named it
 MIN_WORK = 1 << 21  # ops times configurations from which a thread of its own pays
 
 
@@ -171,3 +181,38 @@ def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, in
     tiles = MAX_TILES if task.backward is None else max(1, min(MAX_TILES, room // LANES))
     blocks = -(-size // (tiles * LANES))
     return -(-size // (blocks * LANES)), LANES
+
+
+def spread_of(leaves: Leaves) -> NamedSharding | None:
+    """Find the devices that a batch of JAX arrays is laid out over."""
+    found: dict[NamedSharding, str] = {}
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
+            continue
+        layout = leaf.sharding
+        cut = tuple(layout.spec) if isinstance(layout, NamedSharding) else ()
+        first, *others = (*cut, None)
+        if not isinstance(layout, NamedSharding) or first is None or set(others) != {None}:
+            raise ValueError(
+                f"{name} lies on several devices as {layout}: a batch is cut along its "
+                "first axis and no other"
+            )
+        found[NamedSharding(layout.mesh, PartitionSpec(first))] = name
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found.values())} are laid out over devices in two ways")
+    return next(iter(found), None)
+
+
+def spread_out(leaves: Leaves, size: int, least: int) -> tuple[Leaves, NamedSharding | None]:
+    """Send a batch on the host to all devices of this process, parts of one size."""
+    devices = jax.local_devices()
+    if len(devices) == 1 or size < least * len(devices):
+        return leaves, None
+    over = NamedSharding(Mesh(np.array(devices), BATCH), PartitionSpec(BATCH))
+    place = np.arange(size + -size % len(devices))
+    placed = {
+        name: jax.device_put(np.take(leaf, place, axis=0, mode="clip"), over)
+        for name, leaf in leaves.items()
+        if len(leaf) > 1
+    }
+    return {**leaves, **placed}, over

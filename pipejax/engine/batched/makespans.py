@@ -24,21 +24,31 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive, check_types, whole_number
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import check_finite, handed_over, is_traced, known
-from pipejax.engine.batched.binary_program import BinaryOps, binary_ops
-from pipejax.engine.batched.cost_rows import CostRows, Leaves, batch_leaves, cost_rows
-from pipejax.engine.batched.interpreted_program import (
+from pipejax.engine.batched.binary_program import (
+    BinaryOps,
     Task,
     backward_program,
+    binary_ops,
     forward_program,
     width,
 )
-from pipejax.engine.batched.interpreter import LANES, Counts, Pieces, interpreted_makespans
-from pipejax.engine.batched.overlapped_pairs import (
+from pipejax.engine.batched.cost_rows import (
+    CostRows,
+    Leaves,
+    batch_leaves,
+    cost_rows,
     counts_of_ops,
     with_pair_times,
     with_pairs_apart,
 )
-from pipejax.engine.batched.sharding import spread_of, spread_out
+from pipejax.engine.batched.interpreter import (
+    LANES,
+    Counts,
+    Pieces,
+    interpreted_makespans,
+    spread_of,
+    spread_out,
+)
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
     MAX_OPS_WITH_COUNTS,

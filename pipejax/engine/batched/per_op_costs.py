@@ -11,13 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.engine.batched.binary_program import binary_ops
+from pipejax.engine.batched.binary_program import (
+    Task,
+    backward_program,
+    binary_ops,
+    forward_program,
+)
 from pipejax.engine.batched.cost_rows import CostRows
-from pipejax.engine.batched.interpreted_program import Task, backward_program, forward_program
-from pipejax.engine.lowering.by_microbatch import message_edges
-from pipejax.engine.lowering.cost_layout import ZERO
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, Program
-from pipejax.engine.pricing import NodeCosts
+from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO, Program
+from pipejax.engine.pricing import NodeCosts, message_edges
 from pipejax.schedules.cells.ops import Phase
 
 LEAST_COLUMNS = 64

@@ -17,7 +17,7 @@ from pipejax.base.array_types import Array, Float
 from pipejax.base.machine import cpu_options
 from pipejax.engine.batched.binary_program import NO_OPERAND, START, BinaryOps
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
-from pipejax.engine.batched.single_xla_call import LOOPS
+from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 700  # about a second of compilation
 MAX_OPS_WITH_COUNTS = 192  # the same; and at 512 the interpreter is as fast

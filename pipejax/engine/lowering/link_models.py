@@ -2,24 +2,34 @@
 
 Each message follows the model of its link, and all of them end in the same kind of program. What
 each model means is in docs/semantics.md.
+
+Messages below `Links.eager_below` are buffered where larger ones meet in a rendezvous, so which
+messages they are decides about nodes and edges: a program holds for costs with the same ones, and
+others are refused by name.
 """
 
+import dataclasses
+from typing import Any
+
+import jax
 import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
-from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.program import SOURCE, MessageTable
+from pipejax.base.remembered import remembered
+from pipejax.costs.costs import Costs
+from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder
 from pipejax.schedules.cells.cells import NOWHERE
-from pipejax.schedules.cells.dependencies import Dependencies
+from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
-from pipejax.schedules.table.links import LINKS
+from pipejax.schedules.table.links import LINKS, Links
 from pipejax.schedules.table.shared_links import shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Which = Bool[NumpyArray, " messages"]
 Nodes = Int[NumpyArray, " messages"]
+Smaller = Bool[NumpyArray, "batch directions pipes boundaries microbatches"]
 
 DELAY, QUEUED, BLOCKING, RENDEZVOUS = range(len(LINKS))
 # by link model: for how long a message holds its link, and how much later it arrives
@@ -227,3 +237,76 @@ def _users(builder: ProgramBuilder, sent: MessageTable) -> Int[NumpyArray, "3 us
         ],
         axis=1,
     )
+
+
+def eager_messages(
+    found: Dependencies, table: ScheduleTable, links: Links, costs: Costs | None
+) -> bytes:
+    """Find the messages that are buffered, those under rendezvous with a transmit time below it.
+
+    Returns booleans (messages), as bytes: a program is remembered by them.
+    """
+    if costs is None:
+        raise ValueError(
+            f"eager_below = {links.eager_below:g} s needs known costs: which messages lie below it "
+            "follows from their transmit times, got costs=None"
+        )
+    costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
+    smaller = below_threshold(costs.transmit, links.eager_below, 0)[0]
+    shape = 2, table.num_pipes, max(table.num_stages - 1, 0), table.num_microbatches
+    place = found.direction, found.pipe, found.boundary, found.microbatch
+    ends = found.producer // table.num_slots, found.consumer // table.num_slots
+    meets = links.models_of(table.num_workers, *ends) == RENDEZVOUS
+    eager: bytes = (meets & np.broadcast_to(smaller, shape)[place]).tobytes()
+    return eager
+
+
+def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Smaller:
+    """Which transmit times lie below a time; axes of one entry stand for all.
+
+    `batch_axes` (0 or 1) stand before all others.
+    """
+    try:
+        smaller = np.asarray(transmit < eager_below)
+    except jax.errors.JAXTypeError as error:
+        raise ValueError(
+            "transmit is traced: which messages lie below eager_below cannot be seen within jit "
+            "or vmap. Close over transmit times that are numbers, or give makespans the batch"
+        ) from error
+    if not (batch_axes and smaller.ndim):
+        smaller = smaller[None]
+    per_microbatch = smaller.ndim == 5
+    shape = smaller.shape[1:] if per_microbatch else (*smaller.shape[1:], 1)
+    return smaller.reshape(len(smaller), *(1,) * (4 - len(shape)), *shape)
+
+
+def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
+    """Refuse transmit times with which other messages are eager than those of a program."""
+    sent, links = program.messages, program.links
+    smaller = below_threshold(transmit, links.eager_below, batch_axes)
+    backward = (np.asarray(sent.phase) == Phase.SEND_B).astype(int) * BACKWARD
+    place = (
+        backward,
+        np.asarray(program.pipe)[sent.carrier],  # a fused pair that makes it may be of two pipes
+        np.asarray(sent.stage) - backward,
+        np.asarray(sent.microbatch),
+    )
+    layout = program.layout
+    shape = 2, layout.num_pipes, layout.num_stages - 1, layout.num_microbatches
+    some, every = (np.broadcast_to(x, shape)[place] for x in (smaller.any(0), smaller.all(0)))
+    meets = links.models_of(program.num_workers, sent.sender, sent.receiver) == RENDEZVOUS
+    wrong = np.flatnonzero(meets & np.where(sent.eager, ~every, some))
+    if len(wrong):
+        send = sent.cells(int(wrong[0]))[0]
+        is_eager = sent.eager[wrong[0]]
+        raise ValueError(
+            f"the transmit time of {send} is {'not ' if is_eager else ''}below eager_below = "
+            f"{links.eager_below:g} s, and the program is for one that is"
+            f"{' not' if not is_eager else ''}: lower the table for these costs (lower(costs=..))"
+        )
+
+
+@remembered
+def settled(program: Program) -> Program:
+    """Return a program whose costs were checked: there is nothing left to check."""
+    return dataclasses.replace(program, links=dataclasses.replace(program.links, eager_below=0.0))

@@ -4,6 +4,11 @@ Ops become nodes, rows become chains of nodes, host links chains beside them, an
 turns every message between workers into an edge with a lag or into a node of its own. At the end
 come the all-reduce of each stage and the optimizer update of each stage copy; where cells of the
 table update, an all-reduce comes before each of them instead.
+
+A worker takes part in one all-reduce at a time. All workers follow one order: that in which the
+last gradient of each all-reduce ends in the message-free run with unit slots, ties by stage. So
+all-reduces cannot wait for each other in a circle, and since updates alone wait for them, nor can
+they with rows: what they wait for in a row stands before the update that waits for them.
 """
 
 import numpy as np
@@ -13,14 +18,13 @@ from pipejax.base.checks import check_types
 from pipejax.base.machine import check_fits
 from pipejax.base.remembered import remembered
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.collectives import add_reductions_within, add_step_end
-from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.eager import eager_messages
-from pipejax.engine.lowering.link_models import add_messages
-from pipejax.engine.lowering.program import SOURCE, MessageTable, Program
-from pipejax.engine.lowering.program_builder import ProgramBuilder
+from pipejax.engine.lowering.link_models import add_messages, eager_messages
+from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
+from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
+from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import HOST, TIMED, Phase
+from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links
@@ -165,3 +169,75 @@ def _messages(builder: ProgramBuilder, found: Dependencies, eager: bytes) -> Mes
         receiver=found.consumer // builder.table.num_slots,
         eager=np.frombuffer(eager, bool) if eager else np.zeros(len(producer), bool),
     )
+
+
+def add_reductions_within(builder: ProgramBuilder) -> None:
+    """Add an A before every U cell, for the replicas of its copy; other pipes do not take part."""
+    table = builder.table
+    update_cell = find_versions(table).update_cell
+    where = table.where
+    update, which = np.unique(update_cell, return_inverse=True)
+    last = np.full(len(update), NOWHERE)  # gradient before each update
+    np.maximum.at(last, which.ravel(), np.maximum(where[Phase.B], where[Phase.W]).ravel())
+    stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
+    reductions = builder.add_nodes(
+        duration=builder.layout.op(Phase.A, stage),
+        phase=np.full_like(stage, Phase.A),
+        stage=stage,
+        microbatch=table.microbatch.ravel()[update],
+    )
+    builder.add_edges(nodes[last], reductions, ZERO)
+    builder.add_edges(reductions, nodes[update], ZERO)
+    in_row = np.argsort(last)  # of one worker alone, so its row is the order of their ends
+    builder.add_chains(reductions[in_row], last[in_row] // table.num_slots)
+
+
+def add_step_end(builder: ProgramBuilder) -> None:
+    """Add A, which waits for the last gradient of a stage on every worker, and U after it."""
+    table, layout = builder.table, builder.layout
+    place = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
+    for cells in (table.cells, table.partners):
+        worker, slot = np.nonzero(np.isin(cells.phase, [Phase.B, Phase.W]))
+        np.maximum.at(place, (worker, cells.stage[worker, slot]), slot)
+    copies = np.argwhere(place >= 0)  # by worker and stage: pipes share a worker's copy
+    copies = copies[np.lexsort((place[place >= 0], copies[:, 0]))]
+    stages = np.arange(table.num_stages)
+    reductions = builder.add_nodes(
+        duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
+    )
+    worker, stage = copies.T
+    last = worker * table.num_slots + place[worker, stage]
+    builder.add_edges(builder.node_of_cell.ravel()[last], reductions[stage], ZERO)
+    _take_part(builder, reductions, stage, last)
+    row_end = builder.row_ends()
+    updates = builder.add_nodes(
+        duration=layout.op(Phase.U, stage),
+        phase=np.full_like(stage, Phase.U),
+        stage=stage,
+        worker=worker,
+    )
+    is_first = np.append(True, worker[1:] != worker[:-1])
+    before = np.where(is_first, row_end[worker], np.roll(updates, 1))
+    builder.add_edges(before, updates, ZERO)
+    builder.add_edges(reductions[stage], updates, ZERO)
+
+
+def _take_part(
+    builder: ProgramBuilder,
+    reductions: Int[NumpyArray, " reductions"],
+    of_copy: Int[NumpyArray, " copies"],
+    last: Int[NumpyArray, " copies"],
+) -> None:
+    """Let each worker take part in one all-reduce at a time; reductions go by stage.
+
+    A copy takes part in the all-reduce `of_copy`; `last` is the cell of its last gradient.
+    """
+    worker = last // builder.table.num_slots
+    alone = len(np.unique(worker)) == len(worker)
+    if alone and not builder.links.shared_links:
+        return  # nothing to order: the run that orders is saved
+    end = np.zeros(len(reductions))
+    np.maximum.at(end, of_copy, builder.unit_ends[last])
+    builder.reductions = Reductions(reductions, end, of_copy, worker)
+    order = np.lexsort((of_copy, end[of_copy]))
+    builder.add_chains(reductions[of_copy[order]], worker[order])

@@ -7,8 +7,14 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.longest_path import CycleError, lay_out_edges, topological_order
-from pipejax.engine.lowering.cost_layout import ZERO, CostLayout
-from pipejax.engine.lowering.program import NO_WORKER, SOURCE, MessageTable, Program
+from pipejax.engine.lowering.program import (
+    NO_WORKER,
+    SOURCE,
+    ZERO,
+    CostLayout,
+    MessageTable,
+    Program,
+)
 from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of
 from pipejax.schedules.cells.schedule_error import ScheduleError
 from pipejax.schedules.table.links import Links

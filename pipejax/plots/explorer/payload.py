@@ -13,8 +13,7 @@ import numpy as np
 from pipejax.analysis.evaluate import Evaluation, lower_and_price
 from pipejax.analysis.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.engine.lowering.cost_layout import ZERO
-from pipejax.engine.lowering.program import Program
+from pipejax.engine.lowering.program import ZERO, Program
 from pipejax.plots.explorer.factors import Factor, base_of, factors_of, kinds, mean_forward
 from pipejax.plots.explorer.forms import FormSearch
 from pipejax.plots.explorer.packing import Packed, pack

@@ -14,8 +14,7 @@ from pipejax.analysis.evaluate import op_counts
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
-from pipejax.engine.lowering.cost_layout import LINK_COSTS
-from pipejax.engine.lowering.program import SOURCE, Program
+from pipejax.engine.lowering.program import LINK_COSTS, SOURCE, Program
 from pipejax.engine.recurrence_host import HostRun
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.search.partition.holdings import HoldingPrices

@@ -17,7 +17,6 @@ from pipejax.costs.flop import model_flop
 from pipejax.costs.model import Model, load_model
 from pipejax.costs.system import System, load_system
 from pipejax.schedules.table.links import Links
-from pipejax.sweep.plan.bottleneck import bounds_of_steps
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
 from pipejax.sweep.plan.request import SCHEDULES, PlanRequest
 from pipejax.sweep.plan.result import (
@@ -27,7 +26,7 @@ from pipejax.sweep.plan.result import (
     known_step_times,
     save_columns,
 )
-from pipejax.sweep.plan.search import Evaluator, Known, Times, estimate
+from pipejax.sweep.plan.search import Evaluator, Known, Times, bounds_of_steps, estimate
 
 RUNNERS_UP = 9
 PATIENCE = 10.0  # seconds of work that an interruption may cost

@@ -3,24 +3,32 @@
 Every layout is priced, so its memory and a lower bound of its step time are known. Layouts are
 evaluated exactly in the order of their bounds, with all others of the same program that could still
 be among the best; what is left when the next bound is beyond the last of the best cannot be.
+
+What bounds a layout is the resource of the machine that takes the largest share of its step. A step
+time is a sum of times on the critical path: a rate that grows by a little, or a latency that does,
+changes it by the share of the path that this resource takes (Euler's identity). So shares are
+differences of step times, and the compiled prices of all layouts serve every machine.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from pipejax.analysis.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.costs.stage_bytes import StageBytes
-from pipejax.sweep.plan.bounds import lower_bounds
+from pipejax.costs.system import System
+from pipejax.costs.system_fields import FIELDS
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.pricing import Priced, price
-from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, pipe_of
+from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, lower_bounds, pipe_of
 from pipejax.sweep.plan.request import PlanRequest
 
+STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
 ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
 
 Times = Float[NumpyArray, " layouts"]
@@ -168,3 +176,41 @@ class Evaluator:
         return (
             float(np.partition(times, wanted - 1)[wanted - 1]) if len(times) >= wanted else np.inf
         )
+
+
+def bounds_of_steps(request: PlanRequest, layouts: Layouts, rows: Rows) -> list[str]:
+    """Name the resource that bounds each of some layouts, as `sensitivity` does."""
+    found = [""] * len(rows)
+    some = layouts.take(rows)
+    for same in groups_of((*some[:3], some.microbatches)):
+        most = resource_shares_of(request, some.take(same)).argmax(axis=0)
+        for place, resource in zip(same.tolist(), most.tolist(), strict=True):
+            found[place] = RESOURCES[resource]
+    return found
+
+
+def resource_shares_of(
+    request: PlanRequest, layouts: Layouts
+) -> Float[NumpyArray, "resources layouts"]:
+    """Shares (resources, layouts) of the step that each resource takes, for one program."""
+    shape, count = shape_of(request, layouts, 0), int(layouts.microbatches[0])
+    systems = [request.system, *(_changed(request.system, name) for name in RESOURCES)]
+    each: System = jax.tree.map(lambda *leaves: np.repeat(leaves, len(layouts)), *systems)
+    every = layouts.take(np.tile(np.arange(len(layouts)), len(systems)))
+    costs = price(request, shape, every, each).costs
+    times = exact_times(shape, count, costs, request.links).reshape(len(systems), -1)
+    power = np.array(list(POWER.values()))
+    return power[:, None] * (times[1:] / times[0] - 1) / STEP
+
+
+def _changed(system: System, name: str) -> System:
+    """A system of which one resource is more."""
+    path = FIELDS[name]
+
+    def changed(where: Any, leaf: Any) -> Any:
+        # the leaves of an efficiency are the entries of its curve: they have no name of their own
+        is_it = tuple(key.name for key in where if hasattr(key, "name")) == path
+        return leaf * (1 + STEP) if is_it else leaf
+
+    found: System = jax.tree_util.tree_map_with_path(changed, system)
+    return found

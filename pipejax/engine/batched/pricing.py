@@ -7,7 +7,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.costs.costs import Costs
-from pipejax.engine.lowering.eager import below_threshold, settled
+from pipejax.engine.lowering.link_models import below_threshold, settled
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links

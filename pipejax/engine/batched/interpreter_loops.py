@@ -1,0 +1,332 @@
+"""The loops of the interpreter: a forward pass over all ops of a program, and a backward pass.
+
+A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
+program; an op reads two rows, adds rows of costs and writes one row. The program is data: the rows
+an op reads stand in `code`, so one compilation serves all programs of a bucket of sizes.
+
+By default XLA runs every instruction of a loop body as a task of its own, about a microsecond
+each, which is far more than adding two rows takes. It has a form for loops whose data are small,
+in which the whole loop is one function; an attribute asks for it (`as_single_xla_call`). What such
+a loop may hold is limited to elementwise operations on slices.
+
+How the loops are written decides how fast they are. XLA updates a carried buffer in place only if
+nothing reads the old buffer after the write; where it cannot tell, it copies all of it, every time.
+So a tile's buffers are carried from tile to tile instead of made anew, every write is one row, and
+where reads and writes of one buffer meet, a made-up dependence puts them in order (see `_run`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from pipejax.base.array_types import Array, NumpyArray
+from pipejax.base.machine import Options
+from pipejax.engine.batched.binary_program import (
+    ALWAYS,
+    CHOICE,
+    GROUP,
+    NEVER_SLOT,
+    BackwardProgram,
+    ForwardProgram,
+    Task,
+    Unsigned,
+)
+
+LOOPS: Options = {
+    # XLA prefers vectors of 256 bits; where the CPU has 512, the loops take two thirds of the time
+    "xla_cpu_prefer_vector_width": 512,
+    # at LLVM's highest level they compile twice as long, and run twice as long in float64
+    "xla_backend_optimization_level": 2,
+}
+SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
+NONE = dict.fromkeys(SINGLE_CALL)
+BITS = 8  # of a byte: configurations of a choice or a path
+
+Number = Array | NumpyArray | int  # a row, or a bound of a loop
+Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
+
+
+def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile what a callable traces as one function, on a CPU."""
+
+    def plain(*arrays: Any) -> Any:
+        with set_xla_metadata(**NONE):
+            return loops(*arrays)
+
+    @functools.wraps(loops)
+    def call(*arrays: Any) -> Any:
+        with set_xla_metadata(**SINGLE_CALL):
+            return jax.jit(plain)(*arrays)
+
+    return call
+
+
+def take_row(array: Array, index: Number) -> Array:
+    """Return one row of an array: (1, ...)."""
+    return jax.lax.dynamic_index_in_dim(array, index)
+
+
+def put_row(array: Array, row: Array, index: Number) -> Array:
+    """Return an array with one row replaced."""
+    return jax.lax.dynamic_update_slice_in_dim(array, row, index, 0)
+
+
+def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
+    """Loop over first, first + 1, ..., end - 1."""
+
+    def step(k: Array, carry: Any) -> Any:
+        return body(k.astype(Unsigned), carry)
+
+    return jax.lax.fori_loop(Unsigned(first), Unsigned(end), step, start)
+
+
+def values_and_choices(
+    task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Run a program over tiles of lanes, from the first configuration on.
+
+    Returns (tiles, lanes) makespans [s], and the choices for a backward pass: for exact maxima
+    (groups, tiles, lanes) bytes, whose bits tell which of `GROUP` ops waited for their second
+    operand; for smooth ones (ops, tiles, lanes) weights of the second operand.
+    """
+    program, keep, exact = task.forward, task.backward is not None, task.temperature is None
+    dtype, (_, lanes) = pieces[0].dtype, tiles
+    rows = len(program.code) // GROUP if exact else len(program.code)
+    num_columns = 1 + sum(piece.shape[1] for piece in pieces)
+
+    def tile(t: Array, carry: Carry) -> Carry:
+        values, choices, columns, cost, state = carry
+        columns = _columns(columns, pieces, first + t * Unsigned(lanes))
+        cost = _cost(cost, program, columns)
+        state, choices = _run(task, cost, state, choices, t)
+        return put_row(values, take_row(state, program.last), t), choices, columns, cost, state
+
+    # what a tile needs is made once, and written over by the next one
+    slot = jax.lax.broadcasted_iota(np.int32, (program.num_slots, lanes), 0)
+    empty = functools.partial(jnp.zeros, dtype=dtype)
+    start = (
+        empty(tiles),
+        jnp.zeros((rows if keep else 1, *tiles), jnp.uint8 if exact else dtype),
+        empty((num_columns, lanes)),
+        empty((len(program.terms), lanes)),
+        jnp.where(slot == NEVER_SLOT, -jnp.inf, 0).astype(dtype),
+    )
+    values, choices, *_ = count_up(0, tiles[0], tile, start)
+    return values, choices
+
+
+def _columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
+    """Fill in the cost columns of a tile: (columns, lanes) [s], the first of zeros."""
+    lanes, before = columns.shape[1], 1
+    for piece in pieces:
+
+        def entry(e: Array, columns: Array, piece: Array = piece, before: int = before) -> Array:
+            if len(piece) > 1:
+                column = jax.lax.dynamic_slice(piece, (first, e), (lanes, 1)).reshape(1, lanes)
+            else:
+                column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
+                column = jnp.broadcast_to(column, (1, lanes))
+            return put_row(columns, column, e + Unsigned(before))
+
+        columns = count_up(0, piece.shape[1], entry, columns)
+        before += piece.shape[1]
+    return columns
+
+
+def _cost(cost: Array, program: ForwardProgram, columns: Array) -> Array:
+    """Fill in the cost rows of a tile, each a sum of two columns: (rows, lanes) [s]."""
+
+    def step(r: Array, cost: Array) -> Array:
+        one, other = (take_row(columns, program.terms[r, k]) for k in range(2))
+        return put_row(cost, one + other, r)
+
+    return count_up(0, program.num_rows, step, cost)
+
+
+def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
+    """Run a tile: (slots, lanes) values [s], and the choices with those of the tile.
+
+    No op writes the slot of its own operand (`binary_program` sees to that), so an op's reads and
+    its write never mean the same row. An iteration runs a group of ops, as many as a byte has bits.
+    """
+    program, keep, temperature = task.forward, task.backward is not None, task.temperature
+    kept = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
+
+    def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        state, choices, kept = carry
+        for u in range(GROUP):
+            k = g * Unsigned(GROUP) + Unsigned(u)
+            first, second, slot, lag, own = (program.code[k, c] for c in range(5))
+            one = take_row(state, first)
+            other = take_row(state, second) + take_row(cost, lag)
+            value, weight = _maximum(one, other, temperature)
+            if keep:
+                # The last row of `kept` stays zero. Added to the index of the write it makes the
+                # write wait for `kept`, thus for the choice, which has read the state by then:
+                # otherwise XLA might write first, and copy the state for the choice to read.
+                kept = put_row(kept, weight, Unsigned(u))
+                slot = slot + kept[GROUP, 0].astype(Unsigned)
+            state = put_row(state, value + take_row(cost, own), slot)
+        return state, _enter(choices, kept, g, t) if keep else choices, kept
+
+    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, kept))
+    return state, choices
+
+
+def _enter(choices: Array, kept: Array, g: Array, t: Array) -> Array:
+    """Store the choices of a group: exact ones as the bits of a byte."""
+    if kept.dtype == bool:
+        bits = [kept[u].astype(jnp.uint8) << u for u in range(GROUP)]
+        entered, first = functools.reduce(jax.lax.bitwise_or, bits)[None], g
+    else:
+        entered, first = kept[:GROUP], g * Unsigned(GROUP)
+    return jax.lax.dynamic_update_slice(choices, entered[:, None], (first, t, Unsigned(0)))
+
+
+def _maximum(one: Array, other: Array, temperature: Array | float | None) -> tuple[Array, Array]:
+    """Maximum (1, lanes) [s] of two operands, and the weight of the second.
+
+    The second wins only if it is larger. Operands come in the order of a node's predecessors, so
+    over a chain of such maxima the first predecessor that attains the maximum wins, as in
+    `recurrence`.
+    """
+    if temperature is None:
+        second_wins = other > one
+        return jax.lax.select(second_wins, other, one), second_wins
+    gap = other - one
+    smooth = jnp.maximum(one, other) + temperature * jnp.log1p(jnp.exp(-jnp.abs(gap) / temperature))
+    return smooth, jax.nn.sigmoid(gap / temperature)
+
+
+# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte;
+# for smooth ones the path is spread, and a weight takes the place of the bit. The steps are those
+# of reverse mode:
+#
+# 1. the last op is on the path;
+# 2. from the last op to the first, "on the path" goes along the edges that the choices say;
+# 3. a cost counts for every op on the path that uses it.
+#
+# Example: op 2 = max(op 0, op 1 + lag) waited for op 1 in configurations 1 and 3 of eight.
+#
+#     choice of op 2      0 0 0 0 1 0 1 0     bit i is configuration i, written from the highest
+#     path of op 2        1 1 1 1 1 1 1 1     it is the last op
+#     path of op 1        0 0 0 0 1 0 1 0     path & choice;    here the lag counts once
+#     path of op 0        1 1 1 1 0 1 0 1     path & ~choice
+#
+# `_bit_rows` makes such bytes from the forward pass's, whose bits are eight ops of a configuration.
+
+
+def counts_on_path(
+    terms: Array,
+    backward: BackwardProgram,
+    choices: Array,
+    *,
+    num_columns: int,
+    dtype: np.dtype[Any],
+) -> Array:
+    """Count the costs on the critical path of each configuration.
+
+    Returns (columns, configurations) counts; for smooth maxima, fractional ones.
+    """
+    exact = choices.dtype == jnp.uint8
+    weights = _bit_rows(choices, backward.num_ops) if exact else choices
+    path = _path(backward, weights)
+    return _counts(terms, backward, weights, path, num_columns, dtype)
+
+
+def _bit_rows(choices: Array, num_ops: Number) -> Array:
+    """Transpose bytes: from eight ops of a configuration to eight configurations of an op.
+
+    Bit i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
+    each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
+    """
+    width = choices.shape[1] // BITS
+
+    def step(k: Array, rows: Array) -> Array:
+        row = take_row(choices, k // Unsigned(GROUP))
+        mask = (Unsigned(1) << (k % Unsigned(GROUP))).astype(jnp.uint8)
+        bits = jnp.zeros((1, width), jnp.uint8)
+        for i in range(BITS):
+            is_set = row[:, i * width : (i + 1) * width] & mask != 0
+            bits |= jax.lax.select(is_set, jnp.full_like(bits, 1 << i), jnp.zeros_like(bits))
+        return put_row(rows, bits, k)
+
+    empty = jnp.zeros((len(choices) * GROUP, width), jnp.uint8)
+    return count_up(0, num_ops, step, empty)
+
+
+def _share(path: Array, weight: Array, says: Array) -> Array:
+    """Part (lanes) of a path that follows a choice, its opposite, or both."""
+    if path.dtype == jnp.uint8:
+        # weight ^ 0 is the choice, weight ^ 255 its opposite, and "always" sets all bits
+        always = jnp.where(says == ALWAYS, 255, 0).astype(jnp.uint8)
+        opposite = jnp.where(says == CHOICE, 0, 255).astype(jnp.uint8)
+        return path & ((weight ^ opposite) | always)
+    # weight, 1 - weight or 1, as a straight line
+    slope = jnp.where(says == ALWAYS, 0, jnp.where(says == CHOICE, 1, -1)).astype(path.dtype)
+    start = jnp.where(says == CHOICE, 0, 1).astype(path.dtype)
+    return path * (start + slope * weight)
+
+
+def _path(backward: BackwardProgram, weights: Array) -> Array:
+    """Propagate "is on the critical path" from the last op back along the edges: (ops, lanes).
+
+    An op's readers all come after it, so its own bit is complete when its edges are reached. With
+    exact maxima at most one reader sets the bit, since a configuration has one path: adding is the
+    same as setting.
+    """
+    on = weights.dtype.type(255 if weights.dtype == jnp.uint8 else 1)
+
+    def step(e: Array, path: Array) -> Array:
+        reader, read, says = (backward.edges[e, c] for c in range(3))
+        share = _share(take_row(path, reader), take_row(weights, reader), says)
+        return put_row(path, take_row(path, read) + share, read)
+
+    op = jax.lax.broadcasted_iota(Unsigned, weights.shape, 0)
+    start = jnp.where(op == backward.num_ops - Unsigned(1), on, on * 0)
+    return count_up(0, backward.num_edges, step, start)
+
+
+def _counts(
+    terms: Array,
+    backward: BackwardProgram,
+    weights: Array,
+    path: Array,
+    num_columns: int,
+    dtype: np.dtype[Any],
+) -> Array:
+    """Add up the uses of each column, by rows: (columns, configurations); 0 is no cost.
+
+    Bits are counted in bytes, a run of uses of one row at a time, and no run is longer than a byte
+    can count; runs are added up in the wider type of the result.
+    """
+    is_bits = weights.dtype == jnp.uint8
+    # row i of the parts takes bit i of every byte, that is configurations i * width to (i + 1) *
+    # width - 1 (see `_bit_rows`), so the parts in a row are in the order of the batch
+    parts = (BITS if is_bits else 1, weights.shape[1])
+    bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, parts, 0)
+
+    def run(r: Array, counts: Array) -> Array:
+        row, first, end = (backward.runs[r, c] for c in range(3))
+
+        def use(k: Array, total: Array) -> Array:
+            op, says = backward.uses[k, 0], backward.uses[k, 1]
+            share = _share(take_row(path, op), take_row(weights, op), says)
+            return total + (jnp.minimum(share & bit, 1) if is_bits else share)
+
+        total = count_up(first, end, use, jnp.zeros(parts, weights.dtype))
+        new = total.astype(dtype).reshape(1, -1)
+
+        def term(k: Array, counts: Array) -> Array:
+            column = terms[row, k]
+            return put_row(counts, take_row(counts, column) + new, column)
+
+        return count_up(0, 2, term, counts)
+
+    empty = jnp.zeros((num_columns, parts[0] * parts[1]), dtype)
+    return count_up(0, backward.num_runs, run, empty)
