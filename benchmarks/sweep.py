@@ -22,7 +22,7 @@ from rich.progress import Progress
 import pipejax as pj
 from benchmarks.alternatives import python_loop, recurrence
 from pipejax.base.files import check_writable, write_file
-from pipejax.costs.stage_work import stage_work
+from pipejax.costs.stage.stage_work import stage_work
 from pipejax.engine.batched.binary_program import binary_ops
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.sweep import read_sweep, run_sweep

@@ -21,8 +21,8 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable, write_file
-from pipejax.costs.model import Model
-from pipejax.costs.system import Efficiency, Link, System
+from pipejax.costs.model.model import Model
+from pipejax.costs.system.system import Efficiency, Link, System
 from pipejax.search.tuning.microbatch import search_microbatches, size_objective, tune_microbatches
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 

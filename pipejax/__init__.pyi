@@ -27,33 +27,34 @@ from pipejax.analysis.staleness import staleness as staleness
 from pipejax.analysis.step_report import StepReport as StepReport, step_report as step_report
 from pipejax.analysis.validation import validate as validate
 from pipejax.analysis.verify.verify import verify as verify
-from pipejax.costs.collective_rows import (
+from pipejax.costs.costs import Costs as Costs
+from pipejax.costs.measured.costs_file import read_costs as read_costs
+from pipejax.costs.measured.measured_rows import (
     CollectiveRows as CollectiveRows,
     read_collectives as read_collectives,
 )
-from pipejax.costs.costs import Costs as Costs
-from pipejax.costs.measured import read_costs as read_costs
-from pipejax.costs.microbatches import (
-    length_costs as length_costs,
-    read_lengths as read_lengths,
-    scale_microbatches as scale_microbatches,
+from pipejax.costs.measured.rows_file import read_rows as read_rows
+from pipejax.costs.model.model import (
+    LatentAttention as LatentAttention,
+    MixtureOfExperts as MixtureOfExperts,
+    Model as Model,
+    load_model as load_model,
 )
-from pipejax.costs.model import Model as Model, load_model as load_model
-from pipejax.costs.pipeline_layout import PipelineLayout as PipelineLayout
-from pipejax.costs.rows_file import read_rows as read_rows
+from pipejax.costs.model.pipeline_layout import PipelineLayout as PipelineLayout
+from pipejax.costs.model.workload import Workload as Workload
 from pipejax.costs.scaling import (
     scale_workers as scale_workers,
     scaled_costs as scaled_costs,
 )
-from pipejax.costs.stage_bytes import memory_bytes as memory_bytes
-from pipejax.costs.stage_costs import stage_costs as stage_costs
-from pipejax.costs.sublayers import (
-    LatentAttention as LatentAttention,
-    MixtureOfExperts as MixtureOfExperts,
+from pipejax.costs.stage.microbatches import (
+    length_costs as length_costs,
+    read_lengths as read_lengths,
+    scale_microbatches as scale_microbatches,
 )
-from pipejax.costs.system import System as System, load_system as load_system
+from pipejax.costs.stage.stage_bytes import memory_bytes as memory_bytes
+from pipejax.costs.stage.stage_costs import stage_costs as stage_costs
+from pipejax.costs.system.system import System as System, load_system as load_system
 from pipejax.costs.topology import Topology as Topology, topology_costs as topology_costs
-from pipejax.costs.workload import Workload as Workload
 from pipejax.engine.batched.makespans import (
     makespans as makespans,
     makespans_and_grad as makespans_and_grad,

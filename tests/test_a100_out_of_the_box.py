@@ -5,8 +5,8 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system import DATA
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.system import DATA
 
 TABLES = DATA / "measured"
 

@@ -3,14 +3,14 @@
 import dataclasses
 
 import pipejax as pj
-from pipejax.costs.activations import (
+from pipejax.costs.layers.formulas import (
     buffer_bytes,
     edge_activation_bytes,
     head_weight_grad_bytes,
     layer_activation_bytes,
     layer_weight_grad_bytes,
 )
-from pipejax.costs.layout import Layout
+from pipejax.costs.model.layout import Layout
 
 MIB = 2.0**20
 

@@ -24,6 +24,18 @@ RANK = {
 }
 # inside two rooms folders and files have an order too: what is not named stands above the rest
 ORDER = {
+    "costs": (
+        "array_functions",
+        "precision",
+        "costs",
+        "scaling",
+        "topology",
+        "system",
+        "model",
+        "layers",
+        "stage",
+        "measured",
+    ),
     "schedules": ("cells", "legality", "table", "heuristics", "builders"),
     "engine": ("lowering", "pricing", "recurrence", "batched"),
 }

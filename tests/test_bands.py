@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipejax.search.calibration.bands import band, coverage_of
+from pipejax.search.calibration.hold_outs import band, coverage_of
 
 
 def grouped(groups, rows, seed):

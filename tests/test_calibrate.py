@@ -9,7 +9,7 @@ import pytest
 import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
 from pipejax.cli.app import run
-from pipejax.costs.rows_file import read_rows
+from pipejax.costs.measured.rows_file import read_rows
 
 pytestmark = pytest.mark.compiles
 TRUTH = {"compute.efficiency": 0.62, "host.launch": 2.5e-5, "host.step": 6e-3}

@@ -9,11 +9,11 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli.app import run
-from pipejax.costs.collective_rows import KINDS, MESSAGE, read_collectives
-from pipejax.costs.collectives import collective_time
-from pipejax.costs.layout import Group
-from pipejax.costs.system import DATA
-from pipejax.costs.system_numbers import number_of
+from pipejax.costs.layers.collectives import collective_time
+from pipejax.costs.measured.measured_rows import KINDS, MESSAGE, read_collectives
+from pipejax.costs.model.layout import Group
+from pipejax.costs.system.parts import number_of
+from pipejax.costs.system.system import DATA
 from pipejax.search.calibration import calibrate_links as module
 from pipejax.search.calibration.parameters import parameters_of
 

@@ -7,11 +7,9 @@ import pytest
 
 import pipejax as pj
 from pipejax.base.data_files import load_json
-from pipejax.costs.priors import FITTED, PRIORS
-from pipejax.costs.system import data_file
-from pipejax.costs.system_fields import FIELDS
-from pipejax.costs.system_numbers import number_of, written_with
-from pipejax.search.calibration.parameters import factors, joined, parameters_of
+from pipejax.costs.system.parts import FIELDS, number_of, written_with
+from pipejax.costs.system.system import data_file
+from pipejax.search.calibration.parameters import FITTED, PRIORS, factors, joined, parameters_of
 
 
 @pytest.fixture(scope="module")

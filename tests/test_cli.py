@@ -17,7 +17,7 @@ import pipejax as pj
 from pipejax.cli.app import COMMANDS
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.groups import with_options
-from pipejax.costs.system import data_file
+from pipejax.costs.system.system import data_file
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.table_files import to_json
 

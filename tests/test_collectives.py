@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.collectives import PASSES, ROUTES, Spread, collective_time
-from pipejax.costs.layout import Group
-from pipejax.costs.system import ALGORITHMS, DATA, Collectives, data_file, system_names
+from pipejax.costs.layers.collectives import PASSES, ROUTES, Spread, collective_time
+from pipejax.costs.model.layout import Group
+from pipejax.costs.system.system import ALGORITHMS, DATA, Collectives, data_file, system_names
 
 SYSTEM = pj.load_system("h100")
 LIBRARY = Collectives(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.distinct_stages import LEAST_BOUNDARIES, LEAST_STAGES, distinct_stages
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
+from pipejax.costs.stage.distinct_stages import LEAST_BOUNDARIES, LEAST_STAGES, distinct_stages
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
 
 DENSE, SPARSE = pj.load_model("gpt-22b"), pj.load_model("deepseek-v3")
 WORKLOADS = {

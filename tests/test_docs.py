@@ -21,11 +21,11 @@ from pages.links import faults
 from pages.notebooks import notebook_files, scripts
 from pipejax.analysis.timeline import bars
 from pipejax.base.data_files import UNITS
-from pipejax.costs import collective_rows, measured_rows
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
-from pipejax.costs.model import _KEYS as MODEL_KEYS, Model
-from pipejax.costs.system import SECTIONS
-from pipejax.search.links import link_rows
+from pipejax.costs.measured import measured_rows
+from pipejax.costs.model.model import _KEYS as MODEL_KEYS, Model
+from pipejax.costs.system.system import SECTIONS
+from pipejax.search.links import link_runs
 from pipejax.sweep.declaration import _KEYS as SWEEP_KEYS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -123,8 +123,8 @@ def test_the_page_on_sweeps_has_every_key_and_default():
 
 def test_the_pages_on_measurements_have_every_column():
     assert set(keys_on("measured_rows.md", "column")) == set(measured_rows.COLUMNS)
-    assert set(keys_on("systems.md", "column")) == set(collective_rows.COLUMNS)
-    assert set(keys_on("link_models.md", "column")) == set(link_rows.COLUMNS)
+    assert set(keys_on("systems.md", "column")) == set(measured_rows.TIMED_COLUMNS)
+    assert set(keys_on("link_models.md", "column")) == set(link_runs.COLUMNS)
 
 
 def test_the_page_on_costs_has_every_key():

@@ -12,7 +12,7 @@ from pipejax.base.checks import known_as, one_of
 from pipejax.base.progress import Notice, notices_as_lines
 from pipejax.cli.options.given import GivenOptions
 from pipejax.cli.options.values import declared
-from pipejax.costs.system import data_file
+from pipejax.costs.system.system import data_file
 from pipejax.schedules.table.table_files import to_json
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]

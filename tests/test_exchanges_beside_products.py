@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.collectives import collective_time
-from pipejax.costs.kernel_time import device_time
-from pipejax.costs.layer_ops import layer_ops
-from pipejax.costs.layout import Group, Layout
-from pipejax.costs.system_parts import Kernels
+from pipejax.costs.layers.collectives import collective_time
+from pipejax.costs.layers.kernels import device_time
+from pipejax.costs.layers.layer_ops import layer_ops
+from pipejax.costs.model.layout import Group, Layout
+from pipejax.costs.system.parts import Kernels
 
 H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0))
 MODEL = pj.load_model("gpt-22b")

@@ -7,7 +7,7 @@ from figures.kit.rules import faults
 from figures.published import accuracy
 from pipejax.analysis.prediction_errors import prediction_errors
 from pipejax.analysis.validation import Predictions, validate
-from pipejax.costs.system import DATA
+from pipejax.costs.system.system import DATA
 from pipejax.plots import style
 from sweeps.published import fidelity
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from pipejax.costs.rows_file import read_rows
+from pipejax.costs.measured.rows_file import read_rows
 from pipejax.search.calibration.hold_outs import DRAWS, folds_of
 
 HEADER = "layers,hidden,heads,sequence,tensor,pipeline,microbatch_size,global_batch,seconds\n"

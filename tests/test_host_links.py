@@ -13,7 +13,7 @@ from pipejax.analysis.jitter import sample_costs
 from pipejax.analysis.timeline import bars
 from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.measured import read_costs
+from pipejax.costs.measured.costs_file import read_costs
 from pipejax.engine.pricing import price
 from pipejax.schedules.cells.ops import EXECUTED, HOST
 from pipejax.schedules.table.slot_simulation import slot_times, spread

@@ -8,7 +8,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.search.links.identify import candidates_of, judge, model_of, predict
-from pipejax.search.links.link_rows import read_link_runs
+from pipejax.search.links.link_runs import read_link_runs
 
 NOISE, SEEDS = 0.02, 20
 KNOWN = candidates_of()

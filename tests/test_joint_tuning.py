@@ -9,9 +9,9 @@ import pytest
 
 import pipejax as pj
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
 from pipejax.search.tuning import ways
 from pipejax.search.tuning.joint import improve_settings, tune_jointly
 from pipejax.search.tuning.joint_search import every_setting, search_jointly

@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.flop import Phases
-from pipejax.costs.kernel_time import device_time, host_time, phase_time, smooth_max, update_time
-from pipejax.costs.kernels import LayerOp, Product
-from pipejax.costs.system import roofline_time
-from pipejax.costs.system_parts import Efficiency, Host, Kernels
+from pipejax.costs.layers.formulas import Phases
+from pipejax.costs.layers.kernels import (
+    LayerOp,
+    Product,
+    device_time,
+    host_time,
+    phase_time,
+    smooth_max,
+    update_time,
+)
+from pipejax.costs.system.parts import Efficiency, Host, Kernels
+from pipejax.costs.system.system import roofline_time
 
 SYSTEM = dataclasses.replace(
     pj.load_system("fast_nw_fast_cp"),

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import pipejax as pj
-from pipejax.costs.activations import boundary_bytes
-from pipejax.costs.flop import Phases, head_flop, layer_flop, step_flop
-from pipejax.costs.layer_collectives import layer_collectives
-from pipejax.costs.layer_ops import head_ops, layer_ops, whole_layer
-from pipejax.costs.layout import Layout
+from pipejax.costs.layers.formulas import Phases, boundary_bytes, head_flop, layer_flop, step_flop
+from pipejax.costs.layers.layer_collectives import layer_collectives
+from pipejax.costs.layers.layer_ops import head_ops, layer_ops, whole_layer
+from pipejax.costs.model.layout import Layout
 
 SPLIT = Layout(tensor=4, context=2, expert=4, sequence_parallel=1, microbatch_size=3)
 KINDS = [

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.costs.layout import RANK_ORDERS, Layout
+from pipejax.costs.model.layout import RANK_ORDERS, Layout
 
 # the axes of each group: which degrees it takes part in
 GROUPS = {"tensor_group": "t", "context_group": "c", "replica_group": "cd"}

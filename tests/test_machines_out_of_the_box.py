@@ -7,9 +7,9 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.prediction_errors import prediction_errors
-from pipejax.costs.rows_file import read_predictions, read_rows
-from pipejax.costs.system import DATA
-from pipejax.costs.system_parts import Efficiency
+from pipejax.costs.measured.rows_file import read_predictions, read_rows
+from pipejax.costs.system.parts import Efficiency
+from pipejax.costs.system.system import DATA
 
 MLPERF, SIMUMAX = (
     read_rows(DATA / "measured" / f"{n}.csv") for n in ("mlperf_h100", "simumax_b200")

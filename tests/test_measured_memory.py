@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.activations import buffer_bytes, head_weight_grad_bytes
-from pipejax.costs.layout import Layout
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.system import DATA
+from pipejax.costs.layers.formulas import buffer_bytes, head_weight_grad_bytes
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.system.system import DATA
 
 WIDE = {"gradient_bytes": 4}
 SIMUMAX = DATA / "measured" / "simumax_b200.csv"

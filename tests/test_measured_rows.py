@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipejax.base.progress import Notice
-from pipejax.costs.measured_rows import COLUMNS, joined
-from pipejax.costs.rows_file import read_rows
+from pipejax.costs.measured.measured_rows import COLUMNS, joined
+from pipejax.costs.measured.rows_file import read_rows
 
 GIVEN = {
     "model": "gpt3-175b",

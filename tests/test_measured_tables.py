@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system import DATA
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.system import DATA
 
 MEASURED = DATA / "measured"
 # rows, and the sum of their seconds

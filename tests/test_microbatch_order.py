@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.cli.app import run
-from pipejax.costs.microbatches import check_order, in_order
+from pipejax.costs.stage.microbatches import check_order, in_order
 from pipejax.search.tuning import permutation_search
 
 pytestmark = pytest.mark.compiles

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.flop import layer_flop, step_flop
-from pipejax.costs.model import model_names
-from pipejax.costs.system import data_file
+from pipejax.costs.layers.formulas import layer_flop, step_flop
+from pipejax.costs.model.model import model_names
+from pipejax.costs.system.system import data_file
 
 PUBLISHED = {  # billions: all, and those that one token meets
     "llama3-8b": (8.03, 8.03),

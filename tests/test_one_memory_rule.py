@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.activations import layer_activation_bytes, layer_weight_grad_bytes
-from pipejax.costs.layout import Layout
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.system import data_file
+from pipejax.costs.layers.formulas import layer_activation_bytes, layer_weight_grad_bytes
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
 
 WORKERS, MICROBATCHES = 4, 8

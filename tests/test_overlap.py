@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipejax.costs.overlap import exposed_buckets, exposed_ring
+from pipejax.costs.stage.exchanges import exposed_buckets, exposed_ring
 
 SECONDS = (0.0, 0.3, 1.0, 1.7, 4.0)
 

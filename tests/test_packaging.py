@@ -21,8 +21,8 @@ READS_ALL_DATA = """
 import pathlib, sys
 import pipejax as pj
 from pipejax.base.provenance import provenance
-from pipejax.costs.model import model_names
-from pipejax.costs.system import system_names
+from pipejax.costs.model.model import model_names
+from pipejax.costs.system.system import system_names
 
 home = pathlib.Path(pj.__file__).parent
 assert home.is_relative_to(sys.prefix), home

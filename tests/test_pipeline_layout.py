@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pipejax as pj
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.workload import assign_layers
+from pipejax.costs.model.workload import assign_layers
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
 
 H100, DENSE = pj.load_system("h100"), pj.load_model("gpt-22b")
 SPARSE = pj.load_model("deepseek-v3-mtp")  # 3 dense layers, 58 with experts, one for MTP
@@ -175,7 +175,7 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
 
 def test_one_compilation_serves_all_layouts():
     """Layers are numbers: only where those for further tokens lie is part of the program."""
-    from pipejax.costs.workload import PricingShape
+    from pipejax.costs.model.workload import PricingShape
 
     shapes = {
         PricingShape.of(pj.Workload(SPARSE, 8, pipeline_layout=text, **SHARED), TABLE).workload
@@ -185,7 +185,7 @@ def test_one_compilation_serves_all_layouts():
 
 
 def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
-    from pipejax.costs.distinct_stages import distinct_stages
+    from pipejax.costs.stage.distinct_stages import distinct_stages
 
     workload = pj.Workload(SPARSE, 8, pipeline_layout="Et*2|t*30|t*29m|L", **SHARED)
     work = stage_work(workload, TABLE)

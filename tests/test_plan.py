@@ -14,7 +14,7 @@ from hypothesis import assume, given, strategies as st
 import pipejax as pj
 from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
-from pipejax.costs.model import RECOMPUTE
+from pipejax.costs.model.model import RECOMPUTE
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.sweep.plan import search
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts

@@ -9,8 +9,8 @@ import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
 from pipejax.cli.app import run
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.measured_rows import OPS
-from pipejax.costs.rows_file import read_rows
+from pipejax.costs.measured.measured_rows import OPS
+from pipejax.costs.measured.rows_file import read_rows
 
 pytestmark = pytest.mark.compiles
 HEADER = "model,tensor,pipeline,microbatch_size,op,stage,n,spread,seconds"

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.costs.activations import (
+from pipejax.costs.layers.formulas import (
     edge_activation_bytes,
     layer_activation_bytes,
+    layer_flop,
     layer_weight_grad_bytes,
+    step_flop,
 )
-from pipejax.costs.flop import layer_flop, step_flop
-from pipejax.costs.layout import Layout
+from pipejax.costs.model.layout import Layout
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
 from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
 from pipejax.schedules.table.held_activations import peak_in_flight

@@ -5,8 +5,8 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.prediction_errors import prediction_errors, relative_errors
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system import DATA
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.system import DATA
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy
 from sweeps.published.accuracy import EACH, Accuracy, report
 from sweeps.published.step_line import StepLine, median_times, on_one_line, step_line

@@ -12,10 +12,10 @@ from pipejax.analysis import many_systems, sensitivity
 from pipejax.analysis.many_systems import resource_shares, system_costs
 from pipejax.analysis.sensitivity import MODEL_PARAMETERS, swings
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.system_fields import FIELDS
-from pipejax.costs.workload import assign_layers
+from pipejax.costs.model.workload import assign_layers
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.system.parts import FIELDS
 
 pytestmark = pytest.mark.compiles
 

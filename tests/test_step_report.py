@@ -7,12 +7,12 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.evaluate import op_counts
-from pipejax.costs.calibration_record import Band, CalibrationRecord
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.flop import model_flop
-from pipejax.costs.stage_bytes import stage_bytes, static_parts
-from pipejax.costs.stage_costs import PARTS, stage_parts
-from pipejax.costs.system_parts import Host, Kernels, Link
+from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.stage.stage_bytes import stage_bytes, static_parts
+from pipejax.costs.stage.stage_costs import PARTS, stage_parts
+from pipejax.costs.system.parts import Host, Kernels, Link
+from pipejax.costs.system.system import Band, CalibrationRecord
 from pipejax.engine.pricing import cost_vector
 
 pytestmark = pytest.mark.compiles

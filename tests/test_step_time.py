@@ -7,8 +7,8 @@ import pytest
 
 import pipejax as pj
 from pipejax.analysis.step_time import StepTimes
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system_numbers import number_of
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.parts import number_of
 
 pytestmark = pytest.mark.compiles
 HEADER = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,global_batch,schedule,"

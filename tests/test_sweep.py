@@ -13,7 +13,7 @@ import pipejax as pj
 from pipejax.analysis.formula.batch import makespans_by_form
 from pipejax.analysis.sensitivity import RESOURCES
 from pipejax.cli.app import run
-from pipejax.costs.system import data_file
+from pipejax.costs.system.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.store import get_block, num_blocks

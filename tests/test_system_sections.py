@@ -7,9 +7,8 @@ import jax
 import pytest
 
 import pipejax as pj
-from pipejax.costs.system import data_file, roofline_time, system_names
-from pipejax.costs.system_fields import FIELDS, SECTIONS
-from pipejax.costs.system_parts import Collectives, Kernels
+from pipejax.costs.system.parts import FIELDS, SECTIONS, Collectives, Kernels
+from pipejax.costs.system.system import data_file, roofline_time, system_names
 
 A100 = json.loads(data_file("hardware", "a100", "system").read_text())
 ALL = {

@@ -11,7 +11,7 @@ import strategies
 from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.costs.model_topology import model_placements
+from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.topology import levels_on
 from pipejax.search.tuning import permutation_search
 

@@ -13,9 +13,9 @@ from legal_sizes import at_least
 import pipejax as pj
 from benchmarks.tuning import compare, random_pairs
 from pipejax.cli.app import run
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.memory_ledger import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows

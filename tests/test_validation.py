@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax.analysis import validation
 from pipejax.analysis.prediction_errors import prediction_errors
 from pipejax.analysis.validation import Predictions, judge
-from pipejax.costs.calibration_record import Band, CalibrationRecord
+from pipejax.costs.system.system import Band, CalibrationRecord
 
 
 def test_errors_are_summed_up_in_percent():

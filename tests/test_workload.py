@@ -11,22 +11,24 @@ import pytest
 from compilations import compilations
 
 import pipejax as pj
-from pipejax.costs.activations import (
+from pipejax.costs.layers.collectives import collective_time
+from pipejax.costs.layers.formulas import (
     boundary_bytes,
     edge_activation_bytes,
+    head_flop,
     layer_activation_bytes,
+    layer_flop,
     layer_weight_grad_bytes,
+    step_flop,
 )
-from pipejax.costs.collectives import collective_time
-from pipejax.costs.flop import head_flop, layer_flop, step_flop
-from pipejax.costs.layout import Group, Layout
-from pipejax.costs.model import RECOMPUTE, model_names
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.system import data_file, roofline_time, system_names
-from pipejax.costs.system_parts import with_flags_as_numbers
-from pipejax.costs.workload import Stages, stage_layers, stage_parameters
+from pipejax.costs.model.layout import Group, Layout
+from pipejax.costs.model.model import RECOMPUTE, model_names
+from pipejax.costs.model.workload import Stages, stage_layers, stage_parameters
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.system.parts import with_flags_as_numbers
+from pipejax.costs.system.system import data_file, roofline_time, system_names
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
 SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())

@@ -15,9 +15,8 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
-from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.costs import Costs
-from pipejax.costs.precision import check_finite
+from pipejax.costs.precision import check_finite, checked_seconds
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector, program_for
 from pipejax.engine.recurrence import (

@@ -17,12 +17,12 @@ from pipejax.analysis.sensitivity import POWER
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import Costs, unchecked_costs
-from pipejax.costs.distinct_stages import distinct_stages
 from pipejax.costs.scaling import ON_WORKERS, factors_of_ops
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import StageWork
-from pipejax.costs.system import System
-from pipejax.costs.system_fields import FIELDS
+from pipejax.costs.stage.distinct_stages import distinct_stages
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import StageWork
+from pipejax.costs.system.parts import FIELDS
+from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Found, makespans_and_grad
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable

@@ -18,12 +18,12 @@ from pipejax.base.array_types import Array, Float
 from pipejax.base.checks import are_positive, check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
-from pipejax.costs.model import Model
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
 from pipejax.costs.precision import check_finite
-from pipejax.costs.stage_costs import costs_of_shape
-from pipejax.costs.system import Number, System
-from pipejax.costs.system_fields import FIELDS, SECTIONS
-from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.stage.stage_costs import costs_of_shape
+from pipejax.costs.system.parts import FIELDS, SECTIONS
+from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import programs_of_batch
 from pipejax.engine.lowering.lower import lower

@@ -16,10 +16,10 @@ from pipejax.analysis.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
-from pipejax.costs.flop import model_flop
-from pipejax.costs.stage_costs import PARTS, stage_parts
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import Workload
+from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.stage_costs import PARTS, stage_parts
+from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host

@@ -20,13 +20,13 @@ from pipejax import schedules
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS, Costs
-from pipejax.costs.layout import Layout
-from pipejax.costs.measured_rows import OPS, STEP, MeasuredRows
-from pipejax.costs.model import Model
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import work_of_stages
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.measured.measured_rows import OPS, STEP, MeasuredRows
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import Stages, Workload, assign_layers, stages_of
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import work_of_stages
+from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans_and_grad
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program

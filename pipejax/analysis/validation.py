@@ -16,10 +16,10 @@ from pipejax.analysis.step_time import StepTimes
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
-from pipejax.costs.measured_rows import MeasuredRows, joined
-from pipejax.costs.rows_file import read_predictions, read_rows
-from pipejax.costs.stage_bytes import memory_bytes
-from pipejax.costs.system import DATA, System, load_system
+from pipejax.costs.measured.measured_rows import MeasuredRows, joined
+from pipejax.costs.measured.rows_file import read_predictions, read_rows
+from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.system.system import DATA, System, load_system
 
 
 @short_repr

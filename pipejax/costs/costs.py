@@ -2,7 +2,7 @@
 
 `Costs` holds what an op takes on each stage and what a message takes over each stage boundary.
 Its leaves are arrays, so costs can be batched, differentiated and optimised; their values never
-cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `system.py`.
+cause a recompilation. Everything here is seconds: GB/s and TFLOP/s end in `system/`.
 """
 
 import dataclasses
@@ -17,8 +17,7 @@ import numpy as np
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
 from pipejax.base.display import short_repr
-from pipejax.costs.checked_seconds import checked_seconds
-from pipejax.costs.precision import float_type
+from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -22,9 +22,8 @@ import numpy as np
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
-from pipejax.costs.checked_seconds import checked_seconds
 from pipejax.costs.costs import Costs
-from pipejax.costs.precision import in_float64
+from pipejax.costs.precision import checked_seconds, in_float64
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
 

@@ -18,7 +18,7 @@ from pipejax.analysis.segments import Window, window_of
 from pipejax.analysis.timeline import Bar, arrows, bars, name_of_second, second_pipe
 from pipejax.base.display import abbreviated
 from pipejax.base.files import drafted
-from pipejax.costs.measured import slot_costs
+from pipejax.costs.measured.costs_file import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.plots.bars import bar_entries, draw_bars, draw_messages

@@ -27,12 +27,12 @@ from pipejax.base.data_files import check_keys, quantity
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.files import read_file
 from pipejax.base.machine import check_fits
-from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
-from pipejax.costs.model import RECOMPUTE, Model, load_model
-from pipejax.costs.pipeline_layout import PipelineLayout
+from pipejax.costs.model.layout import PRECISIONS, RANK_ORDERS
+from pipejax.costs.model.model import RECOMPUTE, Model, load_model
+from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.scaling import parse_stragglers
-from pipejax.costs.system import System, load_system
-from pipejax.costs.system_fields import SECTIONS
+from pipejax.costs.system.parts import SECTIONS
+from pipejax.costs.system.system import System, load_system
 from pipejax.costs.topology import parse_places
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
 from pipejax.schedules.table.pair_models import parse_pair_links

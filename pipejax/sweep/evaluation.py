@@ -15,13 +15,13 @@ from pipejax.analysis.many_systems import Slowed, resource_shares, system_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import parse_stragglers
-from pipejax.costs.stage_bytes import memory_bytes
-from pipejax.costs.stage_work import StageWork, stage_work
-from pipejax.costs.system import Efficiency, System
-from pipejax.costs.system_parts import with_flags_as_numbers
+from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.stage.stage_work import StageWork, stage_work
+from pipejax.costs.system.parts import with_flags_as_numbers
+from pipejax.costs.system.system import Efficiency, System
 from pipejax.costs.topology import parse_places
-from pipejax.costs.workload import Workload
 from pipejax.engine.batched.cost_rows import with_pair_times
 from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.batched.pricing import Rows, programs_of_batch

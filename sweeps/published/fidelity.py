@@ -24,8 +24,8 @@ from pipejax.analysis.prediction_errors import PredictionErrors, prediction_erro
 from pipejax.analysis.validation import Validation, judge, measured_tables, validate
 from pipejax.base.files import check_writable, write_file
 from pipejax.base.provenance import provenance
-from pipejax.costs.measured_rows import MeasuredRows, joined
-from pipejax.costs.system import DATA
+from pipejax.costs.measured.measured_rows import MeasuredRows, joined
+from pipejax.costs.system.system import DATA
 from sweeps.kit import command
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy
 from sweeps.published.accuracy import BIAS, EACH, MEAN, Accuracy, report

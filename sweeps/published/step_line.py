@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.costs.measured_rows import MeasuredRows
+from pipejax.costs.measured.measured_rows import MeasuredRows
 
 # may differ between runs on one line: the rest is the machine and the layout of a pipeline
 FREE = ("data", "global_batch", "seconds", "memory_bytes", "source", "row")

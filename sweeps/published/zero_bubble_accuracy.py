@@ -16,9 +16,9 @@ import numpy as np
 import pipejax as pj
 from pipejax.analysis.prediction_errors import prediction_errors
 from pipejax.base.array_types import Float, NumpyArray
-from pipejax.costs.measured_rows import MeasuredRows
-from pipejax.costs.rows_file import read_rows
-from pipejax.costs.system import DATA
+from pipejax.costs.measured.measured_rows import MeasuredRows
+from pipejax.costs.measured.rows_file import read_rows
+from pipejax.costs.system.system import DATA
 from sweeps.published.accuracy import Accuracy, report
 from sweeps.published.step_line import on_one_line, step_line
 from sweeps.published.zero_bubble_tables import MODELS, PROFILES, SEARCHED, Profile, Shape

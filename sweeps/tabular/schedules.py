@@ -21,10 +21,10 @@ from pipejax.analysis.closed_forms import closed_form
 from pipejax.analysis.evaluate import bubble_ratio, op_counts
 from pipejax.base.array_types import Array, Float, Int
 from pipejax.base.provenance import provenance
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.system import System
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.system.system import System
 from pipejax.engine.lowering.program import LINK_COSTS
 from pipejax.engine.pricing import NodeCosts, cost_vector
 from pipejax.engine.recurrence import critical_path

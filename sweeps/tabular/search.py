@@ -20,9 +20,9 @@ import pipejax as pj
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.provenance import provenance
 from pipejax.costs.costs import Costs
-from pipejax.costs.stage_costs import work_costs
-from pipejax.costs.stage_work import StageWork, stage_work
-from pipejax.costs.system import System
+from pipejax.costs.stage.stage_costs import work_costs
+from pipejax.costs.stage.stage_work import StageWork, stage_work
+from pipejax.costs.system.system import System
 from sweeps.kit.command import write
 from sweeps.tabular.fit import CHIMERA, FITTED_TO, HANAYO
 from sweeps.tabular.settings import (

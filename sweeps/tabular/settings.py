@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import xarray as xr
 
 import pipejax as pj
-from pipejax.costs.system import Efficiency, Number, System
+from pipejax.costs.system.system import Efficiency, Number, System
 from sweeps.kit.cases import build
 
 MODEL = "tabular-128l"

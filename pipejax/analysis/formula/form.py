@@ -20,8 +20,7 @@ from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
-from pipejax.costs.checked_seconds import checked_seconds
-from pipejax.costs.precision import is_traced
+from pipejax.costs.precision import checked_seconds, is_traced
 from pipejax.engine.lowering.program import NO_WORKER, Program
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.table import ScheduleTable

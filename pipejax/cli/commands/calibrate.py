@@ -24,7 +24,7 @@ from pipejax.cli.output.report import (
 
 if TYPE_CHECKING:
     from pipejax.analysis.prediction_errors import PredictionErrors
-    from pipejax.costs.calibration_record import FittedParameter
+    from pipejax.costs.system.system import FittedParameter
     from pipejax.search.calibration.calibrate import Calibration
     from pipejax.search.calibration.calibrate_links import LinkCalibration
 
@@ -60,9 +60,9 @@ def calibrate(
     Example:
       pipejax calibrate runs.csv --system a100 --out mine.json
     """
-    from pipejax.costs.priors import FITTED
-    from pipejax.costs.system import data_file
-    from pipejax.search.calibration.system_file import calibrated_file
+    from pipejax.costs.system.system import data_file
+    from pipejax.search.calibration.calibrate import calibrated_file
+    from pipejax.search.calibration.parameters import FITTED
 
     if not files and collectives is None:
         raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
@@ -112,7 +112,7 @@ def _fit_links(path: str, machine: pj.System) -> "LinkCalibration":
 
 
 def _fit_runs(data: Sequence[Path], machine: pj.System, **options: Any) -> "Calibration":
-    from pipejax.costs.measured_rows import joined
+    from pipejax.costs.measured.measured_rows import joined
 
     rows = joined([pj.read_rows(path) for path in data])
     with waiting("calibrating: compiling and fitting"):

@@ -25,8 +25,8 @@ def completion(
       pipejax completion bash > ~/.local/share/bash-completion/completions/pipejax
     """
     from pipejax.cli.app import COMMANDS, command_of
-    from pipejax.costs.model import model_names
-    from pipejax.costs.system import system_names
+    from pipejax.costs.model.model import model_names
+    from pipejax.costs.system.system import system_names
 
     shell = one_of(shell, SHELLS, "SHELL")
     options = {

@@ -60,7 +60,7 @@ def links(
       pipejax links runs.csv --time-noise 0.02 --out links.json
     """
     from pipejax.search.links.identify import check_noise
-    from pipejax.search.links.link_rows import read_link_runs
+    from pipejax.search.links.link_runs import read_link_runs
 
     _check(design, delay, out, by_pair=by_pair)
     if time_noise is not None:
@@ -188,7 +188,7 @@ def _design(
 ) -> None:
     """Choose runs among those that are possible, and write them as rows to be measured."""
     from pipejax.search.links.design import choose_runs, with_delays
-    from pipejax.search.links.link_rows import COLUMNS
+    from pipejax.search.links.link_runs import COLUMNS
 
     pool = [(cells, each) for cells, run in rows for each in with_delays(run, delay)]
     with waiting("links: running all candidates"):
@@ -208,7 +208,7 @@ def _design(
 
 def _cells(cells: Mapping[str, str], run: pj.LinkRun) -> dict[str, str]:
     """Cells of a run that is to be measured."""
-    from pipejax.search.links.link_rows import DELAYS
+    from pipejax.search.links.link_runs import DELAYS
 
     kept = {name: text for name, text in cells.items() if name not in (*DELAYS, "seconds")}
     delay = {"delay_on": run.delay_on, "delay": repr(run.delay)} if run.delay_on else {}

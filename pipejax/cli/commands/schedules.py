@@ -22,8 +22,8 @@ def schedules(models: bool = False, systems: bool = False, json: JsonFlag = Fals
     Example:
       pipejax schedules
     """
-    from pipejax.costs.model import load_model, model_names
-    from pipejax.costs.system import load_system, system_names
+    from pipejax.costs.model.model import load_model, model_names
+    from pipejax.costs.system.system import load_system, system_names
 
     if models and systems:
         raise ValueError("--models and --systems: choose one")

@@ -211,7 +211,7 @@ class PricingSettings(NamedTuple):
             if found.workload is None or found.system is None:
                 levels = [level.of(table) for level in each if level is not None]
                 return PlacedCosts.of_levels(levels, table, machine.sizes)
-            from pipejax.costs.model_topology import model_placements
+            from pipejax.costs.stage.model_topology import model_placements
 
             by_place = model_placements(found.workload, found.system, table)
             return by_place._replace(base=found.of(table))
@@ -339,7 +339,7 @@ class PricingSettings(NamedTuple):
             return _price_model(self.model, **named, worker_places=machine.places)
         text: str = given[way]
         if way == "costs":
-            from pipejax.costs.measured import read_levels
+            from pipejax.costs.measured.costs_file import read_levels
 
             return Pricing(lambda table: read_levels(text, table)[level])
         from pipejax.costs.costs import PHASE_FIELDS, check_backward
@@ -371,8 +371,8 @@ class PricingSettings(NamedTuple):
 def _price_model(
     model: str, system: Text = None, minibatch: int | None = None, **given: Any
 ) -> Pricing:
-    from pipejax.costs.layout import PRECISIONS, RANK_ORDERS
-    from pipejax.costs.model import RECOMPUTE
+    from pipejax.costs.model.layout import PRECISIONS, RANK_ORDERS
+    from pipejax.costs.model.model import RECOMPUTE
 
     if system is None or minibatch is None:
         raise ValueError(f"--model needs {'--system' if system is None else '--minibatch'}")
@@ -409,6 +409,6 @@ def required(pricing: Pricing | None) -> Pricing:
 
 def or_slots(pricing: Pricing | None, table: pj.ScheduleTable) -> "pj.Costs":
     """Return the costs, or the table's own slots where no option gives times."""
-    from pipejax.costs.measured import slot_costs
+    from pipejax.costs.measured.costs_file import slot_costs
 
     return slot_costs(table) if pricing is None else pricing.of(table)

@@ -40,7 +40,7 @@ class Machine(NamedTuple):
             other = "--costs: its file" if costs is not None else "--model: the system"
             raise ValueError(f"--workers-per-node does not go with {other} says what a node is")
         if costs is not None:
-            from pipejax.costs.measured import read_sizes
+            from pipejax.costs.measured.costs_file import read_sizes
 
             sizes = read_sizes(costs)
         else:
@@ -191,7 +191,7 @@ class Microbatches(NamedTuple):
     @property
     def tokens(self) -> float:
         """Tokens of a step, of all replicas of the pipeline."""
-        from pipejax.costs.microbatches import Packed
+        from pipejax.costs.stage.microbatches import Packed
 
         replicas = 1 if self.workload is None else self.workload.data_parallel
         return replicas * float(Packed.of(self.lengths or []).tokens.sum())
@@ -202,8 +202,8 @@ class Microbatches(NamedTuple):
         And weight_share, the share of a size that W needs.
         """
         assert self.workload is not None
-        from pipejax.costs.microbatches import length_bytes
-        from pipejax.costs.stage_bytes import stage_bytes
+        from pipejax.costs.stage.microbatches import length_bytes
+        from pipejax.costs.stage.stage_bytes import stage_bytes
 
         if self.lengths is not None:
             found = length_bytes(self.workload, table, self.lengths)
@@ -225,7 +225,7 @@ class Microbatches(NamedTuple):
         """Return what gives the costs of a table whose microbatches differ."""
 
         def differing(table: pj.ScheduleTable) -> "pj.Costs":
-            from pipejax.costs.microbatches import Packed, check_order, in_order
+            from pipejax.costs.stage.microbatches import Packed, check_order, in_order
 
             count = table.num_microbatches
             if self.lengths is not None and workload is not None and system is not None:

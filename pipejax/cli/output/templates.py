@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipejax.base.data_files import load_json
-from pipejax.costs.model import load_model
-from pipejax.costs.system import data_file, load_system
+from pipejax.costs.model.model import load_model
+from pipejax.costs.system.system import data_file, load_system
 
 COSTS = """\
 {

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +15,18 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
-from pipejax.costs.measured_rows import MeasuredRows
-from pipejax.costs.priors import FITTED
-from pipejax.costs.system import System
-from pipejax.search.calibration.bands import bands_of, coverage_of
-from pipejax.search.calibration.fitted_numbers import fitted_numbers
-from pipejax.search.calibration.hold_outs import Folds, columns_of, folds_of
-from pipejax.search.calibration.parameters import Parameters, factors, joined, parameters_of
+from pipejax.costs.measured.measured_rows import MeasuredRows
+from pipejax.costs.system.parts import written_with
+from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
+from pipejax.search.calibration.hold_outs import Folds, bands_of, columns_of, coverage_of, folds_of
+from pipejax.search.calibration.parameters import (
+    FITTED,
+    Parameters,
+    factors,
+    fitted_numbers,
+    joined,
+    parameters_of,
+)
 from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, weights_of
 
 OUTLIER = 3.5  # noises from which a row is listed as one
@@ -125,7 +129,7 @@ def calibrate(
 
     Example:
       >>> import pipejax as pj
-      >>> from pipejax.costs.rows_file import read_rows
+      >>> from pipejax.costs.measured.rows_file import read_rows
       >>> rows = read_rows("runs.csv")  # doctest: +SKIP
       >>> pj.calibrate(rows, pj.load_system("a100"), hold_out="t=8").held_out  # doctest: +SKIP
     """
@@ -278,3 +282,37 @@ def _sources(rows: MeasuredRows) -> str:
     """Name each source once, or the files where rows do not say one."""
     texts = np.where(rows.source == "", rows.file, rows.source)
     return "; ".join(dict.fromkeys(texts.tolist()))
+
+
+# whose presence means that kernels are priced, as they were in the fit of whole runs
+PRICED: Mapping[str, Any] = {"kernels": {}}
+
+
+def calibrated_file(
+    base: Mapping[str, Any], records: Sequence[CalibrationRecord], name: str
+) -> dict[str, Any]:
+    """Put fitted numbers and their provenance into the content of a system's file.
+
+    `base` is the content of the file that the calibration began with: what was not fitted stays.
+    `records` say what was fitted, one after the other; of bands the last ones count.
+    """
+    parameters = {each.name: each for record in records for each in record.parameters}
+    bands = [band for record in records if record.bands for band in record.bands]
+    content = written_with(
+        {**(PRICED if bands else {}), **base},
+        {name: each.value for name, each in parameters.items()},
+    )
+    fitted = {known: each._asdict() for known, each in parameters.items()}
+    for each in fitted.values():
+        del each["name"]
+    told = "; ".join(f"{record.rows} measured rows: {record.source}" for record in records)
+    return content | {
+        "name": name,
+        "source": f"{base['source']} Calibrated on {told}",
+        "calibration": {
+            "source": "; ".join(record.source for record in records),
+            "rows": sum(record.rows for record in records),
+            "parameters": fitted,
+            "bands": {f"{band.percent:g}": [band.low, band.high] for band in bands},
+        },
+    }

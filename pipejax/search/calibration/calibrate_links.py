@@ -13,13 +13,11 @@ from pipejax.analysis.prediction_errors import PredictionErrors, prediction_erro
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
-from pipejax.costs.calibration_record import CalibrationRecord, FittedParameter
-from pipejax.costs.collective_rows import MESSAGE, CollectiveRows
-from pipejax.costs.collectives import collective_time
-from pipejax.costs.layout import Group
-from pipejax.costs.system import System
-from pipejax.search.calibration.fitted_numbers import fitted_numbers
-from pipejax.search.calibration.parameters import Parameters, parameters_of
+from pipejax.costs.layers.collectives import collective_time
+from pipejax.costs.measured.measured_rows import MESSAGE, CollectiveRows
+from pipejax.costs.model.layout import Group
+from pipejax.costs.system.system import CalibrationRecord, FittedParameter, System
+from pipejax.search.calibration.parameters import Parameters, fitted_numbers, parameters_of
 from pipejax.search.calibration.robust_fit import Points, robust_fit, weights_of
 
 LIBRARY = (

@@ -1,15 +1,79 @@
-"""Fitted numbers as whitened parameters: standard normal under their priors."""
+"""What a calibration fits: numbers of a system, what is known of them before, and their errors.
 
-from collections.abc import Sequence
+A calibration keeps numbers near their priors, by so much as its rows leave them open. It fits
+whitened parameters, which are standard normal under the priors.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import known_as
-from pipejax.costs.priors import PRIORS, Prior
-from pipejax.costs.system import System
-from pipejax.costs.system_numbers import number_of
+from pipejax.costs.system.parts import dimension_of, number_of
+from pipejax.costs.system.system import FittedParameter, System
+from pipejax.search.calibration.robust_fit import RobustFit, uncertainty
+
+
+class Prior(NamedTuple):
+    """Where a number lies: its logarithm is normal, or the logit of a number with a limit.
+
+    Attributes:
+      centre: median; None where the system file says it.
+      spread: standard deviation of the logarithm, or of the logit.
+      limit: what the number stays below: 1 for a share.
+      is_own: whether the system's own number is the median where it has one: vendors and tests of
+        single collectives know some of them better than step times do.
+    """
+
+    centre: float | None = None
+    spread: float = 0.3
+    limit: float = math.inf
+    is_own: bool = False
+
+
+PRIORS: Mapping[str, Prior] = {
+    # measured: large products reach 73 to 87 % of the sheet's peak on A100, H100 and B200
+    "compute.efficiency": Prior(0.8, 0.7, limit=1.0),
+    "compute.latency": Prior(4e-6, 0.2),
+    "memory.efficiency": Prior(0.7, 0.7, limit=1.0),
+    "memory.latency": Prior(4e-6, 0.2),
+    "kernels.attention_efficiency": Prior(0.7, 0.5, limit=1.0),
+    "kernels.narrow_efficiency": Prior(0.85, 0.5, limit=1.0),
+    "kernels.misaligned_efficiency": Prior(0.5, 0.7, limit=1.0),
+    "kernels.sharpness": Prior(4.0, 0.5),
+    "optimizer.efficiency": Prior(0.8, 0.7, limit=1.0),
+    # a launch takes 5 us in C, several times as long from a Python program with autograd
+    "host.launch": Prior(40e-6, 0.7),
+    "host.collective": Prior(50e-6, 1.0),
+    "host.layer": Prior(100e-6, 1.0),
+    "host.microbatch": Prior(300e-6, 1.0),
+    "host.step": Prior(2e-3, 1.0),
+    "collectives.latency": Prior(40e-6, 0.7, is_own=True),
+    "collectives.simple_latency": Prior(30e-6, 1.0),
+    "collectives.low_latency_share": Prior(0.92, 0.5, limit=1.0),
+    "collectives.copies": Prior(1.0, 1.0),
+    "node.efficiency": Prior(0.8, 0.7, limit=1.0),
+    "node.latency": Prior(None, 0.7),
+    "network.efficiency": Prior(0.7, 0.7, limit=1.0),
+    "network.latency": Prior(None, 0.7),
+}
+# what step times seldom decide, or other measurements do: links of a node, which tables of
+# collectives measure; the host's seconds per layer beside those per kernel; kernels of their own
+# shares that not all runs have
+_ASKED_FOR = (
+    "kernels.attention_efficiency",
+    "kernels.narrow_efficiency",
+    "host.layer",
+    "collectives.simple_latency",
+    "collectives.low_latency_share",
+    "collectives.copies",
+    "node.efficiency",
+    "node.latency",
+)
+FITTED = tuple(name for name in PRIORS if name not in _ASKED_FOR)  # where nobody says what to fit
 
 PerParameter = Float[NumpyArray, " parameters"]
 Points = Float[NumpyArray, "batch parameters"]
@@ -96,3 +160,25 @@ def joined(*parts: Parameters) -> Parameters:
     names = tuple(name for part in parts for name in part.names)
     columns = (np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
     return Parameters(names, *columns)
+
+
+def fitted_numbers(
+    parameters: Parameters, found: RobustFit, best: int = 0, num_numbers: int | None = None
+) -> tuple[FittedParameter, ...]:
+    """Numbers with their standard errors, which to first order are those of the whitened ones.
+
+    `num_numbers` of the parameters are a system's, with units; those behind are factors.
+    """
+    known = uncertainty(found)
+    values = parameters.values(found.point)[best]
+    slope = parameters.slopes(found.point)[best]
+    units = [dimension_of(name) for name in parameters.names[:num_numbers]]
+    units += [""] * (len(values) - len(units))
+    columns = (
+        parameters.names,
+        values.tolist(),
+        units,
+        (slope * known.error[best]).tolist(),
+        known.identified[best].tolist(),
+    )
+    return tuple(FittedParameter(*each) for each in zip(*columns, strict=True))

@@ -3,8 +3,8 @@
 import contextlib
 
 from pipejax.base.checks import MismatchError
-from pipejax.costs.pipeline_layout import PipelineLayout
-from pipejax.costs.workload import Workload, stage_layers
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload, stage_layers
 from pipejax.schedules.table.table import ScheduleTable
 
 ENDS = {  # what Megatron counts as a layer: embedding, loss

@@ -11,13 +11,13 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import DIMENSIONLESS, MESSAGE_FIELDS, Costs
-from pipejax.costs.model import Model
-from pipejax.costs.pipeline_layout import PipelineLayout
-from pipejax.costs.stage_bytes import StageBytes, stage_bytes
-from pipejax.costs.stage_costs import has_host_link, with_factors, work_costs
-from pipejax.costs.stage_work import stage_work
-from pipejax.costs.system import System
-from pipejax.costs.workload import StageLayers, Stages, Workload, recomputed_stages, stages_of
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import StageLayers, Stages, Workload, recomputed_stages, stages_of
+from pipejax.costs.stage.stage_bytes import StageBytes, stage_bytes
+from pipejax.costs.stage.stage_costs import has_host_link, with_factors, work_costs
+from pipejax.costs.stage.stage_work import stage_work
+from pipejax.costs.system.system import System
 from pipejax.schedules.table.table import ScheduleTable
 
 Chosen = Int[NumpyArray, " stages"]

@@ -17,10 +17,10 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
-from pipejax.costs.pipeline_layout import PipelineLayout
-from pipejax.costs.stage_bytes import memory_bytes
-from pipejax.costs.system import System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.partition.split_search import Split, SplitSearch

@@ -17,11 +17,11 @@ import numpy as np
 from pipejax.analysis.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.display import short_repr
-from pipejax.costs.pipeline_layout import PipelineLayout
-from pipejax.costs.stage_bytes import memory_bytes
-from pipejax.costs.stage_costs import stage_costs
-from pipejax.costs.system import System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.pipeline_layout import PipelineLayout
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.stage.stage_costs import stage_costs
+from pipejax.costs.system.system import System
 from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.held_activations import held_counts

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.costs.model import Model
-from pipejax.costs.pipeline_layout import PipelineLayout
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.holdings import HoldingPrices, dense_layers
 from pipejax.search.tuning.rounding import swaps, whole_with_sum

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
-from pipejax.costs.system import Number
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.system.system import Number
 from pipejax.search.tuning.joint_space import (
     PARTS,
     Jointly,

@@ -13,8 +13,8 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.costs.system import Number
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.system.system import Number
 from pipejax.search.tuning.layer_assignment import LAYERS, RECOMPUTED
 from pipejax.search.tuning.microbatch import any_size
 from pipejax.search.tuning.problem import Owners, TuningProblem

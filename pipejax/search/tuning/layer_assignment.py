@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
-from pipejax.costs.system import Number
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
+from pipejax.costs.system.system import Number
 from pipejax.search.tuning.problem import Owners, TuningProblem
 from pipejax.search.tuning.rounding import (
     MOST,

@@ -14,8 +14,8 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import divisors
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.system.system import Number, System
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.step_time_objective import Given, Pair, StepTimeObjective
 

@@ -18,7 +18,7 @@ from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
-from pipejax.costs.microbatches import in_order, of_each_microbatch
+from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import COMPUTE, Phase

@@ -17,9 +17,9 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import are_positive, divisors
-from pipejax.costs.stage_bytes import memory_bytes
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.stage_bytes import memory_bytes
+from pipejax.costs.system.system import Number, System
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.step_time_objective import Given, Pair, in_bucket
 

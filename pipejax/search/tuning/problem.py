@@ -12,8 +12,8 @@ import numpy as np
 from pipejax import schedules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.model.workload import PricingShape, StageLayers, Workload, assign_layers
+from pipejax.costs.system.system import Number, System
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.registry import check_size

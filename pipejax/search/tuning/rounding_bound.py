@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
-from pipejax.costs.workload import StageLayers
+from pipejax.costs.model.workload import StageLayers
 from pipejax.search.tuning.joint_space import JointProblem, TunedJointly
 from pipejax.search.tuning.problem import as_they_are
 from pipejax.search.tuning.step_time_objective import Given, in_bucket

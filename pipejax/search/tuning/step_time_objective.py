@@ -19,11 +19,11 @@ from jax.flatten_util import ravel_pytree
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.costs.costs import Costs
-from pipejax.costs.model import Model
-from pipejax.costs.stage_bytes import stage_bytes
-from pipejax.costs.stage_costs import costs_of_shape
-from pipejax.costs.system import Number, System
-from pipejax.costs.workload import PricingShape, StageLayers
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import PricingShape, StageLayers
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_costs import costs_of_shape
+from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.held_activations import HeldCounts

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import are_positive
-from pipejax.costs.system import Number, System
+from pipejax.costs.system.system import Number, System
 from pipejax.search.tuning.problem import TuningProblem
 from pipejax.search.tuning.rounding import compositions
 from pipejax.search.tuning.step_time_objective import Given, Pair

@@ -10,8 +10,8 @@ import jax
 from pipejax.base.checks import check_types, one_of, whole_number
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling, to_nobody
-from pipejax.costs.system import System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 from pipejax.search.tuning.joint_space import PARTS
 from pipejax.search.tuning.problem import ScheduleFamily

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import divisors
-from pipejax.costs.system import System
-from pipejax.costs.workload import StageLayers, Workload
+from pipejax.costs.model.workload import StageLayers, Workload
+from pipejax.costs.system.system import System
 from pipejax.search.tuning.joint import tune_jointly
 from pipejax.search.tuning.joint_search import DIVISIONS, MOST_SETTINGS, search_jointly
 from pipejax.search.tuning.joint_space import JointProblem, count_settings

@@ -18,10 +18,10 @@ from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr_of
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
-from pipejax.costs.model_topology import model_placements
-from pipejax.costs.system import System
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.stage.model_topology import model_placements
+from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts, Topology, levels_on, places_on
-from pipejax.costs.workload import Workload
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.permutation_search import (

@@ -13,9 +13,9 @@ from pipejax.analysis.step_report import bands, mfu
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset
-from pipejax.costs.flop import model_flop
-from pipejax.costs.model import Model, load_model
-from pipejax.costs.system import System, load_system
+from pipejax.costs.layers.formulas import model_flop
+from pipejax.costs.model.model import Model, load_model
+from pipejax.costs.system.system import System, load_system
 from pipejax.schedules.table.links import Links
 from pipejax.sweep.plan.layouts import Layouts, enumerate_layouts
 from pipejax.sweep.plan.request import SCHEDULES, PlanRequest

@@ -13,9 +13,9 @@ from pipejax.base.checks import (
     whole_number,
 )
 from pipejax.base.display import short_repr
-from pipejax.costs.model import RECOMPUTE, Model
-from pipejax.costs.system import System
-from pipejax.costs.workload import Workload
+from pipejax.costs.model.model import RECOMPUTE, Model
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.system.system import System
 from pipejax.schedules.table.links import Links
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")

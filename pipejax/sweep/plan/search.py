@@ -20,9 +20,9 @@ from pipejax.analysis.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
-from pipejax.costs.stage_bytes import StageBytes
-from pipejax.costs.system import System
-from pipejax.costs.system_fields import FIELDS
+from pipejax.costs.stage.stage_bytes import StageBytes
+from pipejax.costs.system.parts import FIELDS
+from pipejax.costs.system.system import System
 from pipejax.sweep.plan.layouts import Layouts
 from pipejax.sweep.plan.pricing import Priced, price
 from pipejax.sweep.plan.programs import ProgramShape, exact_times, held_in, lower_bounds, pipe_of

@@ -1,0 +1,221 @@
+"""Seconds of collectives, by algorithm: how often data waits for a link, and how much of it passes.
+
+An algorithm is a function from numbers to a `Route`: hops and bytes on the links inside a node and
+on those between nodes. A system says which algorithms it may use; the fastest is taken, as NCCL
+does. A group of n accelerators has q of them in each of n / q nodes. What crosses to another node
+is spread over the q shares of NICs that the q accelerators bring along; other groups of the same
+node use the other shares at the same time.
+
+Volume is the whole tensor's: what an all-reduce has on each accelerator, what an all-gather leaves
+there, what a reduce-scatter starts from. In an all-to-all it is what one accelerator holds before
+it, of which 1 / n stays; in a ring exchange what passes by in one round, 1 / n of it in each step.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from pipejax.costs import array_functions as xp
+from pipejax.costs.model.layout import Group
+from pipejax.costs.precision import as_float
+from pipejax.costs.system.parts import Flag
+from pipejax.costs.system.system import Number, System
+
+
+class Spread(NamedTuple):
+    """A tensor on the accelerators of a group, with what several algorithms ask for.
+
+    Attributes:
+      volume: of the whole tensor [B].
+      size: n, accelerators.
+      inside: q of them in each node.
+      nodes: n / q.
+      far: 1 where there are several nodes, else 0.
+      moved: what each accelerator sends in one pass, (n - 1) / n of the volume [B].
+    """
+
+    volume: Number
+    size: Number
+    inside: Number
+    nodes: Number
+    far: Number
+    moved: Number
+
+    @classmethod
+    def over(cls, group: Group, volume: Number) -> "Spread":
+        """Spread a tensor over a group."""
+        n, q, volume = map(as_float, (*group, volume))
+        return cls(volume, n, q, n / q, 1.0 * (n > q), (n - 1) / n * volume)
+
+
+class Route(NamedTuple):
+    """What one accelerator waits for and sends while a tensor goes round once.
+
+    Attributes:
+      near_hops: links inside the node that data passes one after another.
+      far_hops: the same between nodes.
+      near_bytes: what an accelerator sends inside its node.
+      far_bytes: what it sends over its share of the NICs.
+      in_turn: whether the two kinds of links work one after the other, not at once.
+    """
+
+    near_hops: Number
+    far_hops: Number
+    near_bytes: Number
+    far_bytes: Number
+    in_turn: bool = False
+
+
+def _halving(of: Spread) -> Route:
+    """Recursive halving (and doubling) over one kind of link, the slowest that the group has.
+
+    References:
+      Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
+    """
+    near, hops = 1 - of.far, xp.log2(of.size)
+    return Route(near * hops, of.far * hops, near * of.moved, of.far * of.moved)
+
+
+def _ring(of: Spread) -> Route:
+    """Rings through all accelerators, node by node: q of them, each through another NIC.
+
+    A part of the tensor takes n - 1 of its ring's n hops. The one that is left out lies inside a
+    node for the part that waits longest, or, with one accelerator per node, between two.
+    """
+    steps = of.size - 1
+    crossings = of.far * xp.minimum(of.nodes, steps)
+    far_bytes = of.far / of.inside * of.moved
+    return Route(steps - crossings, crossings, of.moved - far_bytes, far_bytes)
+
+
+def _tree(of: Spread) -> Route:
+    """Two binary trees of nodes with half the tensor each, chains inside: only for all-reduces.
+
+    A node is a leaf of one tree and an inner node of the other, and sends the tensor once on the
+    way up and once on the way down.
+    """
+    far_bytes = of.far / of.inside * of.volume
+    return Route(of.inside - 1, xp.log2(of.nodes), (of.inside > 1) * of.volume, far_bytes)
+
+
+def _hierarchical(of: Spread) -> Route:
+    """A ring inside each node, and q rings between nodes, each for its part of the tensor."""
+    near_hops, far_hops = of.inside - 1, of.nodes - 1
+    part = of.volume / of.inside
+    return Route(near_hops, far_hops, near_hops * part, far_hops / of.nodes * part, in_turn=True)
+
+
+def _pairs(of: Spread) -> Route:
+    """All pairs at once: a share of 1 / n for each other accelerator."""
+    share = of.volume / of.size
+    near, far = of.inside - 1, of.size - of.inside
+    return Route(1.0 * (of.inside > 1), of.far, near * share, far * share)
+
+
+def _steps(of: Spread) -> Route:
+    """A round of n - 1 steps to the next accelerator: each lasts as long as its slowest hop.
+
+    One accelerator of a node sends to another node, by its share of a NIC; all others stay inside.
+    """
+    steps, far = of.size - 1, of.far
+    near_bytes = (of.inside > 1) * of.moved
+    return Route((1 - far) * steps, far * steps, near_bytes, far * of.moved)
+
+
+ROUTES: Mapping[str, Callable[[Spread], Route]] = {
+    "halving": _halving,
+    "ring": _ring,
+    "tree": _tree,
+    "hierarchical": _hierarchical,
+}
+# how often the tensor goes round: an all-reduce is a reduce-scatter and an all-gather
+PASSES: Mapping[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+# what has one way whatever the system's algorithms
+DIRECT: Mapping[str, Callable[[Spread], Route]] = {"all_to_all": _pairs, "ring": _steps}
+
+
+def collective_time(
+    system: System, kind: str, volume: Number, group: Group, count: Number = 1.0
+) -> Number:
+    """Time [s] of `count` equal collectives, one after another; 0 within a group of one.
+
+        t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
+
+    The minimum is over NCCL's two protocols: flags beside the data spare waiting, and cost a share
+    of the bandwidth. Copies are passes of the tensor through memory that links wait for.
+
+    `kind`: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "ring".
+    """
+    spread = Spread.over(group, volume)
+    peers = 1.0 if kind == "ring" else spread.inside - 1
+    links = _links(system, passes=PASSES.get(kind, 1), volume=spread.volume, peers=peers)
+    if kind in DIRECT:
+        alone = _alone_at_nic(system, spread.inside) if kind == "ring" else 1.0
+        fastest = _route_time(links._replace(far=links.far * alone), DIRECT[kind](spread))
+    else:
+        times = [
+            _where(flag, _route_time(links, ROUTES[name](spread)))
+            for name, flag in _algorithms(system, kind).items()
+            if flag is not False
+        ]
+        fastest = functools.reduce(xp.minimum, times, math.inf)
+    return xp.where(spread.size > 1, as_float(count) * (system.collectives.latency + fastest), 0.0)
+
+
+def _algorithms(system: System, kind: str) -> dict[str, Flag]:
+    """Algorithms by name, and whether each may be used; a tree only reduces and broadcasts."""
+    of = {name: getattr(system.collectives, name) for name in ROUTES}
+    if PASSES[kind] == 1:
+        ring, tree = of["ring"], of.pop("tree")
+        are_known = isinstance(ring, bool) and isinstance(tree, bool)
+        of["ring"] = (ring or tree) if are_known else xp.maximum(ring, tree)
+    return of
+
+
+def _where(flag: Flag, seconds: Number) -> Number:
+    """Seconds of an algorithm that may be used, else infinity."""
+    return seconds if flag is True else xp.where(flag > 0, seconds, math.inf)
+
+
+class _Links(NamedTuple):
+    """Seconds of all passes: per hop, bytes per second, and what comes on top."""
+
+    near_hop: Number
+    far_hop: Number
+    near: Number
+    far: Number
+    copying: Number
+    simple: Number
+    share: Number
+
+
+def _links(system: System, *, passes: int, volume: Number, peers: Number) -> _Links:
+    of = system.collectives
+    return _Links(
+        near_hop=passes * system.node.latency,
+        far_hop=passes * system.network.latency,
+        near=system.node.rate * system.reached(peers) / passes,
+        far=system.network.rate / passes,
+        copying=passes / 2 * of.copies / system.memory_bandwidth * volume,
+        simple=of.simple_latency,
+        share=of.low_latency_share,
+    )
+
+
+def _route_time(links: _Links, route: Route) -> Number:
+    """Time [s] of one collective, without its base latency."""
+    near, far = route.near_bytes / links.near, route.far_bytes / links.far
+    on_links = near + far if route.in_turn else xp.maximum(near, far)
+    moving = on_links + links.copying
+    hops = route.near_hops * links.near_hop + route.far_hops * links.far_hop
+    return hops + xp.minimum(moving + links.simple, moving / links.share)
+
+
+def _alone_at_nic(system: System, inside: Number) -> Number:
+    """Rate of the one accelerator of a group that sends to another node, over its share of the NIC.
+
+    The NIC serves its neighbours too, of other groups, that send at the same time.
+    """
+    neighbours = xp.clip(system.gpus_per_node / inside, 1.0, system.gpus_per_nic)
+    return system.gpus_per_nic / neighbours

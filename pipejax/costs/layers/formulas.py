@@ -1,0 +1,244 @@
+"""Published formulas of a transformer: its FLOP, and bytes of what a microbatch leaves and sends.
+
+FLOP are those of all accelerators of a worker together: F, I and W per layer as in the zero-bubble
+paper (arXiv:2401.10241, Table 1). Bytes are those on each accelerator: the activations of a layer
+as in Korthikanti et al. (arXiv:2205.05198, Table 2). Both are written so that grouped queries,
+heads of their own width, latent attention, gated MLPs, experts and flash attention fit in.
+
+b is the microbatch size in sequences, s the sequence length, h the hidden size, a the number of
+heads, t the tensor-parallel degree; context parallelism divides bytes by c, for it divides the
+tokens.
+"""
+
+from typing import NamedTuple
+
+from pipejax.costs.model.layout import Layout
+from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.precision import as_float
+from pipejax.costs.system.system import Number
+
+
+class Phases(NamedTuple):
+    """A quantity of each phase: FLOP, bytes, launches.
+
+    Attributes:
+      forward: F.
+      input_grad: I, recomputation within the layer included.
+      weight_grad: W.
+    """
+
+    forward: Number
+    input_grad: Number
+    weight_grad: Number
+
+
+def tokens_of(model: Model, microbatch_size: Number) -> Number:
+    """Tokens of a microbatch, a float: what is counted by it is beyond the integers of a trace."""
+    return as_float(microbatch_size) * model.sequence
+
+
+def layer_flop(
+    model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
+) -> Phases:
+    """FLOP of one layer: F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2 in a GPT.
+
+    Attention counts all s^2 pairs of tokens, as published formulas do, whether or not a kernel
+    skips those that a causal mask hides.
+
+    References:
+      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
+    """
+    recompute = check_recompute(recompute)
+    tokens = tokens_of(model, microbatch_size)
+    linear = 2 * tokens * model.active_matrices(kind)
+    scores = 2 * tokens * model.sequence * (model.query_hidden + model.output_hidden)
+    # a flash kernel keeps no scores: I multiplies queries and keys once more
+    in_attention = (
+        2 * tokens * model.sequence * model.query_hidden if model.flash_attention else 0.0
+    )
+    selective = in_attention if model.flash_attention else scores
+    again = {"none": in_attention, "selective": selective, "full": in_attention + linear + scores}[
+        recompute
+    ]
+    return Phases(linear + scores, linear + 2 * scores + again, linear)
+
+
+def head_flop(model: Model, microbatch_size: Number) -> Phases:
+    """FLOP of the output head: 2bshV in each phase."""
+    each = 2 * tokens_of(model, microbatch_size) * model.head_parameters
+    return Phases(each, each, each)
+
+
+def step_flop(model: Model, minibatch: Number, recompute: str = "none") -> Number:
+    """FLOP of a whole step: forward, backward and recomputation."""
+    layers = sum(
+        count * sum(layer_flop(model, minibatch, recompute, kind))
+        for kind, count in model.layers_by_kind.items()
+    )
+    head = sum(head_flop(model, minibatch))
+    projection = 3 * 2 * tokens_of(model, minibatch) * 2 * model.hidden**2
+    further = sum(layer_flop(model, minibatch, recompute, model.last_kind)) + projection + head
+    return layers + head + model.mtp_layers * further
+
+
+def model_flop(model: Model, sequences: Number) -> Number:
+    """FLOP that a step needs on so many sequences, whatever is computed twice: the M of MFU.
+
+    Products of the layers and of the output head, forward and backward; attention counts all pairs
+    of tokens, as `layer_flop` does. The backward has two products for each of the forward.
+
+    References:
+      Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
+    """
+    head = head_flop(model, sequences).forward
+    layers = sum(
+        count * layer_flop(model, sequences, kind=kind).forward
+        for kind, count in model.layers_by_kind.items()
+    )
+    projection = 2 * tokens_of(model, sequences) * 2 * model.hidden**2
+    further = layer_flop(model, sequences, kind=model.last_kind).forward + projection + head
+    return 3 * (layers + head + model.mtp_layers * further)
+
+
+WHOLE = Layout()
+
+
+def tokens_on_one(model: Model, layout: Layout) -> Number:
+    """Tokens of a microbatch on one accelerator, a float."""
+    return tokens_of(model, layout.microbatch_size) / layout.context
+
+
+def layer_activation_bytes(
+    model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
+) -> Number:
+    """Bytes that one microbatch leaves on one layer until its backward.
+
+    sbh(10 + 24/t + 5as/(ht)) in a GPT; under sequence parallelism the 10 is divided by t too;
+    with selective recomputation the last term is gone; with full recomputation only the input
+    stays, 2sbh.
+
+    References:
+      Korthikanti et al. (arXiv:2205.05198), Table 2.
+    """
+    recompute = check_recompute(recompute)
+    tokens = tokens_on_one(model, layout)
+    if recompute == "full":
+        return model.element_bytes * tokens * model.hidden / layout.shared_by
+    e, masks = model.element_bytes, (2 if model.dropout else 0)
+    keeps_scores = recompute == "none" and not model.flash_attention
+    per_score = (2 * e + 1 if model.dropout else e) if keeps_scores else 0
+    scores = per_score * model.heads * tokens * model.sequence
+    needed = layer_weight_grad_bytes(model, layout, kind)
+    return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
+
+
+def layer_weight_grad_bytes(model: Model, layout: Layout = WHOLE, kind: str = "dense") -> Number:
+    """Bytes that W of one layer needs after I: both inputs of its weight GEMMs, 32sbh in a GPT.
+
+    These are the layer's inputs of the four products (queries, keys and values; projection; both
+    of the MLP), 14sbh, and the gradients of their outputs, 18sbh, which I leaves where norms,
+    attention and activation function had theirs: only scores and dropout masks are gone after I.
+    Inputs of products have the bytes of the layout's precision, the rest those of the model.
+
+    References:
+      Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
+    """
+    e, operand, moe = model.element_bytes, operand_bytes(model, layout), model.moe
+    # whole: inputs of the first product of attention and MLP, gradients of the second one's output
+    whole = 2 * (e + operand) * model.hidden
+    # split by heads: the projection's input; queries, keys, values and, of a narrower precision,
+    # the output that a flash kernel's I reads
+    is_narrow = layout.precision in OPERAND_BYTES
+    own_output = e * model.output_hidden if is_narrow and model.flash_attention else 0
+    heads = e * (model.query_hidden + model.kv_hidden + model.value_hidden) + own_output
+    parts = operand * model.output_hidden + heads
+    if model.mla is not None:
+        # inputs of the ways up, and of their norms
+        rank = model.mla.kv_rank + (0 if model.mla.query_rank is None else model.mla.query_rank)
+        whole += (e + operand) * rank + e * model.mla.rope_width
+    # of an MLP: what its activation function takes, and what it puts out
+    per_unit = operand + (2 if model.gated_mlp else 1) * e
+    if kind == "moe" and moe is not None:
+        parts += per_unit * moe.shared_experts * moe.expert_hidden
+        # each token once more for every expert that it meets, as it comes in and as it goes out
+        whole += moe.slots * ((e + operand) * model.hidden + per_unit * moe.expert_hidden)
+    else:
+        parts += per_unit * model.ffn_hidden
+    return tokens_on_one(model, layout) * (whole / layout.shared_by + parts / layout.tensor)
+
+
+OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales
+
+
+def operand_bytes(model: Model, layout: Layout) -> Number:
+    """Bytes of a factor of a layer's product."""
+    return OPERAND_BYTES.get(layout.precision, model.element_bytes)
+
+
+def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
+    """Bytes that one microbatch leaves on the first stage's embedding and last stage's head.
+
+    The head keeps its norm's input and output, and the softmax of its logits in float32 or, where
+    the loss is fused, the logits.
+
+    References:
+      Korthikanti et al. (arXiv:2205.05198), section 4.3.
+    """
+    tokens = tokens_on_one(model, layout) * (model.vocabulary > 0)
+    mask = tokens * model.hidden / layout.shared_by if model.dropout else 0.0
+    inputs = tokens * 2 * model.element_bytes * model.hidden / layout.shared_by
+    per_logit = model.element_bytes if model.fused_loss else 4
+    return mask, inputs + tokens * per_logit * model.vocabulary / layout.tensor
+
+
+def head_weight_grad_bytes(model: Model, layout: Layout = WHOLE) -> Number:
+    """Bytes that W of the head needs after I: its input, and the gradient of the logits.
+
+    The loss hands that gradient back in `element_bytes`, whatever it was computed in.
+    """
+    units = model.hidden / layout.shared_by + model.vocabulary / layout.tensor
+    return tokens_on_one(model, layout) * (model.vocabulary > 0) * model.element_bytes * units
+
+
+def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
+    """Bytes that cross a stage boundary: bsh elements, by t under sequence parallelism."""
+    volume = tokens_on_one(model, layout) * model.hidden * model.element_bytes
+    return volume / layout.shared_by
+
+
+def buffer_bytes(
+    model: Model, layout: Layout, *, dense: Number, moe: Number, head: Number
+) -> Number:
+    """Bytes that the backward needs beside what F left, once per worker.
+
+    Counted where gradients are accumulated in a wider type, as Megatron-core does; the formulas of
+    the literature leave them out. Products then write gradients of weights in `element_bytes`
+    first: into one buffer for each shape of matrix, which all layers share, as
+    TransformerEngine keeps them, and into one for the head while it runs. Beside them lie the
+    gradients of the widest activations.
+
+    Args:
+      model: the transformer.
+      layout: how it is split.
+      dense: 1 where the stage has dense layers, else 0.
+      moe: 1 where it has layers with experts, else 0.
+      head: 1 where it has the head, else 0.
+    """
+    e, t, h = model.element_bytes, layout.tensor, model.hidden
+    tokens, mlp_parts = tokens_on_one(model, layout), (3 if model.gated_mlp else 2)
+    weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
+    width = dense * mlp_parts * model.ffn_hidden / t
+    if model.moe is not None:
+        one, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
+        weights += moe * (model.mlp_matrices(one) + model.mlp_matrices(shared) / t)
+        routed = model.moe.slots * (mlp_parts * one + 2 * h) / layout.shared_by
+        width = _larger(width, moe * routed)
+    of_layer = tokens * (width + 2 * h)
+    of_head = head * (tokens * 2 * h + model.head_parameters / t)
+    is_wider = model.accumulated_bytes > e
+    return is_wider * e * (weights + _larger(of_layer, of_head))
+
+
+def _larger(one: Number, other: Number) -> Number:
+    """The larger of two numbers, exact also outside of a trace."""
+    return one + (other - one) * (other > one)

@@ -1,0 +1,225 @@
+"""The record of a kernel, the kinds of kernels that layers are made of, and how long they take.
+
+Where a system prices every kernel of a layer (`kernels` in its file):
+
+- a product takes FLOP / rate + bytes / bandwidth + latency. The sum, not the maximum: the share of
+  the rate that a product reaches grows smoothly with all of its sides, m n k / (m n + n k + m k).
+- all else (norms, softmax, activation functions) takes bytes / bandwidth + latency.
+- the host starts kernels and collectives one by one. A device that waits for its host takes as
+  long as the host, so a phase takes the maximum of both, which a norm makes smooth.
+
+A system without that section has one roofline op per layer and phase, and a host that is free.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+from pipejax.costs import array_functions as xp
+from pipejax.costs.layers.formulas import (
+    OPERAND_BYTES,
+    Phases,
+    boundary_bytes,
+    operand_bytes,
+    tokens_on_one,
+)
+from pipejax.costs.model.layout import PRECISIONS, Layout
+from pipejax.costs.model.model import Model
+from pipejax.costs.precision import as_float
+from pipejax.costs.system.system import Number, System, roofline_time
+
+NONE = Phases(0.0, 0.0, 0.0)
+
+
+class Product(NamedTuple):
+    """Sizes of a matrix product (m, k) x (k, n) on one accelerator.
+
+    Attributes:
+      m: rows, tokens mostly.
+      n: columns.
+      k: units summed over.
+    """
+
+    m: Number
+    n: Number
+    k: Number
+
+
+NO_PRODUCT = Product(0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOp:
+    """One kernel, or group of fused ones, on one accelerator for one microbatch.
+
+    Attributes:
+      kind: "gemm", "attention", "memory", or "layer" for all of a layer in one.
+      name: of the op.
+      flop: [FLOP].
+      volume: bytes read and written.
+      launches: kernels started.
+      shape: of the product of F; of memory ops zeros.
+      batch: how many such products run at once: heads, experts.
+      precision: of the product, one of `PRECISIONS`.
+    """
+
+    kind: str = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(metadata={"static": True})
+    flop: Phases
+    volume: Phases
+    launches: Phases
+    shape: Product = NO_PRODUCT
+    batch: Number = 1.0
+    precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
+
+
+jax.tree_util.register_dataclass(LayerOp)
+
+
+def gemm(
+    name: str,
+    model: Model,
+    layout: Layout,
+    shape: tuple[Number, Number],
+    *,
+    tokens: Number | None = None,
+    batch: Number = 1.0,
+) -> LayerOp:
+    """A product of tokens with a weight matrix of `shape` (k, n), or several: once in each phase.
+
+    Its factors have the bytes of the layout's precision, its results those of the model; W adds to
+    the accumulated gradient: it reads and writes that.
+
+    Args:
+      name: of the op.
+      model: the transformer.
+      layout: how it is split.
+      shape: rows and columns of the weights on one accelerator.
+      tokens: rows of each product, all tokens of the accelerator if None.
+      batch: products of different weights.
+    """
+    k, n = shape
+    m = tokens_on_one(model, layout) if tokens is None else tokens
+    each, factor = model.element_bytes, operand_bytes(model, layout)
+    flop, weights = 2 * batch * m * n * k, batch * n * k
+    return LayerOp(
+        "gemm",
+        name,
+        Phases(flop, flop, flop),
+        Phases(
+            batch * m * (factor * k + each * n) + factor * weights,
+            batch * m * (factor * n + each * k) + factor * weights,
+            batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights,
+        ),
+        Phases(batch, batch, batch),
+        Product(m, n, k),
+        batch,
+        layout.precision,
+    )
+
+
+def batched(name: str, model: Model, shape: Product, heads: Number) -> LayerOp:
+    """A product per head; I has two of its kind, one per factor, and W none."""
+    m, n, k = shape
+    flop = 2 * heads * m * n * k
+    moved = model.element_bytes * heads * (m * k + n * k + m * n)
+    return LayerOp(
+        "attention",
+        name,
+        Phases(flop, 2 * flop, 0.0),
+        Phases(moved, 2 * moved, 0.0),
+        Phases(1.0, 2.0, 0.0),
+        shape,
+        heads,
+    )
+
+
+def memory(
+    name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
+) -> LayerOp:
+    """An op that moves bytes in F and I."""
+    return LayerOp("memory", name, NONE, Phases(forward, backward, 0.0), Phases(*kernels, 0.0))
+
+
+def norm(name: str, model: Model, layout: Layout) -> LayerOp:
+    """A norm of the hidden state."""
+    return norm_of(name, boundary_bytes(model, layout))
+
+
+def norm_of(name: str, volume: Number) -> LayerOp:
+    """A norm reads and writes its units [B]; its I reads two and writes one."""
+    return memory(name, 2 * volume, 3 * volume, (1.0, 2.0))
+
+
+def with_forward_again(op: LayerOp) -> LayerOp:
+    """An op whose F is run once more within I."""
+    parts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
+    again = {
+        name: part._replace(input_grad=part.input_grad + part.forward)
+        for name, part in parts.items()
+    }
+    return dataclasses.replace(op, **again)
+
+
+ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
+
+
+def device_time(system: System, op: LayerOp, phase: str) -> Number:
+    """Time [s] that one op of a layer takes on the device, in one phase of one microbatch."""
+    flop, volume, launches = (
+        as_float(getattr(each, phase)) for each in (op.flop, op.volume, op.launches)
+    )
+    if op.kind == "layer":
+        return roofline_time(system, flop, volume, op.precision)
+    bandwidth = system.memory_bandwidth * system.memory_efficiency.at(volume)
+    if op.kind == "memory":
+        return volume / bandwidth + launches * system.memory_latency
+    rate = system.peak(op.precision) * system.compute_efficiency.at(flop)
+    kernels = system.kernels
+    if op.kind == "attention":
+        share = kernels.attention_efficiency
+    else:
+        columns = xp.round(as_float(op.shape[1]))  # whole ones: a slightly wider model is no step
+        share = xp.where(columns % ALIGNED == 0, 1.0, kernels.misaligned_efficiency)
+    if op.precision in OPERAND_BYTES:  # below 16 bits
+        share = share * kernels.narrow_efficiency
+    return flop / (rate * share) + volume / bandwidth + launches * system.compute_latency
+
+
+def host_time(
+    system: System,
+    *,
+    launches: Number = 0.0,
+    collectives: Number = 0.0,
+    layers: Number = 0.0,
+    microbatches: Number = 0.0,
+) -> Number:
+    """Time [s] in which the host starts so many kernels and collectives of so many layers."""
+    host = system.host
+    started = launches * host.launch + collectives * host.collective
+    return started + layers * host.layer + microbatches * host.microbatch
+
+
+def phase_time(system: System, device: Number, host: Number) -> Number:
+    """Time [s] of a phase that accelerator and host work on at once: the longer of both."""
+    return smooth_max(device, host, system.kernels.sharpness)
+
+
+def smooth_max(one: Number, other: Number, sharpness: Number) -> Number:
+    """Maximum of two times that nowhere has a kink: their norm (one^q + other^q)^(1/q).
+
+    Where one of them is 0 it is the other, exactly.
+    """
+    large, small = xp.maximum(one, other), xp.minimum(one, other)
+    overlap = small > 0
+    # the inner choice keeps logarithms of 0 out of the gradient of the branch not taken
+    ratio = xp.where(overlap, small, 1.0) / xp.where(overlap, large, 1.0)
+    norm = xp.exp(xp.log1p(ratio**sharpness) / sharpness)
+    return xp.where(overlap, large * norm, large)
+
+
+def update_time(system: System, volume: Number) -> Number:
+    """Time [s] of the optimizer's update, which reads and writes so many bytes, and of the step."""
+    on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
+    return on_device + system.host.step

@@ -1,0 +1,356 @@
+"""The kernels of a transformer layer: FLOP, bytes and launches of each on one accelerator.
+
+A layer is a list of ops: products (`gemm`), attention (`attention`: batched products, or one flash
+kernel), and what only moves bytes (`memory`: norms, softmax, activation functions, residuals). The
+list depends on shapes that are fixed at tracing (gated or not, flash or not); all numbers may be
+traced and batched. b is the microbatch size, s the sequence length, t and c the degrees of tensor
+and context parallelism.
+
+Which FLOP count: the products of a layer count as in the published formulas (`formulas.py`), and so
+does attention that is written out in batched products, which computes the pairs of tokens that a
+causal mask hides. A flash kernel skips them: under a causal mask its FLOP are half of those, under
+a sliding window fewer.
+"""
+
+import dataclasses
+
+from pipejax.costs.layers.formulas import (
+    Phases,
+    boundary_bytes,
+    edge_activation_bytes,
+    head_flop,
+    layer_activation_bytes,
+    layer_flop,
+    operand_bytes,
+    tokens_on_one,
+)
+from pipejax.costs.layers.kernels import (
+    NONE,
+    LayerOp,
+    Product,
+    batched,
+    gemm,
+    memory,
+    norm,
+    norm_of,
+    with_forward_again,
+)
+from pipejax.costs.model.layout import PRECISIONS, Layout
+from pipejax.costs.model.model import Model, check_recompute
+from pipejax.costs.system.system import Number
+
+
+def layer_ops(
+    model: Model,
+    layout: Layout,
+    kind: str = "dense",
+    recompute: str = "none",
+    *,
+    fused: bool = True,
+) -> tuple[LayerOp, ...]:
+    """List the ops of a layer, in the order of F.
+
+    Args:
+      model: the transformer.
+      layout: how it is split.
+      kind: of the layer, "dense" or "moe".
+      recompute: "selective" runs attention that is written out once more in I.
+      fused: whether scale, mask and softmax are one kernel, and so are bias with activation
+        function, and bias, dropout and residual.
+    """
+    check_recompute(recompute)
+    core = attention(model, layout, fused=fused)
+    if recompute == "selective" and not model.flash_attention:
+        core = tuple(map(with_forward_again, core))
+    mlp = _experts if kind == "moe" and model.moe is not None else _mlp
+    ops = (
+        norm("attention_norm", model, layout),
+        *projections_in(model, layout),
+        *core,
+        gemm("projection", model, layout, (model.output_hidden / layout.tensor, model.hidden)),
+        _residual("attention_residual", model, layout, fused=fused),
+        norm("mlp_norm", model, layout),
+        *mlp(model, layout, fused=fused),
+        _residual("mlp_residual", model, layout, fused=fused),
+    )
+    if layout.precision in WIDE:
+        return ops
+    return (*ops, _quantization(model, layout, ops))
+
+
+WIDE = ("bf16", "fp16")  # precisions in which products take activations as they are
+
+
+def _quantization(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> LayerOp:
+    """Casts: rows are read once, and written row by row for I or F and column by column for W.
+
+    A norm casts what it puts out, in the bytes that it would write anyway; in I every product's
+    gradient is cast.
+    """
+    moved = model.element_bytes + 2 * operand_bytes(model, layout)
+    forward: Number = 0.0
+    backward: Number = 0.0
+    products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
+    apart = [op for op in products if op.name not in BEHIND_A_NORM]
+    for op in apart:
+        forward += moved * op.batch * op.shape.m * op.shape.k
+    for op in products:
+        backward += moved * op.batch * op.shape.m * op.shape.n
+    kernels = (float(len(apart)), float(len(products)))
+    return memory("quantization", forward, backward, kernels)
+
+
+BEHIND_A_NORM = (
+    "qkv",
+    "query",
+    "query_down",
+    "kv_down",
+    "query_up",
+    "kv_up",
+    "mlp_in",
+    "shared_in",
+)
+
+
+def _residual(name: str, model: Model, layout: Layout, *, fused: bool) -> LayerOp:
+    """Bias, dropout and the residual's sum: one kernel, or one each."""
+    one = boundary_bytes(model, layout)
+    mask = one / model.element_bytes if model.dropout else 0.0
+    # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
+    again = 3 * one + ((2 * one + mask) if model.dropout else 0.0)
+    apart = 0 if fused else (1 if model.biases else 0) + (1 if model.dropout else 0)
+    kernels = (1.0 + apart, 2.0 if model.dropout else 1.0)
+    return memory(name, (3 + 2 * apart) * one + mask, again, kernels)
+
+
+def _mlp(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """The MLP of a dense layer, split by its width."""
+    tokens, width = tokens_on_one(model, layout), model.ffn_hidden / layout.tensor
+    return _two_products("mlp", model, layout, (tokens, width), 1.0, fused=fused)
+
+
+def _two_products(
+    name: str,
+    model: Model,
+    layout: Layout,
+    size: tuple[Number, Number],
+    batch: Number,
+    *,
+    fused: bool,
+) -> tuple[LayerOp, ...]:
+    """MLPs of some tokens and width each: two products, the activation function between them."""
+    tokens, width = size
+    halves = 2 if model.gated_mlp else 1
+    into, out = (model.hidden, halves * width), (width, model.hidden)
+    return (
+        gemm(f"{name}_in", model, layout, into, tokens=tokens, batch=batch),
+        _activation(f"{name}_activation", model, batch * tokens * width, 1.0 * (batch > 0), fused),
+        gemm(f"{name}_out", model, layout, out, tokens=tokens, batch=batch),
+    )
+
+
+def _experts(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """Router, what sorts tokens by expert and back, routed experts, and shared ones.
+
+    Each accelerator routes its part of the tokens and holds E/e experts; all experts get as many
+    tokens. The experts are whole: tensor parallelism splits the shared ones only. Sorting happens
+    before the exchange and, by the expert on the accelerator, after it, and both ways back.
+    """
+    moe = model.moe
+    assert moe is not None
+    e = model.element_bytes
+    plain = dataclasses.replace(layout, precision=PRECISIONS[0])
+    own = tokens_on_one(model, layout) / layout.shared_by
+    routed, here = own * moe.slots, moe.experts / layout.expert
+    scores = 4 * own * moe.experts  # in float32
+    # out of the hidden state and into the sorted one, then once more by expert; back the same way
+    sorting = e * model.hidden * (own + 3 * routed)
+    any_shared = 1.0 * (moe.shared_experts > 0)
+    shared = moe.shared_experts * moe.expert_hidden / layout.tensor
+    return (
+        gemm("router", model, plain, (model.hidden, moe.experts), tokens=own),
+        memory("routing", 4 * scores, 4 * scores, (8.0, 8.0)),
+        memory("dispatch", sorting, sorting, (3.0, 3.0)),
+        *_two_products(
+            "expert", model, layout, (routed / here, moe.expert_hidden), here, fused=fused
+        ),
+        memory("combine", sorting, sorting, (3.0, 3.0)),
+        *_two_products(
+            "shared", model, layout, (tokens_on_one(model, layout), shared), any_shared, fused=fused
+        ),
+    )
+
+
+def _activation(name: str, model: Model, units: Number, kernels: Number, fused: bool) -> LayerOp:
+    """GELU reads and writes its units, I reads two and writes one; gated: one more factor each."""
+    forward, backward = (3, 5) if model.gated_mlp else (2, 3)
+    apart = 1 if model.biases and not fused else 0
+    e = model.element_bytes
+    launches = (kernels * (1 + apart), kernels)
+    return memory(name, e * (forward + 2 * apart) * units, e * backward * units, launches)
+
+
+def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Final norm, logits and cross entropy, in float32 unless it is fused."""
+    plain = dataclasses.replace(layout, precision=PRECISIONS[0])  # whatever the layers have
+    logits = tokens_on_one(model, layout) * model.vocabulary / layout.tensor
+    e = model.element_bytes
+    # fused: the logits are read twice and their gradient written in their place; apart: float32 is
+    # written, read for the maximum, shifted, raised and summed, and I scales what is left
+    forward, backward = (2 * e, e) if model.fused_loss else (e + 6 * 4, 2 * 4 + e)
+    kernels = (2.0, 1.0) if model.fused_loss else (7.0, 3.0)
+    return (
+        norm("final_norm", model, layout),
+        gemm("logits", model, plain, (model.hidden, model.vocabulary / layout.tensor)),
+        memory("cross_entropy", forward * logits, backward * logits, kernels),
+    )
+
+
+def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Look-up of tokens, positions and dropout; W adds rows to the gradient."""
+    units = tokens_on_one(model, layout) * model.hidden
+    e, gradient = model.element_bytes, model.accumulated_bytes
+    looked_up = LayerOp(
+        "memory",
+        "embedding",
+        NONE,
+        Phases(2 * e * units, 0.0, (e + 2 * gradient) * units),
+        Phases(1.0, 0.0, 1.0),
+    )
+    one = boundary_bytes(model, layout)
+    more = []
+    if model.learned_positions:
+        more.append(memory("positions", 3 * one, 0.0, (1.0, 0.0)))
+    if model.dropout:
+        moved = 2 * one + one / e
+        more.append(memory("embedding_dropout", moved, moved, (1.0, 1.0)))
+    return (looked_up, *more)
+
+
+def whole_layer(
+    model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
+) -> tuple[LayerOp, ...]:
+    """A layer as one op per phase, whose bytes are its weights and what it leaves in memory.
+
+    FLOP are the formula's, whether or not a kernel skips masked pairs.
+    """
+    t, size = layout.tensor, layout.microbatch_size
+    kept, boundary = layer_activation_bytes(model, layout, kind=kind), boundary_bytes(model, layout)
+    weights = model.layer_parameters / t
+    if kind == "moe":
+        weights = model.shared_parameters / t + model.expert_parameters / layout.expert
+    moved = model.element_bytes * weights + kept
+    flop = layer_flop(model, size, recompute, kind)
+    return (
+        LayerOp(
+            "layer",
+            "layer",
+            Phases(*(each / (t * layout.context) for each in flop)),
+            Phases(moved, moved + 2 * boundary, moved),
+            Phases(1.0, 1.0, 1.0),
+        ),
+    )
+
+
+def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """The head as one op per phase."""
+    t = layout.tensor
+    _, kept = edge_activation_bytes(model, layout)
+    flop = head_flop(model, layout.microbatch_size)
+    volume = model.element_bytes * model.head_parameters / t + kept
+    each = Phases(*(each / (t * layout.context) for each in flop))
+    return (LayerOp("layer", "head", each, Phases(volume, volume, volume), Phases(1.0, 1.0, 1.0)),)
+
+
+# attention: projections, positions, products of queries, keys and values
+
+
+def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Queries, keys and values of a layer's input, and the rotation of queries and keys."""
+    if model.mla is not None:
+        return (*_latent(model, layout), _rotation(model, layout))
+    width = (model.query_hidden + model.kv_hidden + model.value_hidden) / layout.tensor
+    qkv = gemm("qkv", model, layout, (model.hidden, width))
+    return (qkv,) if model.learned_positions else (qkv, _rotation(model, layout))
+
+
+def _latent(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
+    """Latent attention: down to one small vector per token, its norm, up to all heads.
+
+    The ways down are not split by heads: each accelerator has them for its part of the tokens.
+    """
+    mla, h, t = model.mla, model.hidden, layout.tensor
+    assert mla is not None
+    tokens = tokens_on_one(model, layout)
+    part = tokens / layout.shared_by
+    unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
+    ops = [
+        gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=part),
+        norm_of("kv_norm", model.element_bytes * part * mla.kv_rank),
+        gemm("kv_up", model, layout, (mla.kv_rank, unfolded / t)),
+    ]
+    if mla.query_rank is None:
+        return (gemm("query", model, layout, (h, model.query_hidden / t)), *ops)
+    return (
+        gemm("query_down", model, layout, (h, mla.query_rank), tokens=part),
+        norm_of("query_norm", model.element_bytes * part * mla.query_rank),
+        gemm("query_up", model, layout, (mla.query_rank, model.query_hidden / t)),
+        *ops,
+    )
+
+
+def _rotation(model: Model, layout: Layout) -> LayerOp:
+    """Rotary positions: reads and writes queries and keys."""
+    units = tokens_on_one(model, layout) * (model.query_hidden + model.kv_hidden) / layout.tensor
+    moved = 2 * model.element_bytes * units
+    return memory("rotation", moved, moved, (2.0, 2.0))
+
+
+def attention(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """Attention of one accelerator's heads and tokens to all tokens of the sequence."""
+    if model.flash_attention:
+        return (_flash(model, layout),)
+    return _written_out(model, layout, fused=fused)
+
+
+def _flash(model: Model, layout: Layout) -> LayerOp:
+    """One kernel that keeps no scores: I computes the first product again, five in all for two."""
+    tokens, t, e = tokens_on_one(model, layout), layout.tensor, model.element_bytes
+    queries, values = model.query_hidden / t, model.output_hidden / t
+    met = model.attended
+    scores, context = 2 * tokens * met * queries, 2 * tokens * met * values
+    # keys and values of the other accelerators of the context come by in turn, each read once
+    keys = layout.context * (model.kv_hidden + model.value_hidden) / t
+    heads = layout.microbatch_size * model.heads / t
+    return LayerOp(
+        "attention",
+        "attention",
+        Phases(scores + context, 3 * scores + 2 * context, 0.0),
+        Phases(
+            e * tokens * (queries + values + keys),
+            e * tokens * (2 * queries + 2 * values + 2 * keys),
+            0.0,
+        ),
+        Phases(layout.context, 3 * layout.context, 0.0),
+        Product(model.sequence / layout.context, met, model.query_hidden / model.heads),
+        heads,
+    )
+
+
+def _written_out(model: Model, layout: Layout, *, fused: bool) -> tuple[LayerOp, ...]:
+    """Batched products with the softmax between them, whose scores go through memory."""
+    t, e = layout.tensor, model.element_bytes
+    rows, columns = model.sequence / layout.context, model.sequence
+    heads = layout.microbatch_size * model.heads / t
+    pairs = heads * rows * columns  # scores
+    # softmax in one kernel reads and writes them once; apart: scale, mask and softmax
+    passes = 1 if fused else 3
+    ops = [
+        batched("scores", model, Product(rows, columns, model.query_hidden / model.heads), heads),
+        memory("softmax", 2 * e * passes * pairs, 3 * e * pairs, (1.0 * passes, 1.0)),
+        batched("context", model, Product(rows, model.output_hidden / model.heads, columns), heads),
+    ]
+    if model.dropout:
+        moved = (2 * e + 1) * pairs
+        ops.insert(2, memory("attention_dropout", moved, moved, (1.0, 1.0)))
+    return tuple(ops)

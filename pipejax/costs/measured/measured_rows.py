@@ -1,0 +1,270 @@
+"""What was measured: runs of models, a column each, and collectives and messages by themselves.
+
+Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
+from CSV; collectives are few columns, which are read here.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.checks import MAX_COUNT, check_types, one_of
+from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.display import short_repr_of
+from pipejax.costs.layers.collectives import DIRECT, PASSES
+from pipejax.costs.model.model import Model
+
+# columns that say the sizes of a model, or change those of a named one: the field that each sets
+MODEL_FIELDS: Mapping[str, str] = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "ffn": "ffn_hidden",
+    "sequence": "sequence",
+    "vocabulary": "vocabulary",
+    "gradient_bytes": "gradient_bytes",
+}
+# the same of its mixture of experts
+EXPERT_FIELDS = ("experts", "top_k", "dense_layers", "capacity_factor")
+MODEL_SWITCHES = ("flash_attention", "dropout", "fused_loss")  # 0 or 1
+COUNTS = (  # whole numbers
+    "tensor",
+    "context",
+    "expert",
+    "data",
+    "pipeline",
+    "stages_per_worker",
+    "microbatch_size",
+    "global_batch",
+    "zero",
+    "embedding_units",
+    "loss_units",
+    "accelerators_per_node",
+    "sequence_parallel",
+    "overlap",
+)
+NAMES = ("schedule", "recompute", "precision", "system", "group", "source")
+MEASURED = ("seconds", "memory_bytes")
+STEP = "step"
+OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
+# of a file, in the order in which they are written
+OF_MODEL = (*MODEL_FIELDS, *EXPERT_FIELDS, *MODEL_SWITCHES)
+PROFILED = ("op", "stage", "n", "spread")
+COLUMNS = (
+    *("model", *OF_MODEL, *COUNTS, "accelerators", *NAMES[:4], *PROFILED),
+    *(*MEASURED, *NAMES[4:]),
+)
+OF_SYSTEM = 0  # accelerators of a node: as many as the system has
+
+
+@short_repr_of("file models system schedule seconds memory_bytes")
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredRows:
+    """Measured runs, a column each.
+
+    Attributes:
+      models: the models that are trained, each once.
+      model: (rows) which of them.
+      tensor: (rows) tensor-parallel degree t.
+      context: (rows) context-parallel degree c.
+      expert: (rows) expert-parallel degree e, of the t c d accelerators of a stage.
+      data: (rows) replicas of the pipeline d.
+      pipeline: (rows) workers P.
+      stages_per_worker: (rows) stages of each worker V.
+      microbatch_size: (rows) b [sequences].
+      global_batch: (rows) of the whole job, d M b [sequences].
+      zero: (rows) ZeRO stage, 0 to 3.
+      embedding_units: (rows) layers that the embedding stands for where layers are spread.
+      loss_units: (rows) layers that the head stands for there.
+      accelerators_per_node: (rows) 0 where the system says it.
+      sequence_parallel: (rows) 0 or 1.
+      overlap: (rows) whether gradients and gathered weights travel beside compute, 0 or 1.
+      schedule: (rows) names.
+      recompute: (rows) none, selective or full.
+      precision: (rows) names.
+      system: (rows) name or file of the machine, empty where the row does not say it.
+      op: (rows) what the seconds are of: a step, or F, B, I or W of one microbatch on a stage.
+      stage: (rows) of that op, from 0.
+      variance: (rows) of the seconds, relative to their square; 0 where no spread is given.
+      seconds: (rows) a step or an op, NaN where it was not measured [s].
+      memory_bytes: (rows) of the fullest worker, NaN where it was not measured [B].
+      group: (rows) free text.
+      source: (rows) free text.
+      row: (rows) number in its file, from 1.
+      file: (rows) the file.
+    """
+
+    models: tuple[Model, ...]
+    model: Int[NumpyArray, " rows"]
+    tensor: Int[NumpyArray, " rows"]
+    context: Int[NumpyArray, " rows"]
+    expert: Int[NumpyArray, " rows"]
+    data: Int[NumpyArray, " rows"]
+    pipeline: Int[NumpyArray, " rows"]
+    stages_per_worker: Int[NumpyArray, " rows"]
+    microbatch_size: Int[NumpyArray, " rows"]
+    global_batch: Int[NumpyArray, " rows"]
+    zero: Int[NumpyArray, " rows"]
+    embedding_units: Int[NumpyArray, " rows"]
+    loss_units: Int[NumpyArray, " rows"]
+    accelerators_per_node: Int[NumpyArray, " rows"]
+    sequence_parallel: Int[NumpyArray, " rows"]
+    overlap: Int[NumpyArray, " rows"]
+    schedule: NumpyArray
+    recompute: NumpyArray
+    precision: NumpyArray
+    system: NumpyArray
+    op: NumpyArray
+    stage: Int[NumpyArray, " rows"]
+    variance: Float[NumpyArray, " rows"]
+    seconds: Float[NumpyArray, " rows"]
+    memory_bytes: Float[NumpyArray, " rows"]
+    group: NumpyArray
+    source: NumpyArray
+    row: Int[NumpyArray, " rows"]
+    file: NumpyArray
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.model)
+
+    @property
+    def microbatches(self) -> Int[NumpyArray, " rows"]:
+        """Microbatches M of one pipeline and step."""
+        return self.global_batch // (self.data * self.microbatch_size)
+
+    @property
+    def accelerators(self) -> Int[NumpyArray, " rows"]:
+        """Accelerators of the job, t c d P."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+    def column(self, name: str) -> NumpyArray:
+        """Return any column by its name in the file, also those that a named model brings."""
+        if name in (*MODEL_FIELDS, *MODEL_SWITCHES):
+            field = MODEL_FIELDS.get(name, name)
+            values = [getattr(model, field) for model in self.models]
+            return np.asarray(values)[self.model]
+        if name in EXPERT_FIELDS:  # 0 where there are no experts
+            each = [getattr(model.moe, name, None) or 0 for model in self.models]
+            return np.array(each)[self.model]
+        if name == "model":
+            return np.array([model.name for model in self.models])[self.model]
+        found: NumpyArray = getattr(self, one_of(name, COLUMNS, "column"))
+        return found
+
+    def take(self, which: NumpyArray) -> "MeasuredRows":
+        """Select rows by a mask or by their indices."""
+        return MeasuredRows(self.models, **{k: v[which] for k, v in _columns(self).items()})
+
+
+def _columns(rows: MeasuredRows) -> dict[str, NumpyArray]:
+    """All columns of rows, by the name of the attribute."""
+    names = [field.name for field in dataclasses.fields(rows)]
+    return {name: getattr(rows, name) for name in names if name != "models"}
+
+
+def joined(parts: Sequence[MeasuredRows]) -> MeasuredRows:
+    """Put the rows of several files one below the other."""
+    offsets = np.cumsum([0, *(len(part.models) for part in parts[:-1])])
+    columns = {
+        name: np.concatenate([_columns(part)[name] for part in parts])
+        for name in _columns(parts[0])
+    }
+    columns["model"] = np.concatenate(
+        [part.model + offset for part, offset in zip(parts, offsets, strict=True)]
+    )
+    return MeasuredRows(models=tuple(m for part in parts for m in part.models), **columns)
+
+
+MESSAGE = "message"
+KINDS = (*PASSES, *DIRECT, MESSAGE)
+TIMED_COLUMNS = ("kind", "ranks", "ranks_per_node", "bytes", "seconds", "n", "spread", "source")
+
+
+@short_repr_of("file kind ranks inside volume seconds source")
+class CollectiveRows(NamedTuple):
+    """Collectives and messages that were timed by themselves.
+
+    Attributes:
+      kind: (rows) one of `KINDS`.
+      ranks: (rows) accelerators that take part.
+      inside: (rows) how many of them share a node.
+      volume: (rows) of the whole tensor, or for an all-to-all of what one accelerator holds [B].
+      seconds: (rows) mean of all repetitions [s].
+      variance: (rows) of that mean, relative to its square; 0 where no spread is given.
+      source: text.
+      file: where they were read from.
+    """
+
+    kind: tuple[str, ...]
+    ranks: Int[NumpyArray, " rows"]
+    inside: Int[NumpyArray, " rows"]
+    volume: Float[NumpyArray, " rows"]
+    seconds: Float[NumpyArray, " rows"]
+    variance: Float[NumpyArray, " rows"]
+    source: str
+    file: str
+
+
+def read_collectives(path: str | Path) -> CollectiveRows:
+    r"""Read measured collectives and messages from a CSV file.
+
+    Columns: `ranks`, `bytes` and `seconds`; `kind` ("all_reduce" if not given; a "message" goes
+    from one accelerator to another); `ranks_per_node` (all of them if not given); `n` repetitions
+    and their `spread`, a standard deviation [s]; `source`.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The rows.
+
+    Raises:
+      ValueError: if the file has a column that is unknown, or a cell that cannot be; the message
+        names row, column, value and what is allowed.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "links.csv"
+      >>> _ = path.write_text("kind,ranks,bytes,seconds\nmessage,2,1e6,1e-5\nall_gather,8,1e9,4e-3")
+      >>> read_collectives(path).ranks
+      array([2, 8])
+    """
+    check_types(path=(path, str, Path))
+    found = []
+    for number, cells in enumerate(read_cells(Path(path), TIMED_COLUMNS), 1):
+        try:
+            found.append(_row(cells))
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from None
+    kinds, ranks, inside, volume, seconds, variance, sources = zip(*found, strict=True)
+    return CollectiveRows(
+        kind=kinds,
+        ranks=np.array(ranks),
+        inside=np.array(inside),
+        volume=np.array(volume),
+        seconds=np.array(seconds),
+        variance=np.array(variance),
+        source="; ".join(dict.fromkeys(filter(None, sources))) or str(path),
+        file=str(path),
+    )
+
+
+def _row(cells: Mapping[str, str]) -> tuple[str, int, int, float, float, float, str]:
+    kind = one_of(cells.get("kind", "all_reduce"), KINDS, "kind")
+    missing = [name for name in ("ranks", "bytes", "seconds") if name not in cells]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    ranks = whole_cell(cells["ranks"], "ranks", 2, 2 if kind == MESSAGE else MAX_COUNT)
+    inside = whole_cell(cells.get("ranks_per_node", str(ranks)), "ranks_per_node", 1, ranks)
+    if ranks % inside:
+        raise ValueError(f"ranks_per_node must divide {ranks} ranks, got {inside}")
+    volume, seconds = positive_cell(cells, "bytes"), positive_cell(cells, "seconds")
+    variance = relative_variance(cells, seconds)
+    return kind, ranks, inside, volume, seconds, variance, cells.get("source", "")

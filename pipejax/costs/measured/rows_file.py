@@ -1,0 +1,350 @@
+"""Measured runs from a CSV file, a row each.
+
+Rows are read one by one, so that a mistake is named with its row, column and value.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipejax import schedules
+from pipejax.base.array_types import NumpyArray
+from pipejax.base.checks import (
+    MAX_COUNT,
+    check_types,
+    known_as,
+    legal_divisors,
+    one_of,
+)
+from pipejax.base.data_files import positive_cell, read_cells, relative_variance, whole_cell
+from pipejax.base.progress import Notice
+from pipejax.costs.measured.measured_rows import (
+    COLUMNS,
+    EXPERT_FIELDS,
+    MEASURED,
+    MODEL_FIELDS,
+    MODEL_SWITCHES,
+    OF_MODEL,
+    OF_SYSTEM,
+    OPS,
+    STEP,
+    MeasuredRows,
+)
+from pipejax.costs.model.model import RECOMPUTE, MixtureOfExperts, Model, check_shape, load_model
+
+PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+# below 16 bits nobody trains with separate kernels of attention, or with dropout
+NARROW = {"flash_attention": "1", "dropout": "0"}
+GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
+GPT_VOCABULARY = 51200  # as Megatron pads it
+NEEDED = ("layers", "hidden", "heads", "sequence")  # of sizes, where no model is named
+
+
+class WholeColumn(NamedTuple):
+    """What a column of whole numbers may hold.
+
+    Attributes:
+      default: where a cell is empty or the column missing; None where it must be given.
+      least: smallest number.
+      most: largest number.
+    """
+
+    default: int | None = 1
+    least: int = 1
+    most: int = MAX_COUNT
+
+
+WHOLE: Mapping[str, WholeColumn] = {
+    "tensor": WholeColumn(),
+    "context": WholeColumn(),
+    "expert": WholeColumn(),
+    "data": WholeColumn(),
+    "pipeline": WholeColumn(),
+    "stages_per_worker": WholeColumn(),
+    "microbatch_size": WholeColumn(),
+    "global_batch": WholeColumn(None),
+    "zero": WholeColumn(0, 0, 3),
+    "embedding_units": WholeColumn(0, 0),
+    "loss_units": WholeColumn(0, 0),
+    "accelerators_per_node": WholeColumn(OF_SYSTEM),
+}
+
+
+def read_rows(path: str | Path) -> MeasuredRows:
+    r"""Read measured runs from a CSV file.
+
+    A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
+    those of the model. What is not given takes a default, which a warning says: degrees and sizes
+    1, a `schedule` of 1f1b (with several stages per worker interleaved-1f1b), `recompute` none,
+    `precision` bf16, `zero` 0; `sequence_parallel` is 1 where t > 1 and not all is recomputed,
+    `overlap` where the optimizer is sharded. A row with an `op` is of a profile: its seconds are
+    those of F, B, I or W of one microbatch on a `stage` (0), and it needs no global batch.
+    Below 16 bits attention is fused and has no dropout.
+
+    Args:
+      path: the file; its columns are `COLUMNS`, in any order.
+
+    Returns:
+      The rows.
+
+    Raises:
+      ValueError: if the file has a column that is unknown, or a cell or a row that cannot be; the
+        message names the row, the column, the value and what is allowed.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile, warnings
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
+      >>> import pathlib, tempfile, warnings
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
+      >>> _ = path.write_text("model,tensor,pipeline,global_batch,seconds\ngpt-22b,8,2,4,0.6")
+      >>> with warnings.catch_warnings(action="ignore"):  # of what is not given
+      ...     rows = read_rows(path)
+      >>> rows.microbatches, rows.accelerators, rows.seconds
+      (array([4]), array([16]), array([0.6]))
+    """
+    check_types(path=(path, str, Path))
+    reader = RowReader(Path(path))
+    cells = [
+        reader.read(row, number) for number, row in enumerate(read_cells(Path(path), COLUMNS), 1)
+    ]
+    reader.say_defaults()
+    columns: dict[str, NumpyArray] = {
+        name: np.array([row[name] for row in cells]) for name in cells[0]
+    }
+    return MeasuredRows(models=tuple(reader.models.values()), **columns)
+
+
+def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
+    """Read what a simulator predicts of a table: columns `row`, `seconds` and `memory_bytes`.
+
+    Args:
+      path: the file; rows count from 1, and some may be left out.
+      count: rows of the table.
+
+    Returns:
+      (rows) `seconds` [s] and `memory_bytes` [B], NaN where there is no prediction.
+    """
+    found = {name: np.full(count, np.nan) for name in MEASURED}
+    seen: set[int] = set()
+    for number, cells in enumerate(read_cells(Path(path), ("row", *MEASURED)), 1):
+        try:
+            row = whole_cell(cells.get("row", ""), "row", 1, count)
+            if row in seen:
+                raise ValueError(f"row {row} is predicted twice")
+            seen.add(row)
+            for name in MEASURED:
+                found[name][row - 1] = positive_cell(cells, name)
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from None
+    return found
+
+
+class RowReader:
+    """Reads one row after the other, and remembers models and defaults that rows share."""
+
+    def __init__(self, path: Path) -> None:
+        """Start with the first row of a file."""
+        self.path = path
+        self.models: dict[tuple[str, ...], Model] = {}
+        self.defaults: dict[str, object] = {}
+
+    def say_defaults(self) -> None:
+        """Say in one line which cells were not given, and what they are taken for."""
+        if self.defaults:
+            said = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
+            warnings.warn(f"{self.path}: not given in all rows, taken as {said}", Notice, 5)
+
+    def read(self, cells: dict[str, str], number: int) -> dict[str, Any]:
+        """Read one row into the columns of `MeasuredRows`."""
+        found: dict[str, Any] = {}
+        try:
+            for name, column in WHOLE.items():
+                found[name] = self._count(cells, name, column)
+            found["model"], model = self._model(cells)
+            found |= self._names(cells, found)
+            _check_spread(found, model, cells)
+            found |= _profiled(found, cells)
+            measured = {name: positive_cell(cells, name) for name in MEASURED}
+            if all(map(math.isnan, measured.values())):
+                raise ValueError("seconds is missing, and so is memory_bytes: give one")
+            found["variance"] = relative_variance(cells, measured["seconds"])
+        except ValueError as error:
+            raise ValueError(f"{self.path}, row {number}: {error}") from None
+        texts = {name: cells.get(name, "") for name in ("system", "group", "source")}
+        return found | measured | texts | {"row": number, "file": str(self.path)}
+
+    def _count(self, cells: dict[str, str], name: str, column: WholeColumn) -> int:
+        if name in cells:
+            return whole_cell(cells[name], name, column.least, column.most)
+        if name == "data" and "accelerators" in cells:
+            return self._replicas(cells)
+        if name == "global_batch" and cells.get("op", STEP) != STEP:
+            return 0  # of any step
+        if column.default is None:
+            raise ValueError(f"{name} is missing")
+        shown = "of the system" if name == "accelerators_per_node" else column.default
+        self.defaults[name] = shown
+        return column.default
+
+    def _replicas(self, cells: dict[str, str]) -> int:
+        """Replicas that the accelerators make up, where only these are given."""
+        total = whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT)
+        degrees = ("tensor", "context", "pipeline")
+        of_one = math.prod(whole_cell(cells.get(name, "1"), name, 1, MAX_COUNT) for name in degrees)
+        if total % of_one:
+            raise ValueError(
+                f"accelerators must be a multiple of tensor x context x pipeline, {of_one}, "
+                f"got {total}"
+            )
+        return total // of_one
+
+    def _names(self, cells: dict[str, str], counts: dict[str, Any]) -> dict[str, Any]:
+        """Schedule, recomputation, precision, and whether norms are split and exchanges hidden."""
+        is_interleaved = counts["stages_per_worker"] > 1
+        schedule = self._given(
+            cells,
+            "schedule",
+            "interleaved-1f1b" if is_interleaved else "1f1b",
+            "1f1b (interleaved-1f1b where stages_per_worker > 1)",
+        )
+        recompute = one_of(self._given(cells, "recompute", "none"), RECOMPUTE, "recompute")
+        splits = counts["tensor"] > 1 and recompute != "full"
+        parallel = self._given(
+            cells,
+            "sequence_parallel",
+            str(int(splits)),
+            "1 where tensor > 1 and recompute is not full, else 0",
+        )
+        shards = str(int(counts["zero"] > 0))
+        overlap = self._given(cells, "overlap", shards, "1 where zero is not 0, else 0")
+        return {
+            "schedule": known_as(schedule, schedules.names(), "schedule"),
+            "recompute": recompute,
+            "precision": one_of(self._given(cells, "precision", "bf16"), PRECISIONS, "precision"),
+            "sequence_parallel": whole_cell(parallel, "sequence_parallel", 0, 1),
+            "overlap": whole_cell(overlap, "overlap", 0, 1),
+        }
+
+    def _given(self, cells: dict[str, str], name: str, default: str, said: str = "") -> str:
+        if name not in cells:
+            self.defaults[name] = said or default
+        return cells.get(name, default)
+
+    def _model(self, cells: dict[str, str]) -> tuple[int, Model]:
+        """Find the model of a row, and its index among those of the file."""
+        is_narrow = cells.get("precision", "").lower() in PRECISIONS[1:]
+        cells = (NARROW if is_narrow else {}) | cells
+        key = tuple(cells.get(name, "") for name in ("model", *OF_MODEL))
+        if key not in self.models:
+            self.models[key] = self._new_model(cells)
+        self._say_gpt(cells)
+        return list(self.models).index(key), self.models[key]
+
+    def _say_gpt(self, cells: dict[str, str]) -> None:
+        if "model" in cells:
+            return
+        said = {"kv_heads": "heads", "ffn": "4 hidden", "vocabulary": GPT_VOCABULARY}
+        self.defaults |= {name: value for name, value in said.items() if name not in cells}
+
+    def _new_model(self, cells: dict[str, str]) -> Model:
+        sizes = {name: _size(cells, name) for name in OF_MODEL if name in cells}
+        changes: dict[str, Any] = {}
+        if "model" in cells:
+            model = load_model(_beside(self.path, cells["model"]))
+            if "heads" in sizes and model.kv_heads == model.heads:
+                changes["kv_heads"] = sizes["heads"]
+        else:
+            model = load_model(GPT)
+            for name in NEEDED:
+                if name not in sizes:
+                    raise ValueError(f"{name} is missing: give it, or a model")
+            changes = {
+                "name": "GPT",
+                "source": str(self.path),
+                "kv_heads": sizes["heads"],
+                "ffn_hidden": 4 * sizes["hidden"],
+                "vocabulary": GPT_VOCABULARY,
+            }
+        changes |= {MODEL_FIELDS[name]: sizes[name] for name in MODEL_FIELDS if name in sizes}
+        changes |= {name: bool(sizes[name]) for name in MODEL_SWITCHES if name in sizes}
+        model = dataclasses.replace(model, **changes)
+        found = dataclasses.replace(model, moe=_experts(model, sizes))
+        check_shape(found, "model")
+        return found
+
+
+def _profiled(found: dict[str, Any], cells: dict[str, str]) -> dict[str, Any]:
+    """What the seconds of a row are of; a profile goes with any batch, so with the smallest."""
+    op = one_of(cells.get("op", STEP), (STEP, *OPS), "op")
+    stages = found["pipeline"] * found["stages_per_worker"]
+    stage = whole_cell(cells.get("stage", "0"), "stage", 0, stages - 1)
+    if op == STEP and "stage" in cells:
+        raise ValueError(f"stage is of an op, got stage {stage} of a step")
+    smallest = found["data"] * found["microbatch_size"] * found["pipeline"]
+    return {"op": op, "stage": stage, "global_batch": found["global_batch"] or smallest}
+
+
+def _experts(model: Model, sizes: Mapping[str, float]) -> MixtureOfExperts | None:
+    """Experts of a row: those of its model with changes, or experts as wide as its MLP."""
+    changes: dict[str, Any] = {name: sizes[name] for name in EXPERT_FIELDS if name in sizes}
+    if not changes or (model.moe is None and not sizes.get("experts")):
+        return model.moe
+    if model.moe is not None:
+        return dataclasses.replace(model.moe, **changes)
+    return MixtureOfExperts(**{"top_k": 1, **changes}, expert_hidden=model.ffn_hidden)
+
+
+def _beside(path: Path, name: str) -> str:
+    """A model's file that is not there is looked for beside the rows."""
+    is_elsewhere = name.endswith(".json") and not Path(name).exists()
+    return str(path.parent / name) if is_elsewhere else name
+
+
+def _size(cells: Mapping[str, str], name: str) -> float:
+    """Read a size of a model, or a switch."""
+    if name == "capacity_factor":
+        return positive_cell(cells, name)
+    least = name not in ("vocabulary", *EXPERT_FIELDS, *MODEL_SWITCHES)
+    return whole_cell(cells[name], name, int(least), 1 if name in MODEL_SWITCHES else MAX_COUNT)
+
+
+def _check_spread(found: dict[str, Any], model: Model, cells: dict[str, str]) -> None:
+    """Check that the accelerators are as many as the degrees say, and that all can be divided."""
+    of_stage = found["tensor"] * found["context"] * found["data"]
+    if "accelerators" in cells:
+        total = of_stage * found["pipeline"]
+        if whole_cell(cells["accelerators"], "accelerators", 1, MAX_COUNT) != total:
+            raise ValueError(
+                f"accelerators must be tensor x context x data x pipeline, {total}, "
+                f"got {cells['accelerators']}"
+            )
+    at_once = found["data"] * found["microbatch_size"]
+    if found["global_batch"] % at_once:
+        raise ValueError(
+            f"global_batch must be a multiple of data x microbatch_size, {at_once}, "
+            f"got {found['global_batch']}"
+        )
+    stages = found["pipeline"] * found["stages_per_worker"]
+    units = model.layers + found["embedding_units"] + found["loss_units"]
+    if units < stages:
+        raise ValueError(
+            f"pipeline x stages_per_worker must be at most the {units} layers, got {stages}"
+        )
+    divided: list[tuple[str, Any, str]] = [
+        ("tensor", model.heads, "heads"),
+        ("context", model.sequence, "sequence"),
+        ("expert", of_stage, "tensor x context x data"),
+        ("expert", 0 if model.moe is None else model.moe.experts, "experts"),
+    ]
+    for name, total, what in divided:
+        if total % found[name]:
+            legal = legal_divisors(total, found[name])
+            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {found[name]}")
+    if found["expert"] > 1 and model.moe is None:
+        raise ValueError(f"expert must be 1 for a model without experts, got {found['expert']}")

@@ -1,0 +1,174 @@
+"""How the accelerators of a job share the work: degrees of parallelism, groups, and their nodes.
+
+Ranks are numbered so that the groups named first in the rank order are neighbours: tensor, context
+and data parallelism vary fastest, pipelines slowest ("tp-cp-ep-dp-pp", Megatron's default), or
+replicas of the whole pipeline do ("tp-pp-dp"). Experts are spread over the accelerators that hold
+one stage, t c d of them, each expert whole on one accelerator.
+
+Everything here is arithmetic on numbers, so that many layouts are priced as one batch.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+
+from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.display import short_repr
+from pipejax.costs import array_functions as xp
+from pipejax.costs.precision import floats_in
+from pipejax.costs.system.system import Number
+
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
+Workers = Int[NumpyArray, "..."] | Float[Array, "..."]
+
+
+class Group(NamedTuple):
+    """The accelerators of one collective.
+
+    Attributes:
+      size: how many take part.
+      inside: how many of them are in one node.
+    """
+
+    size: Number
+    inside: Number
+
+
+class RankGroup(NamedTuple):
+    """A group by its numbers of ranks: the product of several strided ranges.
+
+    Attributes:
+      extents: members along each range.
+      strides: distance of two neighbours along it [ranks].
+    """
+
+    extents: tuple[Number, ...]
+    strides: tuple[Number, ...]
+
+    def on(self, gpus_per_node: Number) -> Group:
+        """Find how many members share a node of so many accelerators."""
+        size: Number = 1.0
+        inside: Number = 1.0
+        for extent, stride in zip(self.extents, self.strides, strict=True):
+            size = size * extent
+            inside = inside * xp.clip(xp.floor(gpus_per_node / stride), 1.0, extent)
+        return Group(size, inside)
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism of one stage, and what a microbatch is there.
+
+    Attributes:
+      tensor: t, accelerators that split every product of a layer.
+      context: c, accelerators that split the sequence.
+      expert: e, accelerators that the experts are spread over.
+      data: d, replicas.
+      pipeline: P, workers of one pipeline.
+      sequence_parallel: 1 where the t accelerators split norms, dropout and messages too, else 0.
+      scatter_gather: 1 where each of the t accelerators sends its part of a message, which is
+        gathered behind it, else 0.
+      zero: what the replicas split: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
+      microbatch_size: b [sequences].
+      precision: of the products, by name.
+      rank_order: one of `RANK_ORDERS`.
+    """
+
+    tensor: Number = 1.0
+    context: Number = 1.0
+    expert: Number = 1.0
+    data: Number = 1.0
+    pipeline: Number = 1.0
+    sequence_parallel: Number = 0.0
+    scatter_gather: Number = 0.0
+    zero: Number = 0.0
+    microbatch_size: Number = 1.0
+    precision: str = dataclasses.field(default="bf16", metadata={"static": True})
+    rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    @property
+    def shared_by(self) -> Number:
+        """Accelerators of a worker that split what tensor parallelism alone leaves whole."""
+        return 1 + (self.tensor - 1) * self.sequence_parallel
+
+    @property
+    def message_shared_by(self) -> Number:
+        """Accelerators of a worker that send a part of each message."""
+        is_split = 1 - (1 - self.sequence_parallel) * (1 - self.scatter_gather)
+        return 1 + (self.tensor - 1) * is_split
+
+    @property
+    def replicas(self) -> Number:
+        """Accelerators with the same part of the dense weights, in one pipe: c d."""
+        return self.context * self.data
+
+    @property
+    def expert_replicas(self) -> Number:
+        """Accelerators with the same experts, in one pipe: t c d / e."""
+        return self.tensor * self.replicas / self.expert
+
+    @property
+    def stage_stride(self) -> Number:
+        """Distance between neighbours in the pipeline [ranks]."""
+        one_copy = self.tensor * self.context
+        return one_copy * self.data if self.rank_order == RANK_ORDERS[0] else one_copy
+
+    @property
+    def data_stride(self) -> Number:
+        """Distance between replicas [ranks]."""
+        one_copy = self.tensor * self.context
+        return one_copy if self.rank_order == RANK_ORDERS[0] else one_copy * self.pipeline
+
+    @property
+    def tensor_group(self) -> RankGroup:
+        """Who splits a layer's products."""
+        return RankGroup((self.tensor,), (1.0,))
+
+    @property
+    def context_group(self) -> RankGroup:
+        """Who splits a sequence."""
+        return RankGroup((self.context,), (self.tensor,))
+
+    @property
+    def replica_group(self) -> RankGroup:
+        """Who holds the same part of the dense weights."""
+        return RankGroup((self.context, self.data), (self.tensor, self.data_stride))
+
+    @property
+    def replica_groups(self) -> tuple[RankGroup, RankGroup]:
+        """Who holds the same dense weights, and who the same experts."""
+        return self.replica_group, self.expert_replica_group
+
+    @property
+    def _experts_in_copy(self) -> Number:
+        """Accelerators of one copy of a stage that the experts are spread over."""
+        return xp.minimum(self.expert, self.tensor * self.context)
+
+    @property
+    def expert_group(self) -> RankGroup:
+        """Who the experts are spread over: accelerators of one copy of the stage first."""
+        near = self._experts_in_copy
+        return RankGroup((near, self.expert / near), (1.0, self.data_stride))
+
+    @property
+    def expert_replica_group(self) -> RankGroup:
+        """Who holds the same experts."""
+        near = self._experts_in_copy
+        far = self.expert / near
+        extents = (self.tensor * self.context / near, self.data / far)
+        return RankGroup(extents, (near, self.data_stride * far))
+
+    def is_near(self, one: Workers, other: Workers, gpus_per_node: Number) -> Bool[Array, "..."]:
+        """Return whether the first accelerators of two workers are in one node."""
+        nodes = (xp.floor(each * self.stage_stride / gpus_per_node) for each in (one, other))
+        return xp.equal(*nodes)
+
+
+jax.tree_util.register_dataclass(Layout)

@@ -1,0 +1,460 @@
+"""Models: the shape of a transformer, its parameters, and the files that hold it.
+
+h is the hidden size, a the number of attention heads. Parameters are those of Megatron
+(arXiv:2104.04473, eq. 2), written so that grouped-query and latent attention, gated MLPs and
+mixtures of experts fit in. FLOP, and what a microbatch leaves in memory, follow in
+`layers/formulas.py`, what a layer's kernels do in `layers/layer_ops.py`.
+"""
+
+import dataclasses
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import jax
+
+from pipejax.base.checks import MAX_COUNT, known_as, number, whole_number
+from pipejax.base.data_files import check_keys, load_json
+from pipejax.base.display import short_repr, short_repr_of
+from pipejax.costs.precision import floats_in
+from pipejax.costs.system.system import Number, _names, data_file
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values unfold from one small vector per token.
+
+    A head of queries and keys has `head_width` units of the model without positions and
+    `rope_width` with; the latter part of the keys is one for all heads.
+
+    Attributes:
+      kv_rank: width of what keys and values unfold from.
+      rope_width: width of a head's part that carries positions.
+      value_width: width of a head of values.
+      query_rank: width of what queries unfold from; None where they are projected at once.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_model("deepseek-v3").mla.kv_rank
+      512
+
+    References:
+      DeepSeek-V2 (arXiv:2405.04434), section 2.1.
+    """
+
+    kv_rank: Number
+    rope_width: Number
+    value_width: Number
+    query_rank: Number | None = None
+
+    def __post_init__(self) -> None:
+        """Take arrays and tracers as floats."""
+        floats_in(self, but=int)
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class MixtureOfExperts:
+    """An MLP of many experts, of which each token meets a few.
+
+    Attributes:
+      experts: routed experts of a layer.
+      top_k: experts that each token is routed to.
+      expert_hidden: width of one expert.
+      shared_experts: experts that all tokens meet, as wide in sum as so many routed ones.
+      dense_layers: first layers of the model that have a plain MLP instead.
+      capacity_factor: tokens that experts are padded or cut to, over their even share; None where
+        no token is dropped.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_model("mixtral-8x7b").moe.top_k
+      2
+    """
+
+    experts: Number
+    top_k: Number
+    expert_hidden: Number
+    shared_experts: Number = 0
+    dense_layers: Number = 0
+    capacity_factor: Number | None = None
+
+    def __post_init__(self) -> None:
+        """Take arrays and tracers as floats."""
+        floats_in(self, but=int)
+
+    @property
+    def slots(self) -> Number:
+        """Tokens that routed experts compute for each token of the microbatch."""
+        return self.top_k * (1 if self.capacity_factor is None else self.capacity_factor)
+
+
+for _kind in (LatentAttention, MixtureOfExperts):
+    jax.tree_util.register_dataclass(_kind)
+
+
+RECOMPUTE = ("none", "selective", "full")
+KINDS = ("dense", "moe")  # of a layer
+_STATIC = {"static": True}  # not a number: part of the tree, not a leaf
+
+
+@short_repr_of(
+    "name layers hidden heads kv_heads ffn_hidden vocabulary sequence mla moe parameters source"
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class Model:
+    """A transformer language model, a pytree of its numbers.
+
+    Attributes:
+      name: name.
+      source: where the numbers come from.
+      layers: L.
+      hidden: h.
+      heads: a.
+      kv_heads: heads of keys and values.
+      ffn_hidden: width of the MLP.
+      vocabulary: V; 0 for a model without embedding and head.
+      sequence: s [tokens].
+      gated_mlp: whether the MLP has a gate (three matrices instead of two).
+      biases: whether linear layers and norms have biases.
+      learned_positions: whether positions are embedded with parameters.
+      tied_embeddings: whether the head shares the embedding's parameters.
+      dropout: whether dropout masks are kept.
+      flash_attention: whether attention scores are recomputed instead of kept.
+      element_bytes: bytes of a parameter, activation or gradient.
+      optimizer_bytes: bytes of optimizer state per parameter.
+      whole_heads: whether a head has a whole number of the hidden units; false where only products
+        of heads and hidden size are meant, as in a published model whose heads do not divide.
+      head_width: width of a head, hidden / heads if None; of latent attention the part of queries
+        and keys without positions.
+      mla: latent attention, None for heads that project keys and values at once.
+      moe: experts, None for plain MLPs in all layers.
+      mtp_layers: layers that predict further tokens, each with a projection of two inputs, behind
+        the others; they share embedding and head. The projection's time is left out (0.3 % of
+        DeepSeek-V3's FLOP).
+      causal: whether a token attends to those before it only.
+      window: tokens, itself included, that a token attends to in layers with a sliding window.
+      windowed_layers: layers with such a window.
+      gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
+      fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
+
+    Example:
+      >>> import pipejax as pj
+      >>> gpt = pj.load_model("gpt-22b")
+      >>> gpt.layers, gpt.hidden, round(gpt.parameters / 1e9, 1)
+      (48, 6144, 22.1)
+    """
+
+    name: str = dataclasses.field(metadata=_STATIC)
+    source: str = dataclasses.field(metadata=_STATIC)
+    layers: Number
+    hidden: Number
+    heads: Number
+    kv_heads: Number
+    ffn_hidden: Number
+    vocabulary: Number
+    sequence: Number
+    gated_mlp: bool = dataclasses.field(metadata=_STATIC)
+    biases: bool = dataclasses.field(metadata=_STATIC)
+    learned_positions: bool = dataclasses.field(metadata=_STATIC)
+    tied_embeddings: bool = dataclasses.field(metadata=_STATIC)
+    dropout: bool = dataclasses.field(metadata=_STATIC)
+    flash_attention: bool = dataclasses.field(metadata=_STATIC)
+    element_bytes: Number = 2
+    optimizer_bytes: Number = 12
+    whole_heads: bool = dataclasses.field(default=True, metadata=_STATIC)
+    head_width: Number | None = None
+    mla: LatentAttention | None = None
+    moe: MixtureOfExperts | None = None
+    mtp_layers: Number = 0
+    window: Number | None = None
+    windowed_layers: Number = 0
+    causal: bool = dataclasses.field(default=True, metadata=_STATIC)
+    gradient_bytes: Number | None = None
+    fused_loss: bool = dataclasses.field(default=False, metadata=_STATIC)
+
+    def __post_init__(self) -> None:
+        """Take arrays and tracers as floats; Python's whole numbers multiply without limit."""
+        floats_in(self, but=int)
+
+    @property
+    def accumulated_bytes(self) -> Number:
+        """Bytes of an accumulated gradient."""
+        return self.element_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def query_hidden(self) -> Number:
+        """Width of all heads of queries."""
+        if self.mla is not None:
+            return self.heads * (self._head_width + self.mla.rope_width)
+        return self.hidden if self.head_width is None else self.heads * self.head_width
+
+    @property
+    def attended(self) -> Number:
+        """Tokens that a token attends to, the mean over a sequence and all layers."""
+        s, window = self.sequence, self.window
+        whole = s / 2 if self.causal else s
+        if window is None:
+            return whole
+        # the first tokens of a sequence have fewer before them than the window
+        near = window - window**2 / (2 * s) if self.causal else window
+        return whole + (near - whole) * self.windowed_layers / self.layers
+
+    @property
+    def kv_hidden(self) -> Number:
+        """Width of all heads of keys, as attention meets them."""
+        return self.query_hidden * self.kv_heads / self.heads
+
+    @property
+    def value_hidden(self) -> Number:
+        """Width of all heads of values, as attention meets them."""
+        return self.kv_hidden if self.mla is None else self.kv_heads * self.mla.value_width
+
+    @property
+    def output_hidden(self) -> Number:
+        """Width of what attention puts out, before its projection."""
+        return self.query_hidden if self.mla is None else self.heads * self.mla.value_width
+
+    @property
+    def _head_width(self) -> Number:
+        return self.hidden / self.heads if self.head_width is None else self.head_width
+
+    @property
+    def attention_matrices(self) -> Number:
+        """Parameters of the products of attention: 4 h^2 in a GPT."""
+        h, mla = self.hidden, self.mla
+        projection = self.output_hidden * h
+        if mla is None:
+            return self.query_hidden * h + projection + 2 * h * self.kv_hidden
+        unfolded = mla.kv_rank * self.heads * (self._head_width + mla.value_width)
+        down = h * (mla.kv_rank + mla.rope_width)
+        if mla.query_rank is None:
+            return h * self.query_hidden + down + unfolded + projection
+        return mla.query_rank * (h + self.query_hidden) + down + unfolded + projection
+
+    def mlp_matrices(self, width: Number) -> Number:
+        """Parameters of the products of an MLP of some width: 8 h^2 in a GPT."""
+        return (3 if self.gated_mlp else 2) * self.hidden * width
+
+    @property
+    def matrix_parameters(self) -> Number:
+        """Parameters of one dense layer that take part in matrix products: 12 h^2 in a GPT."""
+        return self.attention_matrices + self.mlp_matrices(self.ffn_hidden)
+
+    def active_matrices(self, kind: str = "dense") -> Number:
+        """Parameters of the products that one token meets in a layer of a kind."""
+        if kind == "dense" or self.moe is None:
+            return self.matrix_parameters
+        met = (self.moe.top_k + self.moe.shared_experts) * self.moe.expert_hidden
+        router = self.hidden * self.moe.experts
+        return self.attention_matrices + self.mlp_matrices(met) + router
+
+    def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
+        """Parameters of one layer's norms and biases, with MLPs of one width in sum."""
+        h, mla = self.hidden, self.mla
+        norms = 2 * h * (2 if self.biases else 1)
+        if mla is not None:
+            norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
+        mlp = mlps * h + mlp_width * (2 if self.gated_mlp else 1)
+        attention = self.query_hidden + self.kv_hidden + self.value_hidden + h
+        return norms + (attention + mlp if self.biases else 0)
+
+    @property
+    def layer_parameters(self) -> Number:
+        """Parameters of one dense layer: 12 h^2 + 13 h in a GPT."""
+        return self.matrix_parameters + self._small_parameters(1, self.ffn_hidden)
+
+    @property
+    def expert_parameters(self) -> Number:
+        """Parameters of the routed experts of one layer, which expert parallelism shares out."""
+        if self.moe is None:
+            return 0
+        return self.moe.experts * self._one_expert
+
+    @property
+    def _one_expert(self) -> Number:
+        assert self.moe is not None
+        width = self.moe.expert_hidden
+        biases = self.hidden + width * (2 if self.gated_mlp else 1)
+        return self.mlp_matrices(width) + (biases if self.biases else 0)
+
+    @property
+    def shared_parameters(self) -> Number:
+        """Parameters of one layer with experts, but for the routed ones."""
+        if self.moe is None:
+            return self.layer_parameters
+        shared = self.moe.shared_experts * self.moe.expert_hidden
+        router = (self.hidden + (1 if self.biases else 0)) * self.moe.experts
+        small = self._small_parameters(0, 0)
+        out = self.hidden * (self.moe.shared_experts > 0)
+        biases = shared * (2 if self.gated_mlp else 1) + out if self.biases else 0
+        return self.attention_matrices + self.mlp_matrices(shared) + router + small + biases
+
+    @property
+    def layers_by_kind(self) -> dict[str, Number]:
+        """Layers of each kind, in the order in which they follow each other."""
+        if self.moe is None:
+            return {"dense": self.layers}
+        return {"dense": self.moe.dense_layers, "moe": self.layers - self.moe.dense_layers}
+
+    @property
+    def last_kind(self) -> str:
+        """Kind of the last layers, and of those of multi-token prediction."""
+        return "dense" if self.moe is None else "moe"
+
+    @property
+    def embedding_parameters(self) -> Number:
+        """Parameters of the token and position embedding on the first stage."""
+        positions = self.sequence if self.learned_positions else 0
+        return 1.0 * self.hidden * (self.vocabulary + positions) * (self.vocabulary > 0)
+
+    @property
+    def head_parameters(self) -> Number:
+        """Parameters of the output head, counted also where it is tied to the embedding."""
+        return 1.0 * self.hidden * self.vocabulary
+
+    @property
+    def mtp_projection(self) -> Number:
+        """Parameters of the projection of two inputs in a layer of multi-token prediction."""
+        return (2 * self.hidden + 3) * self.hidden  # its norms included
+
+    @property
+    def mtp_parameters(self) -> Number:
+        """Parameters of one layer of multi-token prediction: its layer and projection."""
+        return self.shared_parameters + self.expert_parameters + self.mtp_projection
+
+    @property
+    def parameters(self) -> Number:
+        """All parameters (Megatron eq. 2, without the final norm): a tied head counts once.
+
+        Example:
+          >>> import pipejax as pj
+          >>> round(pj.load_model("gpt3-175b").parameters / 1e9, 1)
+          174.6
+        """
+        return self._parameters(self.expert_parameters)
+
+    @property
+    def active_parameters(self) -> Number:
+        """Parameters that one token meets: of the routed experts only `top_k`.
+
+        Example:
+          >>> import pipejax as pj
+          >>> round(pj.load_model("mixtral-8x7b").active_parameters / 1e9, 1)
+          12.9
+        """
+        return self._parameters(0 if self.moe is None else self.moe.top_k * self._one_expert)
+
+    def _parameters(self, experts: Number) -> Number:
+        """All parameters, with as many in the routed experts of one layer."""
+        head = 0 if self.tied_embeddings else self.head_parameters
+        layers = self.layers_by_kind
+        with_experts = layers.get("moe", 0) * (self.shared_parameters + experts)
+        dense = layers["dense"] * self.layer_parameters
+        return dense + with_experts + self.embedding_parameters + head
+
+
+jax.tree_util.register_dataclass(Model)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the models that come with pipejax."""
+    return _names("models")
+
+
+def load_model(name: str | Path) -> Model:
+    """Read a model by name, or from a JSON file.
+
+    Args:
+      name: one of `model_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: if the name is unknown, or the file lacks a key or holds a wrong value.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_model("llama3-70b").layers
+      80
+    """
+    path = data_file("models", name, "model")
+    data = load_json(path)
+    where = str(path) if str(name).endswith(".json") else path.name
+    model: Model = _record(Model, data, where)
+    check_shape(model, where)
+    return model
+
+
+def _record(kind: type, data: Any, where: str) -> Any:
+    """Read a record from a JSON object, and the records within it."""
+    fields = {_KEYS.get(field.name, field.name): field for field in dataclasses.fields(kind)}
+    check_keys(data, dict.fromkeys(fields, ""), where)
+    values: dict[str, Any] = {}
+    for key, field in fields.items():
+        if key in data:
+            values[field.name] = _value(field, data[key], f"{where}: {key}")
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"{where}: {key} is missing")
+    return kind(**values)
+
+
+def _value(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
+    """Read what a field holds: a text, a truth, a record, a share or a whole number."""
+    kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+    if kinds[0] in (str, bool):
+        if not isinstance(value, kinds[0]):
+            wanted = "a text" if kinds[0] is str else "true or false"
+            raise ValueError(f"{where} must be {wanted}, got {value!r}")
+        return value
+    if kinds[0] in (LatentAttention, MixtureOfExperts):
+        return _record(kinds[0], value, where)
+    if field.name == "capacity_factor":
+        return number(value, where)
+    least = 0 if field.name in _MAY_BE_0 else 1
+    return whole_number(value, where, least=least, most=MAX_COUNT)
+
+
+_MAY_BE_0 = ("vocabulary", "shared_experts", "dense_layers", "mtp_layers", "windowed_layers")
+_KEYS = {
+    "sequence": "sequence_tokens",
+    "window": "window_tokens",
+    "optimizer_bytes": "optimizer_bytes_per_parameter",
+    "element_bytes": "bytes_per_element",
+}
+
+
+def check_shape(model: Model, where: str) -> None:
+    """Check that heads share the hidden units, heads of keys and values the others, and so on."""
+    shares_hidden = model.head_width is None and model.whole_heads
+    for name, whole, parts, given in (
+        ("kv_heads", "heads", model.kv_heads, model.heads),
+        ("heads", "hidden", model.heads, model.hidden if shares_hidden else 0),
+    ):
+        if given % parts:
+            more = '; "whole_heads": false or a "head_width" allow it' if name == "heads" else ""
+            raise ValueError(f"{where}: {name} must divide {whole}, {given}, got {parts}{more}")
+    _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
+    if model.window is not None:
+        _check_at_most(where, "window", model.window, "sequence", model.sequence)
+    moe = model.moe
+    if moe is None:
+        return
+    if moe.capacity_factor == 0:
+        raise ValueError(f"{where}: moe: capacity_factor must be above 0, got 0")
+    _check_at_most(f"{where}: moe", "top_k", moe.top_k, "experts", moe.experts)
+    _check_at_most(f"{where}: moe", "dense_layers", moe.dense_layers, "layers", model.layers)
+
+
+def _check_at_most(where: str, name: str, value: Number, whole: str, most: Number) -> None:
+    if value > most:
+        raise ValueError(f"{where}: {name} must be at most {whole}, {most}, got {value}")
+
+
+def check_recompute(recompute: str) -> str:
+    """Return the recomputation mode that a name means."""
+    found: str = known_as(recompute, RECOMPUTE, "recompute")
+    return found

@@ -1,0 +1,190 @@
+"""What each stage of a pipeline holds, as a text: the layout strings of Megatron-LM.
+
+E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the head
+with its loss; | ends a stage, x*n repeats a letter or a |, (..)*n a group. Stages stand in the
+order in which a microbatch meets them; which worker has each is the schedule's to say.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
+
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.base.checks import MismatchError, check_types
+from pipejax.base.display import short_repr
+from pipejax.costs.model.model import Model
+
+LETTERS = {
+    "E": "embedding",
+    "t": "transformer layer",
+    "m": "layer for a further token (MTP)",
+    "L": "head and loss",
+}
+MOST = 100_000  # letters and stages of a layout: a text of few characters could name any number
+MOST_IN_GROUP = 16  # stages of a group that is looked for where a layout is written
+Counts = Sequence[int] | Int[NumpyArray, " stages"]
+_REPEATED = re.compile(r"\(([^()]+)\)\*(\d+)|([EtmL|])(?:\*(\d+))?")
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class PipelineLayout:
+    """What each stage holds, as Megatron-LM's `--pipeline-model-parallel-layout` says it.
+
+    Attributes:
+      stages: letters of each stage.
+
+    Example:
+      >>> import pipejax as pj
+      >>> layout = pj.PipelineLayout.of("Et*2 | (t*3|)*2, m | L")
+      >>> layout.stages
+      ('Ett', 'ttt', 'ttt', 'm', 'L')
+      >>> print(layout)
+      Ett|ttt|ttt|m|L
+    """
+
+    stages: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check the letters."""
+        for stage in self.stages:
+            if not isinstance(stage, str) or set(stage) - set(LETTERS):
+                raise ValueError(f"a stage must be a text of {', '.join(LETTERS)}, got {stage!r}")
+
+    @classmethod
+    def of(cls, text: "str | PipelineLayout") -> "PipelineLayout":
+        """Read a layout; commas and blanks mean nothing.
+
+        Args:
+          text: as Megatron takes it; a layout is one already.
+
+        Returns:
+          The layout.
+
+        Raises:
+          ValueError: if the text is none; the message says where.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.PipelineLayout.of("Ett|t*2|x")
+          Traceback (most recent call last):
+          ...
+          ValueError: pipeline_layout 'Ett|t*2|x' is none at 'x': E, t, m, L, |, x*n and (..)*n, ...
+        """
+        check_types(pipeline_layout=(text, str, PipelineLayout))
+        if isinstance(text, PipelineLayout):
+            return text
+        bare = re.sub(r"[\s,]", "", text)
+        return cls(tuple(_unrolled(bare, f"pipeline_layout {text!r}").split("|")))
+
+    @classmethod
+    def with_layers(cls, layers: Counts, mtp: Counts) -> "PipelineLayout":
+        """Write the layers (stages) of each kind as a layout, between embedding and head."""
+        stages = ["t" * int(t) + "m" * int(m) for t, m in zip(layers, mtp, strict=True)]
+        stages[0] = "E" + stages[0]
+        stages[-1] += "L"
+        return cls(tuple(stages))
+
+    def __str__(self) -> str:
+        """Write the layout as short as it goes, in Megatron's letters."""
+        texts = [_stage_text(stage) for stage in self.stages]
+        last = len(texts) - 1
+        best = [""] * last + [texts[-1]]  # of the stages from each on
+        for start in reversed(range(last)):
+            ways = [f"{texts[start]}|{best[start + 1]}"]
+            for size, times in _groups(texts, start, last):
+                block = "|".join(texts[start : start + size])
+                ways.append(f"({block}|)*{times}{best[start + size * times]}")
+            best[start] = min(ways, key=len)
+        return best[0]
+
+    def count(self, letter: str) -> Int[NumpyArray, " stages"]:
+        """How many of a letter each stage holds (stages)."""
+        return np.array([stage.count(letter) for stage in self.stages])
+
+    def module_fqns(self) -> list[list[str]]:
+        """Write the layout as torchtitan's `module_fqns_per_model_part`.
+
+        Returns:
+          Names of the modules of each stage.
+
+        Raises:
+          ValueError: if there are layers for further tokens, which torchtitan does not pipeline.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.PipelineLayout.of("Et|ttL").module_fqns()
+          [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
+        """
+        if self.count("m").any():
+            raise ValueError(f"pipeline_layout {self}: torchtitan pipelines no layers m")
+        names, numbers = {"E": ["tok_embeddings"], "L": ["norm", "lm_head"]}, count()
+        return [
+            [name for letter in stage for name in names.get(letter) or [f"layers.{next(numbers)}"]]
+            for stage in self.stages
+        ]
+
+    def check(self, model: Model, num_stages: int) -> None:
+        """Check that these are the layers of a model, on so many stages, in their order.
+
+        Raises:
+          ValueError: if they are not.
+        """
+        told, whole = f"pipeline_layout {self}", "".join(self.stages)
+        if len(self.stages) != num_stages:
+            raise MismatchError(
+                f"{told} has {len(self.stages)} stages, the schedule has {num_stages}"
+            )
+        wanted = {"E": 1, "t": int(model.layers), "m": int(model.mtp_layers), "L": 1}
+        for letter, needed in wanted.items():
+            if (found := whole.count(letter)) != needed:
+                raise MismatchError(
+                    f"{told}: {letter} ({LETTERS[letter]}) must stand {needed} times for "
+                    f"{model.name or 'the model'}, got {found}"
+                )
+        if list(whole) != sorted(whole, key="EtmL".index):
+            raise MismatchError(f"{told}: the order must be E, all t, all m, L")
+        if "E" not in self.stages[0] or "L" not in self.stages[-1]:
+            raise MismatchError(f"{told}: E must be on the first stage and L on the last")
+
+
+def _unrolled(bare: str, told: str) -> str:
+    """Write all repeats out: groups first, whose insides may repeat letters."""
+    found: list[str] = []
+    place = size = 0
+    while place < len(bare):
+        match = _REPEATED.match(bare, place)
+        if match is None:
+            rest = bare[place : place + 9]
+            raise ValueError(
+                f"{told} is none at {rest!r}: E, t, m, L, |, x*n and (..)*n, without groups in "
+                "groups"
+            )
+        group, group_times, letter, times = match.groups()
+        inside = letter if group is None else _unrolled(group, told)
+        number = group_times if group is not None else times or "1"
+        size += len(inside) * (int(number) if len(number) < 9 else MOST + 1)
+        if size > MOST:
+            raise ValueError(f"{told}: at most {MOST} letters and stages can be read")
+        found.append(inside * int(number))
+        place = match.end()
+    return "".join(found)
+
+
+def _stage_text(stage: str) -> str:
+    """Write the letters of a stage: as ttt, or t*4 where that is shorter."""
+    runs = [(letter, len(list(same))) for letter, same in groupby(stage)]
+    return "".join(min(letter * n, f"{letter}*{n}", key=len) for letter, n in runs)
+
+
+def _groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield (stages, times) of what repeats from a stage on, before the last stage."""
+    for size in range(1, min(MOST_IN_GROUP, (last - start) // 2) + 1):
+        block, times = texts[start : start + size], 1
+        while texts[(at := start + size * times) : at + size] == block and at + size <= last:
+            times += 1
+        if times > 1:
+            yield size, times

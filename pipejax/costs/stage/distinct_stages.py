@@ -1,0 +1,128 @@
+"""Stages that cost the same are priced as one.
+
+A pipeline has a first stage, a last one, and between them a few kinds that differ in their layers
+or in where their copies lie. With only these, work has the same shape for nearly all schedules:
+prices compile once, and not for each number of stages anew, which takes longer than all else.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Int, NumpyArray
+from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
+from pipejax.costs.stage.stage_work import StageWork
+
+LEAST_STAGES, LEAST_BOUNDARIES = 8, 16  # filled up to a power of two, at least to these
+
+
+class StagePlaces(NamedTuple):
+    """Where each stage and each boundary stands among the distinct ones.
+
+    Attributes:
+      stage: (stages) place of each stage.
+      boundary: (pipes, boundaries) place of each boundary.
+    """
+
+    stage: Int[NumpyArray, " stages"]
+    boundary: Int[NumpyArray, "pipes boundaries"]
+
+    def spread(self, costs: Costs) -> Costs:
+        """Costs of all stages from those of the distinct ones, behind the axis of a batch."""
+        return _each(
+            costs,
+            of_stage=lambda leaf: leaf[:, self.stage],
+            of_message=lambda leaf: leaf[:, :, 0, self.boundary],
+        )
+
+    def gather(self, counts: Costs) -> Costs:
+        """Add up what falls on stages that are one, in the shapes of distinct stages."""
+        to_stage = _members(self.stage, LEAST_STAGES)
+        to_boundary = _members(self.boundary.ravel(), LEAST_BOUNDARIES)
+        return _each(
+            counts,
+            of_stage=lambda leaf: leaf @ to_stage,
+            of_message=lambda leaf: leaf.reshape(*leaf.shape[:2], 1, -1) @ to_boundary,
+        )
+
+
+def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
+    """Keep one stage and one boundary of each kind, and say where all the others are."""
+    stages = work.stages
+    # copies of a stage matter to each other, and the two ends of the pipeline do
+    alone = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
+    unlinked = stages._replace(
+        nearest=np.where(alone, 0.0, stages.nearest),
+        farthest=np.where(alone, 0.0, stages.farthest),
+        senders=np.zeros(()),
+        receivers=np.zeros(()),
+        before=np.zeros(()),  # the kinds of layers follow from it, and are there
+    )
+    given = (
+        unlinked,
+        work.layers,
+        work.recomputed,
+        work.heads,
+        work.parameters,
+        work.offload_bytes,
+    )
+    leaves, structure = jax.tree.flatten(given)
+    kept, stage = _kept([np.broadcast_to(leaf, len(alone)) for leaf in leaves], LEAST_STAGES)
+    found = [np.asarray(leaf)[kept] if np.ndim(leaf) else leaf for leaf in leaves]
+    unlinked, layers, recomputed, heads, parameters, offload_bytes = jax.tree.unflatten(
+        structure, found
+    )
+    is_real = np.arange(len(kept)) <= stage.max()  # what only fills up is no end of the pipeline
+    sent = np.broadcast_to(work.message_bytes, stages.senders.shape)
+    links = stages.senders.ravel(), stages.receivers.ravel(), sent.ravel()
+    pairs, boundary = _kept(links, LEAST_BOUNDARIES)
+    senders, receivers, sent = (np.append(each, 0.0)[None, pairs] for each in links)
+    few = work._replace(
+        stages=unlinked._replace(
+            first=unlinked.first * is_real,
+            last=unlinked.last * is_real,
+            senders=senders,
+            receivers=receivers,
+        ),
+        layers=layers,
+        recomputed=recomputed,
+        heads=heads,
+        message_bytes=sent,
+        parameters=parameters,
+        offload_bytes=offload_bytes,
+    )
+    return few, StagePlaces(stage, boundary.reshape(stages.senders.shape))
+
+
+def _kept(rows: Any, least: int) -> tuple[Int[NumpyArray, " kept"], Int[NumpyArray, " columns"]]:
+    """Columns to keep, the last one repeated to a power of two, and which of them each column is.
+
+    Without columns, the place behind the last is kept.
+    """
+    _, kept, place = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
+    more = _size(len(kept), least) - len(kept)
+    return np.append(kept, np.full(more, kept[-1] if len(kept) else 0)), place.ravel()
+
+
+def _size(count: int, least: int) -> int:
+    return max(least, 1 << max(count - 1, 0).bit_length())
+
+
+def _members(place: Int[NumpyArray, " columns"], least: int) -> Int[NumpyArray, "columns kept"]:
+    """Which of the kept columns each column is, as a matrix of zeros and ones."""
+    return np.eye(_size(int(place.max(initial=0)) + 1, least))[place]
+
+
+def _each(
+    costs: Costs, *, of_stage: Callable[[Any], Any], of_message: Callable[[Any], Any]
+) -> Costs:
+    """Change the leaves (batch, ...) that have an axis of stages or of boundaries."""
+
+    def changed(name: str, leaf: Any) -> Any:
+        if leaf is None or np.ndim(leaf) < 2:
+            return leaf
+        return (of_message if name in MESSAGE_FIELDS else of_stage)(np.asarray(leaf))
+
+    return unchecked_costs({name: changed(name, leaf) for name, leaf in vars(costs).items()})

@@ -1,0 +1,186 @@
+"""Seconds of all that accelerators exchange, and what of them is left beside compute.
+
+Exchanges of one kind are priced as one array. Links and compute are two resources that work at
+once, each one piece at a time and in order. The longest path through equal pieces runs along one
+resource for all of them, or switches at its ends: it is linear in where it switches, so that a few
+paths suffice. All arguments may be batched.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+from pipejax.costs import array_functions as xp
+from pipejax.costs.array_functions import stacked, stacked_trees
+from pipejax.costs.layers.collectives import collective_time
+from pipejax.costs.layers.layer_collectives import Collective
+from pipejax.costs.model.layout import Group
+from pipejax.costs.model.workload import PerStage
+from pipejax.costs.precision import as_float
+from pipejax.costs.stage.stage_work import StageWork
+from pipejax.costs.system.system import Number, System
+
+ByPhase = Float[Array, " phases"]
+
+
+class Exchanges(NamedTuple):
+    """Seconds of all exchanges but messages, before compute hides any.
+
+    Attributes:
+      within_layers: (phases) of each exchange within a layer, in the order given.
+      split_weights: (phases) of each part of the model: weights that the replicas split are
+        gathered in F and I, and their gradients summed in W.
+      gradient_parts: (stages) gradients are summed, to each replica its part.
+      gradients: (stages) gradients are summed, to each replica all.
+      weights: (stages) updated weights are gathered.
+      tied: gradients of an embedding that first and last stage hold are summed.
+    """
+
+    within_layers: list[ByPhase]
+    split_weights: list[ByPhase]
+    gradient_parts: PerStage
+    gradients: PerStage
+    weights: PerStage
+    tied: Number
+
+
+class _Exchange(NamedTuple):
+    """So many collectives of one kind; all numbers may be arrays that broadcast."""
+
+    kind: str
+    volume: Number
+    group: Group
+    times: Number = 1.0
+
+
+def price_exchanges(
+    work: StageWork, system: System, within_layers: Sequence[Collective]
+) -> Exchanges:
+    """Price all exchanges of a step, but messages.
+
+    Dense weights and experts have groups of their own; copies of a stage in other pipes are
+    members too.
+    """
+    parts = stacked_trees([part.weights for part in work.parts])  # (parts) each
+    volume = xp.stack([*parts], axis=1) * work.element_bytes  # (parts, groups)
+    replicas, of_stages = _replicas(work, system)
+    parameters = xp.stack([each + 0 * work.stages.copies for each in work.parameters])
+    gradients = parameters * work.gradient_bytes  # (groups, stages)
+    *layers, gather, reduce, some, all_of, weights, tied = _priced(
+        system,
+        [
+            *_within_layers(work, system, within_layers),
+            _Exchange("all_gather", volume, replicas),
+            _Exchange("reduce_scatter", volume, replicas),
+            _Exchange("reduce_scatter", gradients, of_stages),
+            _Exchange("all_reduce", gradients, of_stages),
+            _Exchange("all_gather", parameters * work.element_bytes, of_stages),
+            _tied(work, system),
+        ],
+    )
+    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)
+    split = xp.stack([gather, gather, reduce], axis=-1)
+    return Exchanges(
+        layers, list(split), some.sum(axis=0), all_of.sum(axis=0), weights.sum(axis=0), tied
+    )
+
+
+def _within_layers(
+    work: StageWork, system: System, exchanges: Sequence[Collective]
+) -> list[_Exchange]:
+    """Exchanges (phases) of the accelerators that share a layer."""
+    layout, per_node = work.layout, system.gpus_per_node
+    groups = {
+        "tensor": layout.tensor_group.on(per_node),
+        "context": layout.context_group.on(per_node),
+        "expert": layout.expert_group.on(per_node),
+    }
+    return [
+        _Exchange(each.kind, stacked(each.volume), groups[each.group], stacked(each.count))
+        for each in exchanges
+    ]
+
+
+def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
+    """Who holds the same weights: (parts, groups) in one pipe, (groups, stages) in all pipes."""
+    stages, layout = work.stages, work.layout
+    near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
+    ranks = [each.on(system.gpus_per_node) for each in layout.replica_groups]
+    size, inside = stacked_trees(ranks)
+    of_stages = Group(
+        size[:, None] * stages.copies[None, :],
+        inside[:, None] * xp.where(near, stages.copies, 1.0)[None, :],
+    )
+    return Group(size[None, :], inside[None, :]), of_stages
+
+
+def _tied(work: StageWork, system: System) -> _Exchange:
+    """Gradients of an embedding that first and last stage hold."""
+    stages = work.stages
+    first, last = (xp.sum(end * stages.nearest) for end in (stages.first, stages.last))
+    near = work.layout.is_near(first, last, system.gpus_per_node)
+    volume = work.tied_parameters * work.gradient_bytes
+    return _Exchange("all_reduce", volume, Group(2.0, 1.0 + near))
+
+
+def _priced(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Array, "..."]]:
+    """Seconds of each exchange, of nothing 0: those of one kind as one array."""
+    leaves = [(each.volume, *each.group, each.times) for each in exchanges]
+    shapes = [np.broadcast_shapes(*map(np.shape, each)) for each in leaves]
+    found: dict[int, Float[Array, ...]] = {}
+    for kind in dict.fromkeys(each.kind for each in exchanges):
+        own = [index for index, each in enumerate(exchanges) if each.kind == kind]
+        flat = [[_flat(leaf, shapes[index]) for leaf in leaves[index]] for index in own]
+        volume, size, inside, count = map(xp.concatenate, zip(*flat, strict=True))
+        seconds = collective_time(system, kind, volume, Group(size, inside), count)
+        seconds = xp.where(volume > 0, seconds, 0.0)
+        ends = np.cumsum([np.prod(shapes[index], dtype=int) for index in own])
+        cut = xp.split(seconds, ends[:-1])
+        found |= {index: part.reshape(shapes[index]) for index, part in zip(own, cut, strict=True)}
+    return [found[index] for index in range(len(exchanges))]
+
+
+def _flat(leaf: Number, shape: tuple[int, ...]) -> Float[Array, " numbers"]:
+    return xp.broadcast_to(xp.asarray(leaf, float), shape).ravel()
+
+
+def exposed_buckets(
+    exchange: Number, compute: Number, layers: Number, before: Number = 0.0
+) -> Number:
+    """Seconds by which exchanges of equal layers lengthen their compute.
+
+    Every layer's weights are gathered before its compute (`before`), the next layer's during this
+    one's; its gradients are exchanged after it (`exchange`). With g, c and a the seconds of one of
+    L layers, links do g1 g2 a1 g3 a2 .. gL a(L-1) aL and compute does c1 .. cL, where c_l waits for
+    g_l, and a_l for c_l. The longest path is one of
+
+        g + L c + a                                     compute is never short of weights
+        L (g + a) + [c - a if above 0] + [c - g if above 0]           links never rest
+
+    The brackets replace a1 beside c1 by c1 itself, and g2 likewise at the other end. What ends
+    after L c is exposed: a + max(0, (L - 1)(a - c)) with g = 0, as behind the last backward; the
+    same in g with a = 0, as in FSDP's forward or a distributed optimizer's first forward.
+
+    Seconds of all layers together.
+    """
+    exchange, compute, layers, before = map(as_float, (exchange, compute, layers, before))
+    after, own, first = (seconds / layers for seconds in (exchange, compute, before))
+    ends = xp.maximum(own - after, 0.0) + xp.maximum(own - first, 0.0)
+    busy_links = xp.where(layers > 1, exchange + before + ends - compute, 0.0)
+    return xp.maximum(first + after, busy_links)
+
+
+def exposed_ring(exchange: Number, compute: Number, steps: Number) -> Number:
+    """Seconds by which a ring exchange lengthens the compute on what it brings.
+
+    Ring attention: in each of c steps an accelerator works on one part of the keys and values,
+    and passes it on. Step k + 1 waits for step k and for the transfer that began with it, and
+    transfers follow one another. The longest path has k transfers and c - k steps of compute: none
+    or c - 1 of them.
+
+    `exchange` is the seconds of the c - 1 transfers, `compute` those of all c steps.
+    """
+    exchange, compute, steps = map(as_float, (exchange, compute, steps))
+    return xp.maximum(exchange - (steps - 1) / steps * compute, 0.0)

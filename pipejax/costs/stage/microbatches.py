@@ -1,0 +1,319 @@
+"""Microbatches that differ in length: costs that follow their tokens, and their order.
+
+Where sequences are packed, or sorted into microbatches by length, no two microbatches need take
+the same time. Lengths are tokens: one number for each microbatch, or the lengths of the sequences
+that are packed into it, which do not attend to each other.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.checks import MismatchError, as_floats, check_types, is_number, whole_numbers
+from pipejax.base.data_files import parse_json
+from pipejax.base.display import ResultList, abbreviated
+from pipejax.base.files import read_file
+from pipejax.costs.costs import (
+    DIMENSIONLESS,
+    FIELDS,
+    MESSAGE_FIELDS,
+    OF_STAGES,
+    Costs,
+    differs_by_microbatch,
+    unchecked_costs,
+)
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.precision import is_traced
+from pipejax.costs.scaling import scale_workers
+from pipejax.costs.stage.stage_bytes import stage_bytes
+from pipejax.costs.stage.stage_costs import costs_of_microbatch, stage_costs
+from pipejax.costs.system.system import System
+from pipejax.schedules.table.table import ScheduleTable
+
+Lengths = Sequence[float | Sequence[float]] | Float[NumpyArray, " microbatches"]
+Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
+
+OF_MICROBATCHES = tuple(name for name in FIELDS if name not in OF_STAGES)
+FIXED = ("latency", *DIMENSIONLESS)  # of a microbatch, but not longer for a longer one
+
+
+def scale_microbatches(costs: Costs, scale: Scale) -> Costs:
+    """Let what an op takes, and what a message transmits, grow with the length of its microbatch.
+
+    Every time but latencies, all-reduces, updates and sharding is multiplied by the factor of its
+    microbatch.
+
+    Args:
+      costs: unbatched costs [s].
+      scale: (microbatches) factors of at least 0: tokens over those that `costs` are for.
+
+    Returns:
+      Costs of shape (stages or 1, microbatches), and of messages (directions, pipes, boundaries,
+      microbatches); a JAX function of both arguments.
+
+    Raises:
+      ValueError: if a factor is negative or not finite, or a fused pair has a cost of its own: it
+        holds two microbatches.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+      >>> costs = pj.scale_microbatches(pj.Costs(forward=1.0, backward=2.0), [1.0, 2.0, 0.5, 0.5])
+      >>> costs.forward.tolist(), pj.evaluate(table, costs).makespan
+      ([[1.0, 2.0, 0.5, 0.5]], 17.0)
+    """
+    check_types(costs=(costs, Costs))
+    factors: Any = scale if is_traced(scale) else _factors(scale)
+    if costs.pair is not None:
+        raise ValueError(
+            "pair is what two microbatches take together, whose lengths differ: leave it out, and "
+            "it is the sum of both"
+        )
+
+    def scaled(name: str, time: Any) -> Any:
+        axes = 3 if name in MESSAGE_FIELDS else 1
+        last = factors[(None,) * axes]
+        if differs_by_microbatch(name, time):
+            return time * last
+        whole = np.reshape(time, (1,) * (axes - np.ndim(time)) + np.shape(time))
+        return whole[..., None] * last
+
+    times = {name: time for name, time in vars(costs).items() if time is not None}
+    grow = [name for name in times if name in OF_MICROBATCHES and name not in FIXED]
+    return Costs(**times | {name: scaled(name, times[name]) for name in grow})
+
+
+def _factors(scale: Any) -> Float[NumpyArray, " microbatches"]:
+    factors = as_floats(scale, "scale")
+    if factors.ndim != 1 or not (np.isfinite(factors) & (factors >= 0)).all():
+        raise ValueError(
+            "scale must be one finite number of at least 0 for each microbatch, got "
+            f"{abbreviated(scale)}"
+        )
+    return factors
+
+
+def length_costs(
+    workload: Workload, system: System, table: ScheduleTable, lengths: Lengths
+) -> Costs:
+    """Price a schedule whose microbatches have lengths of their own, by the model.
+
+    A microbatch of n tokens is priced as one of b sequences of n / b tokens, b as `stage_costs` has
+    it. What is packed is priced as sequences of the length at which tokens attend to as many others
+    as they do there: sum(s^2) / sum(s). So products grow with the tokens and attention with the
+    squares of the sequences, kernels keep their efficiencies, and messages their bytes per token.
+
+    Args:
+      workload: model, minibatch and parallelism.
+      system: the machine.
+      table: the schedule.
+      lengths: of each microbatch its tokens, or the lengths of its sequences.
+
+    Returns:
+      Costs per microbatch; latencies, A, U and sharding are those of `stage_costs`.
+
+    Raises:
+      ValueError: as `stage_costs`; if a length is not above 0 or there are not as many as
+        microbatches.
+
+    Cost:
+      That of `stage_costs` for each different length.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+      >>> workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=4, tensor_parallel=8)
+      >>> system = pj.load_system("h100")
+      >>> costs = pj.length_costs(workload, system, table, [2048, 4096, [2048, 2048], 2048])
+      >>> print(*(costs.forward[0] / costs.forward[0, 0]).round(2).tolist())
+      1.0 2.08 1.77 1.0
+    """
+    check_types(
+        workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
+    )
+
+    alike = dataclasses.replace(workload, stragglers=())  # who is slow has an axis of its own
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        found = vars(costs_of_microbatch(model, system, alike, table, size)).items()
+        grow = (pair for pair in found if pair[0] in OF_MICROBATCHES and pair[0] not in FIXED)
+        return {name: np.asarray(time) for name, time in grow if time is not None}
+
+    costs = Costs(
+        **vars(stage_costs(alike, system, table)) | _by_length(workload, table, lengths, price)
+    )
+    return scale_workers(costs, table, dict(workload.stragglers))
+
+
+def length_bytes(workload: Workload, table: ScheduleTable, lengths: Lengths) -> dict[str, Any]:
+    """Activations of microbatches with lengths of their own, as `length_costs` prices them.
+
+    Returns (stages, microbatches) sizes [B], weight_share of them that W needs after I, and
+    checkpoints [B].
+    """
+
+    def price(model: Model, size: float) -> dict[str, Any]:
+        sized = dataclasses.replace(workload, model=model)
+        found = stage_bytes(sized, table, microbatch_size=size)
+        parts = found.activations, found.weight_share, found.checkpoint
+        names = ("sizes", "weight_share", "checkpoints")
+        return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
+
+    return _by_length(workload, table, lengths, price)
+
+
+def _by_length(
+    workload: Workload,
+    table: ScheduleTable,
+    lengths: Lengths,
+    price: Callable[[Model, float], dict[str, Any]],
+) -> dict[str, Any]:
+    """Price each different microbatch once, as a model and a microbatch size; stack what is found.
+
+    Returns arrays by name, with an axis of microbatches at the end.
+    """
+    found = Packed.of(lengths)
+    found.check_count(table)
+    size = np.where(
+        found.is_packed, found.tokens / found.sequence, float(workload.microbatch_size(table))
+    )
+    each = list(zip((found.tokens / size).tolist(), size.tolist(), strict=True))
+    known = {key: price(_with_sequence(workload.model, key[0]), key[1]) for key in {*each}}
+    names = known[each[0]]
+    return {name: np.stack([known[key][name] for key in each], axis=-1) for name in names}
+
+
+def _with_sequence(model: Model, sequence: float) -> Model:
+    """Give a model a sequence of another length; a window is no longer than what it looks at."""
+    window = None if model.window is None else min(model.window, sequence)
+    return dataclasses.replace(model, sequence=sequence, window=window)
+
+
+class Packed(NamedTuple):
+    """Lengths of microbatches, read.
+
+    Attributes:
+      tokens: (microbatches) tokens.
+      sequence: (microbatches) sum of the squares of its sequences over its tokens.
+      is_packed: (microbatches) whether its sequences were given, not its tokens.
+    """
+
+    tokens: Float[NumpyArray, " microbatches"]
+    sequence: Float[NumpyArray, " microbatches"]
+    is_packed: NumpyArray
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> "Packed":
+        """Read lengths; each is tokens, or a list of sequences."""
+        each = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+        rows: list[list[Any]] = [[*n] if isinstance(n, list | tuple) else [n] for n in each]
+        if not rows:
+            raise ValueError("there are no lengths")
+        for row in rows:
+            if not row or not all(is_number(length) and length > 0 for length in row):
+                raise ValueError(
+                    "lengths must be finite numbers above 0, or lists of them, got "
+                    f"{abbreviated(row)}"
+                )
+        tokens = np.array([float(sum(row)) for row in rows])
+        squares = np.array([float(sum(length**2 for length in row)) for row in rows])
+        is_packed = np.array([isinstance(n, list | tuple) for n in each])
+        return cls(tokens, squares / tokens, is_packed)
+
+    def check_count(self, table: ScheduleTable) -> None:
+        """Check that there is a length for each microbatch."""
+        if len(self.tokens) != table.num_microbatches:
+            raise MismatchError(
+                f"{len(self.tokens)} lengths are given, the table has {table.num_microbatches} "
+                "microbatches"
+            )
+
+
+def read_lengths(path: str | Path) -> list[float | list[float]]:
+    r"""Read the lengths of microbatches from a file.
+
+    Text has a line for each microbatch: its tokens, or several numbers, the lengths of the
+    sequences that are packed into it. JSON is a list of those, or an object with such a list under
+    "lengths", as `pipejax arrange` writes it.
+
+    Args:
+      path: the file.
+
+    Returns:
+      Of each microbatch its tokens, or the lengths of its sequences.
+
+    Raises:
+      ValueError: if the file holds anything else.
+      OSError: if it cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile, pipejax as pj
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "lengths.txt"
+      >>> _ = path.write_text("4096\n1024 512 512\n")
+      >>> pj.read_lengths(path)
+      [4096.0, [1024.0, 512.0, 512.0]]
+    """
+    check_types(path=(path, str, Path))
+    try:
+        text = read_file(Path(path)).decode("utf-8-sig")
+        found = _in_json(text) if text.lstrip()[:1] in ("[", "{") else _in_lines(text)
+        Packed.of(found)
+    except (ValueError, TypeError) as error:  # undecodable bytes are one too
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _in_json(text: str) -> list[Any]:
+    data = parse_json(text)
+    found = data.get("lengths") if isinstance(data, dict) else data
+    if not isinstance(found, list):
+        raise ValueError('expected a list of lengths, or an object with one under "lengths"')
+    return found
+
+
+def _in_lines(text: str) -> list[Any]:
+    rows = [[float(word) for word in line.split()] for line in text.splitlines() if line.strip()]
+    return ResultList(row if len(row) > 1 else row[0] for row in rows)
+
+
+def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:
+    """Check that an order names each of so many microbatches once."""
+    places = whole_numbers(order, where)
+    if sorted(places.tolist()) != list(range(count)):
+        raise ValueError(
+            f"{where} must name each of {count} microbatches once, 0 to {count - 1}, got "
+            f"{abbreviated(order)}"
+        )
+    return places
+
+
+def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
+    """Let microbatch k of a table be number order[k] of those that costs are for.
+
+    Several orders, (batch, microbatches), give costs for `makespans`; what does not differ by
+    microbatch has a batch axis of 1 then.
+    """
+    if order.ndim == 1:
+        return of_each_microbatch(lambda time: time[..., order], costs)
+    batched = jax.tree.map(lambda time: time[None] if np.ndim(time) else time, costs)
+    return of_each_microbatch(
+        lambda time: np.moveaxis(time[0][..., order], -2, 0), batched, batch_axes=1
+    )
+
+
+def of_each_microbatch(
+    function: Callable[[Any], Any], costs: Costs, *, batch_axes: int = 0
+) -> Costs:
+    """Apply a function to every cost that differs by microbatch: its last axis is theirs."""
+    return unchecked_costs(
+        {
+            name: function(time) if differs_by_microbatch(name, time, batch_axes) else time
+            for name, time in vars(costs).items()
+        }
+    )

@@ -1,0 +1,66 @@
+"""Costs of a model on a system by where its workers sit: which links messages and copies use."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pipejax.base.array_types import Float, NumpyArray
+from pipejax.costs.costs import Costs
+from pipejax.costs.model.workload import Workload
+from pipejax.costs.precision import in_float64
+from pipejax.costs.stage.stage_costs import stage_costs, with_factors, work_costs
+from pipejax.costs.stage.stage_work import StageWork, stage_work
+from pipejax.costs.system.system import System
+from pipejax.costs.topology import PlacedCosts
+from pipejax.schedules.table.table import ScheduleTable
+
+FAR = 1e9  # a worker in no node that another worker is in
+OF_COPIES = ("all_reduce", "update")  # what copies of a stage, or the ends of a pipe, exchange for
+
+
+def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
+    """Price a schedule for all places of its workers.
+
+    Messages go over links of the node or of the network. So do gradients of stages that have
+    copies, and those of an embedding that the first and the last stage hold.
+    """
+    in_order = dataclasses.replace(workload, worker_places=())
+    costs = stage_costs(in_order, system, table)
+    work, place = stage_work(in_order, table), np.arange(table.num_workers, dtype=float)
+    near = work.layout.is_near(place[:, None], place, system.gpus_per_node)
+    links = system.peer_link, system.network
+    whole = np.zeros((2, table.num_pipes, table.num_stages - 1))
+    messages = {
+        "latency": np.stack([whole + link.latency for link in links]),
+        "transmit": np.stack([whole + work.message_bytes / link.rate for link in links]),
+    }
+    each = [
+        [_of_copies(work, system, in_order, table, copies, ends) for ends in (0.0, 1.0)]
+        for copies in (0.0, 1.0)
+    ]
+    of_copies = {
+        name: np.array([[np.asarray(getattr(costs, name)) for costs in row] for row in each])
+        for name in OF_COPIES
+    }
+    return PlacedCosts(table, costs, np.where(near, 0, 1), messages, of_copies)
+
+
+def _of_copies(
+    work: StageWork,
+    system: System,
+    workload: Workload,
+    table: ScheduleTable,
+    copies: float,
+    ends: float,
+) -> Costs:
+    """Costs where the copies of all stages share a node, or not, and so the ends of a pipe."""
+    stages = work.stages
+    nearest: Float[NumpyArray, " stages"] = np.where(stages.last > 0, FAR * (1 - ends), 0.0)
+    apart = stages._replace(nearest=nearest, farthest=nearest + 2 * FAR * (1 - copies))
+    return _priced(work._replace(stages=apart), system, workload, table)
+
+
+@in_float64
+def _priced(work: StageWork, system: System, workload: Workload, table: ScheduleTable) -> Any:
+    return with_factors(work_costs(work, system), workload, table)

@@ -1,0 +1,419 @@
+"""The seconds that a system takes for the work of a schedule's stages.
+
+`work_costs` is a pytree of arrays in, a pytree of arrays out: one compilation serves all models of
+one kind, all layouts and systems, and every number may be batched or differentiated. Kernels and
+exchanges of one kind are priced as one array, which keeps that compilation short.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Float
+from pipejax.base.checks import check_types
+from pipejax.costs import array_functions as xp
+from pipejax.costs.array_functions import stacked, stacked_trees
+from pipejax.costs.costs import Costs
+from pipejax.costs.layers.kernels import LayerOp, device_time, host_time, phase_time, update_time
+from pipejax.costs.layers.layer_collectives import Collective
+from pipejax.costs.model.model import Model
+from pipejax.costs.model.workload import (
+    PerStage,
+    PricingShape,
+    StageLayers,
+    Workload,
+    assign_layers,
+)
+from pipejax.costs.precision import in_float64, is_traced
+from pipejax.costs.scaling import check_workers, scale_workers
+from pipejax.costs.stage.exchanges import Exchanges, exposed_buckets, exposed_ring, price_exchanges
+from pipejax.costs.stage.stage_work import PerKind, StageWork, stage_work
+from pipejax.costs.system.parts import Flag
+from pipejax.costs.system.system import Link, Number, System
+from pipejax.schedules.table.table import ScheduleTable
+
+PHASES = ("forward", "input_grad", "weight_grad")
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = range(len(PHASES))
+ByPhase = Float[Array, " phases"]
+ByPart = Float[Array, "ways parts phases"]
+OneWay = Float[Array, "parts phases"]
+
+
+# what the seconds of an op are made of: kernels, what compute does not hide of exchanges within
+# layers and of gathered weights, and beside the accelerator its host
+PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
+HOST = PARTS.index("host")
+_IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
+Seconds = Float[Array, "parts stages"]
+Pieces = tuple[tuple[LayerOp, ...], tuple[Collective, ...]]
+APART, ONE_PASS = range(2)  # ways: each phase by itself; I and W as one, which hides more exchanges
+
+
+def work_costs(work: StageWork, system: System) -> Costs:
+    """Turn work into seconds: kernels, collectives and host for ops, Hockney's model for messages.
+
+    On every stage the host starts kernels while the accelerator runs them: a phase lasts as long
+    as the slower of both, joined smoothly.
+    """
+    exchanges = _exchanges(work, system)
+    ops = _op_seconds(work, system, exchanges)
+    seconds = xp.stack(list(ops.values()), axis=1)  # (parts, ops, stages)
+    lasts = dict(zip(ops, _lasts(system, seconds), strict=True))
+    near = _message_link(work, system)
+    return Costs(
+        **lasts,
+        all_reduce=_gradient_exchange(work, exchanges, lasts["backward"]),
+        update=_update(work, system, exchanges, lasts["forward"]),
+        offload=_host_transfer(work, system),
+        latency=_both_ways(near.latency),
+        transmit=_both_ways(work.message_bytes / near.rate),
+    )
+
+
+def op_seconds(work: StageWork, system: System) -> dict[str, Float[Array, "parts stages"]]:
+    """Seconds of the ops of one microbatch, by field of `Costs`: (parts, stages) each."""
+    return _op_seconds(work, system, _exchanges(work, system))
+
+
+def _exchanges(work: StageWork, system: System) -> Exchanges:
+    pieces = _pieces(work, system.kernels.priced)
+    return price_exchanges(work, system, [one for _, exchanges in pieces for one in exchanges])
+
+
+def _op_seconds(
+    work: StageWork, system: System, exchanges: Exchanges
+) -> dict[str, Float[Array, "parts stages"]]:
+    parts = _parts(work, system, exchanges)
+    apart, one_pass = ([part[way] for part in parts] for way in (APART, ONE_PASS))
+    return {
+        "forward": _phase(work, system, apart, FORWARD),
+        "backward": _input_grad(work, system, one_pass)
+        + _phase(work, system, one_pass, WEIGHT_GRAD),
+        "input_grad": _input_grad(work, system, apart),
+        "weight_grad": _phase(work, system, apart, WEIGHT_GRAD),
+        "recompute": _layers(apart, FORWARD, work.layers),
+    }
+
+
+def _lasts(
+    system: System, seconds: Float[Array, "parts *ops stages"]
+) -> Float[Array, "*ops stages"]:
+    """Seconds (stages) of ops: the longer of accelerator and host."""
+    return xp.asarray(phase_time(system, seconds[:HOST].sum(axis=0), seconds[HOST]))
+
+
+def _input_grad(work: StageWork, system: System, parts: Sequence[OneWay]) -> Seconds:
+    """Seconds of one microbatch's I: full recomputation runs forwards once more."""
+    again = _layers(parts, FORWARD, work.recomputed)
+    return _phase(work, system, parts, INPUT_GRAD) + again
+
+
+def _phase(work: StageWork, system: System, parts: Sequence[OneWay], phase: int) -> Seconds:
+    """Seconds of one microbatch's F, I or W, without what full recomputation adds."""
+    *_, embedding, head = parts
+    passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
+    once = host_time(system, microbatches=passes)
+    edges = embedding[:, phase, None] * work.stages.first[None]
+    edges += head[:, phase, None] * work.heads[None]
+    return _layers(parts, phase, work.layers) + edges + once * _IS_HOST
+
+
+def _layers(parts: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
+    """Seconds of so many layers (stages) of each kind."""
+    *kinds, _, _ = parts
+    each = [part[:, phase, None] * count[None] for part, count in zip(kinds, layers, strict=True)]
+    return sum(each[1:], start=each[0])
+
+
+_SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
+
+
+def _parts(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
+    """Seconds of one layer of each kind, of the embedding and of the head.
+
+    Weights that the replicas split (ZeRO 3) are gathered while the part before computes, and
+    gradients that they split (ZeRO 2) are given back so in every W: what is longer counts.
+    """
+    found = []
+    is_layer = [1.0] * len(work.kinds) + [0.0, 0.0]
+    devices = _devices(work, system, exchanges.within_layers)
+    split = exchanges.split_weights
+    for part, device, seconds, layers in zip(work.parts, devices, split, is_layer, strict=True):
+        beyond = xp.maximum(seconds[None] - device.sum(axis=1), 0.0)  # (ways, phases)
+        host = host_time(
+            system,
+            launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
+            collectives=sum((stacked(each.count) for each in part.collectives), 0.0),
+            layers=layers,
+        )
+        sharded = xp.where(work.layout.zero >= _SPLIT_FROM[None], beyond, 0.0)
+        beside = xp.stack([sharded, xp.broadcast_to(host, sharded.shape)], axis=1)
+        found.append(xp.concatenate([device, beside], axis=1))
+    return found
+
+
+def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
+    """Ops and exchanges of parts: as kernels, as one op, or both where systems differ in that."""
+    kernels = [(part.ops, part.collectives) for part in work.parts]
+    whole = [(part.whole, part.whole_collectives) for part in work.parts]
+    if isinstance(priced, bool):
+        return kernels if priced else whole
+    return [*kernels, *whole]
+
+
+def _devices(work: StageWork, system: System, exchanges: Sequence[ByPhase]) -> list[ByPart]:
+    """Seconds of every part on the device, beside what its exchanges add by group."""
+    priced = system.kernels.priced
+    pieces = _pieces(work, priced)
+    kernels = iter(_kernels(system, [op for ops, _ in pieces for op in ops]))
+    waits = iter(exchanges)
+    found = [_device(work, *each, kernels, waits) for each in pieces]
+    if isinstance(priced, bool):
+        return found
+    parts = len(work.parts)
+    pairs = zip(found[:parts], found[parts:], strict=True)
+    return [xp.where(priced > 0, by_kernel, whole) for by_kernel, whole in pairs]
+
+
+def _device(
+    work: StageWork,
+    ops: Iterable[LayerOp],
+    exchanges: Iterable[Collective],
+    kernels: Iterator[ByPhase],
+    waits: Iterator[ByPhase],
+) -> ByPart:
+    """Seconds of ops and, by group, of what compute does not hide of their exchanges.
+
+    In one pass, I's exchanges run beside the products of W, and those of W beside I's, where the
+    workload lets exchanges travel beside compute.
+    """
+    compute, *groups = PARTS[: PARTS.index("weights")]
+    none = attention = products = np.zeros(len(PHASES))
+    apart, hidden = dict.fromkeys((compute, *groups), none), dict.fromkeys((compute, *groups), none)
+    for op in ops:
+        seconds = next(kernels)
+        apart[compute] = apart[compute] + seconds
+        if op.kind == "attention":
+            attention = attention + seconds
+        elif op.kind == "gemm":
+            products = products + seconds
+    for exchange in exchanges:
+        wait, group = next(waits), exchange.group
+        if exchange.beside == "attention":
+            wait = xp.asarray(exposed_ring(wait, attention, work.layout.context))
+        elif exchange.beside:
+            beside = xp.minimum(wait, products[PHASES.index(exchange.beside)])
+            hidden[group] = hidden[group] + beside
+        apart[group] = apart[group] + wait
+    whole = xp.stack(list(apart.values()))
+    return xp.stack([whole, whole - work.overlap * xp.stack(list(hidden.values()))])
+
+
+def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
+    """Seconds (phases) of each op: those of one kind and precision as one array."""
+    kinds = [(op.kind, op.precision) for op in ops]
+    found: dict[int, ByPhase] = {}
+    for kind in dict.fromkeys(kinds):
+        members = [index for index, each in enumerate(kinds) if each == kind]
+        alike = stacked_trees([dataclasses.replace(ops[index], name="") for index in members])
+        columns = [device_time(system, alike, phase) for phase in PHASES]
+        seconds = xp.stack(columns, axis=-1)  # (ops, phases)
+        found |= {index: seconds[row] for row, index in enumerate(members)}
+    return [found[index] for index in range(len(ops))]
+
+
+def _host_transfer(work: StageWork, system: System) -> Number | None:
+    """Seconds (stages) of O, and so of L; None where the system's host link is unknown."""
+    if work.offload_bytes is None or not has_host_link(system):
+        return None
+    return system.host_link.latency + work.offload_bytes / system.host_link.rate
+
+
+def has_host_link(system: System) -> bool:
+    """Whether the host link is known; one that is traced has to be."""
+    bandwidth = system.host_link.bandwidth
+    return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
+
+
+def _message_link(work: StageWork, system: System) -> Link:
+    """The link (pipes, boundaries) of a message: inside a node, or between nodes."""
+    stages = work.stages
+    is_near = work.layout.is_near(stages.senders, stages.receivers, system.gpus_per_node)
+    link: Link = jax.tree.map(
+        lambda near, far: xp.where(is_near, near, far), system.peer_link, system.network
+    )
+    return link
+
+
+def _gradient_exchange(work: StageWork, exchanges: Exchanges, backward: Number) -> PerStage:
+    """Seconds (stages) of A after the last backward.
+
+    Replicas that split the optimizer state need only their part of the sum. Beside compute,
+    gradients travel layer by layer: what is left after the backward is exposed. Where the replicas
+    split them (ZeRO 2), every backward has reduced its own. First and last stage also add the
+    gradients of an embedding that both hold.
+    """
+    zero, stages = work.layout.zero, work.stages
+    total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
+    exposed = exposed_buckets(total, backward, xp.maximum(sum(work.layers), 1.0))
+    after = xp.where(work.overlap > 0, exposed, total)
+    ends = stages.first + stages.last - 2 * stages.first * stages.last  # none with one stage
+    return xp.where(zero >= 2, 0.0, after) + ends * exchanges.tied
+
+
+def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
+    """Seconds (stages) of U: the optimizer on its share, and what the replicas gather after it.
+
+    Beside compute the gathers hide behind the first forward, layer by layer.
+    """
+    layout, zero = work.layout, work.layout.zero
+    sharing = layout.replicas, layout.expert_replicas
+    own = sum(
+        (
+            parameters / xp.where(zero >= 1, by * work.stages.copies, 1.0)
+            for parameters, by in zip(work.parameters, sharing, strict=True)
+        ),
+        0.0,
+    )
+    gather = exchanges.weights
+    exposed = exposed_buckets(gather, forward, xp.maximum(sum(work.layers), 1.0))
+    after = xp.where(work.overlap > 0, exposed, gather)
+    gathered = xp.where((zero >= 1) & (zero < 3), after, 0.0)
+    return update_time(system, own * work.update_bytes) + gathered
+
+
+def _both_ways(value: Number) -> Float[Array, "2 pipes boundaries"]:
+    """Give messages the same time in both directions: (2, pipes, boundaries)."""
+    return xp.broadcast_to(value, (2, *np.shape(value)))
+
+
+def stage_costs(workload: Workload, system: System, table: ScheduleTable) -> Costs:
+    """Price every op and message of a schedule.
+
+    Args:
+      workload: model, minibatch and parallelism.
+      system: the machine.
+      table: the schedule.
+
+    Returns:
+      Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
+      float64 where no number of model and system is traced.
+
+    Raises:
+      ValueError: if the microbatches do not divide the minibatch, or layers are too few.
+
+    Example:
+      >>> import pipejax as pj
+      >>> table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+      >>> workload = pj.Workload(pj.load_model("tabular-128l"), minibatch=8)
+      >>> costs = pj.stage_costs(workload, pj.load_system("mid_nw_mid_cp"), table)
+      >>> print(f"{float(costs.forward[0]):.4f} s")
+      0.0616 s
+    """
+    check_types(
+        workload=(workload, Workload), system=(system, System), table=(table, ScheduleTable)
+    )
+    return costs_of_microbatch(workload.model, system, workload, table)
+
+
+def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
+    """Break the ops of `stage_costs` down: costs by part, whose sum they are."""
+    return _stage_parts(workload.model, system, workload, table)
+
+
+@in_float64
+def _stage_parts(
+    model: Model, system: System, workload: Workload, table: ScheduleTable
+) -> dict[str, Costs]:
+    workload = dataclasses.replace(workload, model=model)
+    seconds = {
+        name: _with_host_beyond(system, each)
+        for name, each in op_seconds(stage_work(workload, table), system).items()
+    }
+    others = dict.fromkeys(("all_reduce", "update", "offload", "load"), 0.0)
+    return {
+        part: with_factors(
+            Costs(**{name: each[row] for name, each in seconds.items()}, **others), workload, table
+        )
+        for row, part in enumerate(PARTS)
+    }
+
+
+def with_factors(costs: Costs, workload: Workload, table: ScheduleTable) -> Costs:
+    """Costs with the factors of the workload: of slow workers, of fused pairs."""
+    if workload.pair_factor != 1:
+        costs = dataclasses.replace(costs, pair_factor=workload.pair_factor)
+    slow = dict(workload.stragglers)
+    check_workers(slow, table, "stragglers")
+    return scale_workers(costs, table, slow) if slow else costs
+
+
+def _with_host_beyond(system: System, seconds: Float[Array, "parts stages"]) -> Array:
+    """Parts (parts, stages) that sum to what an op lasts: of the host, the last, what it adds."""
+    device = seconds[:HOST]
+    host = _lasts(system, seconds) - device.sum(axis=0)
+    return xp.concatenate([device, host[None]])
+
+
+@in_float64
+def costs_of_microbatch(
+    model: Model,
+    system: System,
+    workload: Workload,
+    table: ScheduleTable,
+    microbatch_size: Number | None = None,
+) -> Costs:
+    """Price with the model beside its workload, into which JAX does not look: it may be traced.
+
+    The microbatch size is that of the workload if None.
+    """
+    workload = dataclasses.replace(workload, model=model)
+    offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)
+    if not is_traced(model, system):
+        work = stage_work(workload, table, microbatch_size=microbatch_size, offloads=offloads)
+        return with_factors(work_costs(work, system), workload, table)
+    return _costs_in_trace(
+        dataclasses.replace(model, name="", source=""),
+        dataclasses.replace(system, name="", source="", calibration=None),
+        assign_layers(workload, table),
+        workload.microbatch_size(table) if microbatch_size is None else microbatch_size,
+        shape=PricingShape.of(workload, table),
+        offloads=offloads,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "offloads"))
+def _costs_in_trace(
+    model: Model,
+    system: System,
+    assigned: StageLayers,
+    microbatch_size: Number,
+    *,
+    shape: PricingShape,
+    offloads: bool,
+) -> Costs:
+    """Price as one program: outside of jit, JAX would compile every traced operation by itself."""
+    return costs_of_shape(shape, model, system, assigned, microbatch_size, offloads=offloads)
+
+
+def costs_of_shape(
+    shape: PricingShape,
+    model: Model,
+    system: System,
+    assigned: StageLayers,
+    microbatch_size: Number,
+    *,
+    offloads: bool = False,
+) -> Costs:
+    """Price the numbers that a shape leaves open; all of them may be traced."""
+    work = stage_work(
+        dataclasses.replace(shape.workload, model=model),
+        shape.table,
+        assigned=assigned,
+        microbatch_size=microbatch_size,
+        offloads=offloads,
+    )
+    return with_factors(work_costs(work, system), shape.workload, shape.table)

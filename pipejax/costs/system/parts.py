@@ -1,0 +1,349 @@
+"""Parts of a system, and all its numbers by name, as `network.bandwidth`.
+
+Parts are efficiencies, links, collectives, kernels, the host that starts them. By its name a number
+is read, replaced, and written to a system's file.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.checks import as_floats, known_as
+from pipejax.base.data_files import UNITS
+from pipejax.base.display import short_repr
+from pipejax.costs import array_functions as xp
+from pipejax.costs.precision import floats_in, is_traced
+
+Number = float | Float[Array, "..."] | Float[NumpyArray, "..."]
+Flag = bool | Number
+
+ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Share of a peak rate that an op of a given size reaches: a step curve.
+
+    Attributes:
+      sizes: (steps) smallest size of each step [FLOP or bytes], ascending from 0.
+      shares: (steps) share of the peak in each step.
+    """
+
+    sizes: tuple[Number, ...] = (0.0,)
+    shares: tuple[Number, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    def at(self, size: Number) -> Number:
+        """Return the share of the peak at a size [FLOP or bytes]."""
+        share = xp.asarray(self.shares[0], float)
+        for step, value in zip(self.sizes[1:], self.shares[1:], strict=True):
+            share = xp.where(size >= step, value, share)
+        return share
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connection between two workers.
+
+    Attributes:
+      bandwidth: one direction [B/s].
+      latency: [s].
+      efficiency: share of the bandwidth that a message reaches.
+    """
+
+    bandwidth: Number
+    latency: Number
+    efficiency: Number = 1.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    @property
+    def rate(self) -> Number:
+        """Bandwidth that a message reaches [B/s]."""
+        return self.bandwidth * self.efficiency
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """How a system's library runs collectives.
+
+    The first four say whether an algorithm may be used; the fastest of them is.
+
+    Attributes:
+      halving: recursive halving over the slowest kind of link.
+      ring: rings through all accelerators.
+      tree: two binary trees of nodes, for all-reduces.
+      hierarchical: rings inside nodes, then between them.
+      latency: of each collective, besides the links' [s].
+      simple_latency: more of it where the whole bandwidth is used [s].
+      low_latency_share: share of the bandwidth that is reached without waiting for that.
+      copies: passes of the tensor through memory that the links wait for.
+    """
+
+    halving: Flag = True
+    ring: Flag = False
+    tree: Flag = False
+    hierarchical: Flag = False
+    latency: Number = 0.0
+    simple_latency: Number = 0.0
+    low_latency_share: Number = 1.0
+    copies: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats, and known flags as such."""
+        _flags_in(self, ALGORITHMS)
+        floats_in(self)
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """How long the kernels of a layer take, beyond peak rates and their shares.
+
+    Attributes:
+      priced: whether every kernel of a layer is priced; if not, each phase of it is one roofline.
+      sharpness: exponent of the maximum of device and host, (device^q + host^q)^(1/q).
+      attention_efficiency: share of a plain product's rate that attention's products reach.
+      misaligned_efficiency: share of it where rows of the output are no multiple of 16 bytes.
+      narrow_efficiency: share that products below 16 bits reach, of a plain product's share of its
+        peak.
+    """
+
+    priced: Flag = False
+    sharpness: Number = 4.0
+    attention_efficiency: Number = 1.0
+    misaligned_efficiency: Number = 1.0
+    narrow_efficiency: Number = 1.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats, and known flags as such."""
+        _flags_in(self, ("priced",))
+        floats_in(self)
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What the processor that starts the kernels takes, beside the device.
+
+    Attributes:
+      launch: of one kernel [s].
+      layer: of one phase of one layer, beside its kernels [s].
+      collective: of one collective [s].
+      microbatch: of one phase of a stage, beside its layers [s].
+      step: of one step [s].
+    """
+
+    launch: Number = 0.0
+    layer: Number = 0.0
+    collective: Number = 0.0
+    microbatch: Number = 0.0
+    step: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+@short_repr
+@dataclasses.dataclass(frozen=True)
+class NarrowPeaks:
+    """Dense peaks of one accelerator in formats of 8 bits and fewer; 0 where it has none.
+
+    Attributes:
+      fp8: with one factor per tensor or block of a tensor [FLOP/s].
+      mxfp8: with one factor per 32 elements [FLOP/s].
+      nvfp4: 4 bits, with one factor per 16 elements [FLOP/s].
+    """
+
+    fp8: Number = 0.0
+    mxfp8: Number = 0.0
+    nvfp4: Number = 0.0
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+
+def _flags_in(record: Any, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, int | float):
+            object.__setattr__(record, name, bool(value))
+
+
+def with_flags_as_numbers(record: Any) -> Any:
+    """A record that makes one batch with others of its kind, whatever their flags."""
+    numbers = {name: np.asarray(value, float) for name, value in _flags_of(record).items()}
+    return dataclasses.replace(record, **numbers)
+
+
+def _flags_of(record: Any) -> dict[str, bool]:
+    """Flags whose value is known, by name."""
+    return {name: value for name, value in vars(record).items() if isinstance(value, bool)}
+
+
+def _register(kind: type) -> None:
+    """Make a record a pytree; flags that are known belong to its structure.
+
+    What is compiled for it leaves out what they say is not there. Flags as arrays of 0 and 1 are
+    numbers like others: systems with different flags then make one batch.
+    """
+
+    def flatten_with_keys(record: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        flags = _flags_of(record)
+        numbers = {name: value for name, value in vars(record).items() if name not in flags}
+        keyed = [(jax.tree_util.GetAttrKey(name), value) for name, value in numbers.items()]
+        return keyed, (tuple(numbers), tuple(flags.items()))
+
+    def unflatten(form: Any, numbers: Iterable[Any]) -> Any:
+        names, flags = form
+        return kind(**dict(zip(names, numbers, strict=True)), **dict(flags))
+
+    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)
+
+
+for _kind in (Efficiency, Link, Host, NarrowPeaks):
+    jax.tree_util.register_dataclass(_kind)
+_register(Collectives)
+_register(Kernels)
+
+# what a file without these sections means
+WHOLE_LAYERS, FREE_HOST, NO_NARROW_PEAKS = Kernels(), Host(), NarrowPeaks()
+NO_LINK, HALVING = Link(0.0, 0.0), Collectives()
+
+
+KERNEL_SHARES = ("attention_efficiency", "misaligned_efficiency", "narrow_efficiency")
+# sections of a system file, and the dimension of each quantity in them
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "compute": {
+        "peak": "FLOP/s",
+        "fp8_peak": "FLOP/s",
+        "mxfp8_peak": "FLOP/s",
+        "nvfp4_peak": "FLOP/s",
+        "latency": "s",
+        "efficiency": "",
+    },
+    "memory": {
+        "capacity": "B",
+        "reserve": "B",
+        "bandwidth": "B/s",
+        "latency": "s",
+        "efficiency": "",
+    },
+    "node": {"gpus": "", "bandwidth": "B/s", "latency": "s", "efficiency": "", "mesh": ""},
+    "network": {"bandwidth": "B/s", "latency": "s", "efficiency": "", "gpus_per_nic": ""},
+    "collectives": {
+        "algorithms": "",
+        "latency": "s",
+        "simple_latency": "s",
+        "low_latency_share": "",
+        "copies": "",
+    },
+    "kernels": dict.fromkeys(("sharpness", *KERNEL_SHARES), ""),
+    "host": dict.fromkeys(("launch", "layer", "collective", "microbatch", "step"), "s"),
+    "optimizer": {"efficiency": ""},
+    "host_link": {"bandwidth": "B/s", "latency": "s", "efficiency": ""},
+    "price": {"accelerator": "USD/s"},
+}
+# where each quantity stands in a `System`; accelerators in a node and algorithms are no costs
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "compute.peak": ("peak_flops",),
+    "compute.latency": ("compute_latency",),
+    "compute.efficiency": ("compute_efficiency", "shares"),
+    "memory.capacity": ("memory_capacity",),
+    "memory.bandwidth": ("memory_bandwidth",),
+    "memory.latency": ("memory_latency",),
+    "memory.efficiency": ("memory_efficiency", "shares"),
+    "node.bandwidth": ("node", "bandwidth"),
+    "node.latency": ("node", "latency"),
+    "node.efficiency": ("node", "efficiency"),
+    "network.bandwidth": ("network", "bandwidth"),
+    "network.latency": ("network", "latency"),
+    "network.efficiency": ("network", "efficiency"),
+    "network.gpus_per_nic": ("gpus_per_nic",),
+    "node.mesh": ("mesh",),
+    "collectives.latency": ("collectives", "latency"),
+    "collectives.simple_latency": ("collectives", "simple_latency"),
+    "collectives.low_latency_share": ("collectives", "low_latency_share"),
+    "collectives.copies": ("collectives", "copies"),
+    **{f"compute.{name}_peak": ("narrow_peaks", name) for name in ("fp8", "mxfp8", "nvfp4")},
+    **{f"{part}.{name}": (part, name) for part in ("kernels", "host") for name in SECTIONS[part]},
+    "optimizer.efficiency": ("optimizer_efficiency",),
+    **{f"host_link.{name}": ("host_link", name) for name in SECTIONS["host_link"]},
+}
+
+
+def with_number(system: Any, name: str, value: Number) -> Any:
+    """Replace a number, or a batch of them; a share in the place of a curve holds for all sizes."""
+    known = known_as(name, tuple(FIELDS), "number of a system")
+    if not is_traced(value):
+        given = as_floats(value, known)
+        if not np.all(np.isfinite(given) & (given >= 0)):
+            raise ValueError(f"{known} must be a number of at least 0, got {value!r}")
+    return _with(system, FIELDS[known], value)
+
+
+def _with(tree: Any, path: tuple[str, ...], value: Number) -> Any:
+    name, *rest = path
+    if rest == ["shares"]:
+        return dataclasses.replace(tree, **{name: Efficiency((0.0,), (value,))})
+    new = _with(getattr(tree, name), tuple(rest), value) if rest else value
+    return dataclasses.replace(tree, **{name: new})
+
+
+# in which unit a file states a quantity that was fitted
+WRITTEN_IN: Mapping[str, str] = {
+    "FLOP/s": "TFLOP_per_s",
+    "B/s": "GB_per_s",
+    "B": "GB",
+    "FLOP": "GFLOP",
+    "s": "us",
+}
+
+
+def dimension_of(name: str) -> str:
+    """Return the SI unit of a number, empty for a share or a count."""
+    section, key = name.split(".")
+    return SECTIONS[section][key]
+
+
+def number_of(system: Any, name: str) -> Number:
+    """Return a number of a system; of a curve, the share that the largest ops reach."""
+    found: Any = system
+    for part in FIELDS[name]:
+        found = getattr(found, part)
+    return found[-1] if isinstance(found, tuple) else found
+
+
+def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
+    """Return the content of a system file with other numbers, each in one unit.
+
+    `values` are in SI units. What else the file says stays as it is.
+    """
+    changed = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
+    for name, value in values.items():
+        section, key = name.split(".")
+        dimension = SECTIONS[section][key]
+        own = changed.setdefault(section, {})
+        units = [f"{key}_{unit}" for unit, (kind, _) in UNITS.items() if kind == dimension]
+        for known in (key, *units):
+            own.pop(known, None)
+        if dimension:
+            unit = WRITTEN_IN[dimension]
+            own[f"{key}_{unit}"] = value / UNITS[unit][1]
+        else:
+            own[key] = value
+    return changed

@@ -1,0 +1,453 @@
+"""Systems: what a machine computes, moves and sends, read from data files.
+
+Rooflines and Hockney's message model turn FLOP and bytes into seconds. A `System` is a pytree of
+plain numbers in SI units, so any of its fields can be swept or differentiated. A calibrated one
+also says what its numbers were fitted to.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pipejax.base.checks import (
+    check_types,
+    efficiency,
+    is_number,
+    known_as,
+    number,
+    one_of,
+    share,
+    whole_number,
+)
+from pipejax.base.data_files import check_keys, load_json, quantity
+from pipejax.base.display import short_repr, short_repr_of
+from pipejax.costs import array_functions as xp
+from pipejax.costs.precision import as_float, floats_in, is_traced
+from pipejax.costs.system.parts import (
+    ALGORITHMS,
+    FREE_HOST,
+    HALVING,
+    KERNEL_SHARES,
+    NO_LINK,
+    NO_NARROW_PEAKS,
+    SECTIONS,
+    WHOLE_LAYERS,
+    Collectives as Collectives,
+    Efficiency as Efficiency,
+    Host,
+    Kernels,
+    Link as Link,
+    NarrowPeaks,
+    Number as Number,
+    with_number,
+)
+
+
+@short_repr
+class FittedParameter(NamedTuple):
+    """One fitted number.
+
+    Attributes:
+      name: section and key of the system file.
+      value: in the unit.
+      unit: text.
+      standard_error: in the unit; None where the data leave it open.
+      identified: whether the data say more of it than its prior.
+    """
+
+    name: str
+    value: float
+    unit: str
+    standard_error: float | None
+    identified: bool
+
+
+@short_repr
+class Band(NamedTuple):
+    """Quantiles of measured over predicted time.
+
+    Attributes:
+      percent: share of runs that lie between.
+      low: measured over predicted time at the lower end.
+      high: at the upper end.
+    """
+
+    percent: float
+    low: float
+    high: float
+
+
+@short_repr_of("rows source parameters bands")
+class CalibrationRecord(NamedTuple):
+    """What the numbers of a system were fitted to, and how well.
+
+    Attributes:
+      source: where the measured runs come from.
+      rows: how many runs.
+      parameters: what was fitted.
+      bands: how far measured times lie from predicted ones.
+    """
+
+    source: str
+    rows: int
+    parameters: tuple[FittedParameter, ...]
+    bands: tuple[Band, ...]
+
+
+def read_calibration(data: Any, where: str) -> CalibrationRecord:
+    """Read the section of a system file that tells of its calibration."""
+    check_keys(data, dict.fromkeys(CalibrationRecord._fields, ""), where)
+    if not isinstance(data.get("source"), str):
+        raise ValueError(f"{where}: source must be a text, got {data.get('source')!r}")
+    parameters, bands = data.get("parameters", {}), data.get("bands", {})
+    for name, section in (("parameters", parameters), ("bands", bands)):
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{where}: {name} must be an object, got {section!r}")
+    return CalibrationRecord(
+        data["source"],
+        whole_number(data.get("rows"), f"{where}: rows"),
+        tuple(
+            _parameter(name, one, f"{where}: parameters: {name}")
+            for name, one in parameters.items()
+        ),
+        tuple(
+            _band(percent, ends, f"{where}: bands: {percent}") for percent, ends in bands.items()
+        ),
+    )
+
+
+def _parameter(name: str, data: Any, where: str) -> FittedParameter:
+    check_keys(data, dict.fromkeys(FittedParameter._fields[1:], ""), where)
+    value, error = data.get("value"), data.get("standard_error")
+    if not is_number(value) or not (error is None or is_number(error)):
+        raise ValueError(f"{where}: value must be a number, and standard_error too if there is one")
+    return FittedParameter(
+        name, value, str(data.get("unit", "")), error, bool(data.get("identified", True))
+    )
+
+
+def _band(percent: str, ends: Any, where: str) -> Band:
+    is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+    if not (is_pair and 0 < ends[0] <= ends[1] and percent.isdigit() and 0 < int(percent) < 100):
+        raise ValueError(f'{where} must be as "90": [0.9, 1.2], two factors above 0, got {ends!r}')
+    return Band(float(percent), float(ends[0]), float(ends[1]))
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@short_repr_of(
+    "name peak_flops memory_bandwidth memory_capacity gpus_per_node node network price "
+    "calibration source"
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class System:
+    """A machine: accelerators in nodes, nodes in a network.
+
+    Attributes:
+      peak_flops: dense peak of one accelerator [FLOP/s].
+      compute_latency: fixed cost of an op [s].
+      compute_efficiency: share of that peak by FLOP of the op.
+      memory_bandwidth: [B/s].
+      memory_latency: fixed cost of touching memory [s].
+      memory_efficiency: share of that bandwidth by bytes of the op.
+      memory_capacity: of one accelerator [B].
+      node: link between accelerators of a node.
+      network: link between nodes, per accelerator.
+      gpus_per_node: accelerators in a node.
+      name: name of the system.
+      source: where the numbers come from.
+      gpus_per_nic: accelerators that share a NIC.
+      mesh: 1 where each accelerator of a node has a link of its own to each other one, which add
+        up to the node's bandwidth; 0 where all are behind switches.
+      collectives: how collectives are run.
+      narrow_peaks: dense peaks below 16 bits.
+      kernels: how long the kernels of a layer take.
+      host: what the processor that starts them takes.
+      optimizer_efficiency: share of a large op's memory rate that the optimizer reaches.
+      host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
+      memory_reserve: memory of one accelerator that no tensor can have [B].
+      price: of one accelerator [USD/s]; 0 where none is known.
+      calibration: what the numbers were fitted to, and how well; None for a data sheet.
+
+    Example:
+      >>> import pipejax as pj
+      >>> h100 = pj.load_system("h100")
+      >>> h100.peak_flops, h100.gpus_per_node
+      (989000000000000.0, 8.0)
+    """
+
+    peak_flops: Number
+    compute_latency: Number
+    compute_efficiency: Efficiency
+    memory_bandwidth: Number
+    memory_latency: Number
+    memory_efficiency: Efficiency
+    memory_capacity: Number
+    node: Link
+    network: Link
+    gpus_per_node: Number
+    name: str = dataclasses.field(metadata={"static": True})
+    source: str = dataclasses.field(metadata={"static": True})
+    gpus_per_nic: Number = 1.0
+    mesh: Number = 0.0
+    collectives: Collectives = HALVING
+    narrow_peaks: NarrowPeaks = NO_NARROW_PEAKS
+    kernels: Kernels = WHOLE_LAYERS
+    host: Host = FREE_HOST
+    optimizer_efficiency: Number = 1.0
+    host_link: Link = NO_LINK
+    memory_reserve: Number = 0.0
+    price: Number = 0.0
+    calibration: CalibrationRecord | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+
+    def __post_init__(self) -> None:
+        """Take all numbers as floats."""
+        floats_in(self)
+
+    @property
+    def memory_available(self) -> Number:
+        """Memory of one accelerator that tensors can have [B]."""
+        return self.memory_capacity - self.memory_reserve
+
+    def with_number(self, name: str, value: Number) -> "System":
+        """Return the same system with another number in one place.
+
+        Args:
+          name: as in its file, as "network.bandwidth" or "compute.peak".
+          value: in SI units (B/s, FLOP/s, s, B); JAX may trace it.
+
+        Returns:
+          The system; a share in the place of a curve (compute.efficiency) holds for all sizes.
+
+        Raises:
+          ValueError: if the name is unknown, or the value is negative, NaN or infinite.
+
+        Example:
+          >>> import pipejax as pj
+          >>> slow = pj.load_system("h100").with_number("network.bandwidth", 25e9)
+          >>> slow.network.bandwidth
+          25000000000.0
+        """
+        changed: System = with_number(self, name, value)
+        return changed
+
+    def reached(self, peers: Number) -> Number:
+        """Share of the node's bandwidth that leads to so many other accelerators at once."""
+        others = xp.maximum(self.gpus_per_node - 1.0, 1.0)
+        return 1.0 - self.mesh * (1.0 - xp.clip(peers, 1.0, others) / others)
+
+    @property
+    def peer_link(self) -> Link:
+        """What leads from one accelerator of a node to one other."""
+        bandwidth = self.node.bandwidth * self.reached(1.0)
+        return dataclasses.replace(self.node, bandwidth=bandwidth)
+
+    def peak(self, precision: str) -> Number:
+        """Dense peak of one accelerator in a precision [FLOP/s].
+
+        Args:
+          precision: "bf16", "fp16", or a field of `NarrowPeaks`.
+
+        Returns:
+          The peak.
+
+        Raises:
+          ValueError: if the precision is unknown, or the system has no peak for it.
+
+        Example:
+          >>> import pipejax as pj
+          >>> pj.load_system("h100").peak("bf16")
+          989000000000000.0
+        """
+        narrow = vars(self.narrow_peaks)
+        known = known_as(precision, ("bf16", "fp16", *narrow), "precision")
+        if known not in narrow:
+            return self.peak_flops
+        if not is_traced(narrow[known]) and not np.all(np.asarray(narrow[known]) > 0):
+            raise ValueError(f"{self.name}: no peak is known for precision {known!r}")
+        return narrow[known]
+
+
+jax.tree_util.register_dataclass(System)
+
+
+def roofline_time(system: System, flop: Number, volume: Number, precision: str = "bf16") -> Number:
+    """Time [s] of an op that computes and moves bytes at the same time.
+
+        t = max(FLOP / (peak e_c) + L_c, bytes / (bandwidth e_m) + L_m)
+
+    References:
+      Barley et al. (arXiv:2605.24006), section on the cost model.
+    """
+    flop, volume = as_float(flop), as_float(volume)
+    compute = flop / (system.peak(precision) * system.compute_efficiency.at(flop))
+    memory = volume / (system.memory_bandwidth * system.memory_efficiency.at(volume))
+    return xp.maximum(compute + system.compute_latency, memory + system.memory_latency)
+
+
+def system_names() -> tuple[str, ...]:
+    """Return the names of the systems that come with pipejax."""
+    return _names("hardware")
+
+
+def load_system(name: str | Path) -> System:
+    """Read a system by name, or from a JSON file.
+
+    Args:
+      name: one of `system_names()`, or the path of a file that ends in .json.
+
+    Returns:
+      The system, in SI units.
+
+    Raises:
+      ValueError: if the name is unknown, or the file lacks a key or a unit.
+      OSError: if the file cannot be read.
+
+    Example:
+      >>> import pipejax as pj
+      >>> pj.load_system("h100").memory_capacity
+      85520000000.0
+    """
+    path = data_file("hardware", name, "system")
+    data = load_json(path)
+    where = str(path) if str(name).endswith(".json") else path.name
+    check_keys(data, dict.fromkeys(("name", "source", "calibration", *SECTIONS), ""), where)
+    for key in ("name", "source"):
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{where}: {key} must be a text, got {data.get(key)!r}")
+    sections = {key: data.get(key, {}) for key in SECTIONS}
+    for key, section in sections.items():
+        check_keys(section, SECTIONS[key], f"{where}: {key}")
+    system = System(
+        **_device(sections, where),
+        node=_link(sections["node"], f"{where}: node"),
+        network=_link(sections["network"], f"{where}: network"),
+        gpus_per_node=whole_number(sections["node"].get("gpus"), f"{where}: node: gpus"),
+        name=data["name"],
+        source=data["source"],
+        gpus_per_nic=number(
+            sections["network"].get("gpus_per_nic", 1), f"{where}: network: gpus_per_nic", least=1
+        ),
+        mesh=share(sections["node"].get("mesh", 0.0), f"{where}: node: mesh"),
+        collectives=_collectives(sections["collectives"], f"{where}: collectives"),
+        **_beyond_the_data_sheet(data, sections, where),
+    )
+    for what in ("peak_flops", "memory_bandwidth"):
+        if not getattr(system, what) > 0:
+            raise ValueError(f"{where}: {what} must be above 0")
+    return system
+
+
+Sections = Mapping[str, dict[str, Any]]
+
+
+def _device(sections: Sections, where: str) -> dict[str, Any]:
+    """Read what one accelerator computes and moves."""
+    compute, memory = sections["compute"], sections["memory"]
+    in_compute, in_memory = f"{where}: compute", f"{where}: memory"
+    return {
+        "peak_flops": quantity(compute, "peak", "FLOP/s", in_compute),
+        "narrow_peaks": NarrowPeaks(
+            *(
+                quantity(compute, f"{field.name}_peak", "FLOP/s", in_compute, 0.0)
+                for field in dataclasses.fields(NarrowPeaks)
+            )
+        ),
+        "compute_latency": quantity(compute, "latency", "s", in_compute, 0.0),
+        "compute_efficiency": _efficiency(compute, "FLOP", in_compute),
+        "memory_bandwidth": quantity(memory, "bandwidth", "B/s", in_memory),
+        "memory_latency": quantity(memory, "latency", "s", in_memory, 0.0),
+        "memory_efficiency": _efficiency(memory, "B", in_memory),
+        "memory_capacity": quantity(memory, "capacity", "B", in_memory),
+        "memory_reserve": quantity(memory, "reserve", "B", in_memory, 0.0),
+    }
+
+
+def _beyond_the_data_sheet(
+    data: Mapping[str, Any], sections: Sections, where: str
+) -> dict[str, Any]:
+    """Read the sections that a file may lack: without them, kernels and host cost nothing more."""
+    kernels, in_kernels = sections["kernels"], f"{where}: kernels"
+    sharpness = number(kernels.get("sharpness", 4.0), f"{in_kernels}: sharpness", least=1.0)
+    shares = {
+        name: efficiency(kernels.get(name, 1.0), f"{in_kernels}: {name}") for name in KERNEL_SHARES
+    }
+    seconds = {
+        name: quantity(sections["host"], name, "s", f"{where}: host", 0.0)
+        for name in SECTIONS["host"]
+    }
+    return {
+        "kernels": Kernels(float("kernels" in data), sharpness, **shares),
+        "host": Host(**seconds),
+        "optimizer_efficiency": efficiency(
+            sections["optimizer"].get("efficiency", 1.0), f"{where}: optimizer: efficiency"
+        ),
+        "host_link": (
+            _link(sections["host_link"], f"{where}: host_link") if "host_link" in data else NO_LINK
+        ),
+        "price": quantity(sections["price"], "accelerator", "USD/s", f"{where}: price", 0.0),
+        "calibration": (
+            read_calibration(data["calibration"], f"{where}: calibration")
+            if "calibration" in data
+            else None
+        ),
+    }
+
+
+def _link(section: dict[str, Any], where: str) -> Link:
+    bandwidth = quantity(section, "bandwidth", "B/s", where)
+    if not bandwidth > 0:
+        raise ValueError(f"{where}: bandwidth must be above 0")
+    share = efficiency(section.get("efficiency", 1.0), f"{where}: efficiency")
+    return Link(bandwidth, quantity(section, "latency", "s", where), share)
+
+
+def _collectives(section: dict[str, Any], where: str) -> Collectives:
+    """Read how collectives are run; a file that does not say so has recursive halving."""
+    given = section.get("algorithms", ["halving"])
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{where}: algorithms must be a list of {', '.join(ALGORITHMS)}")
+    names = [one_of(name, ALGORITHMS, f"{where}: algorithms") for name in given]
+    share = efficiency(section.get("low_latency_share", 1.0), f"{where}: low_latency_share")
+    return Collectives(
+        **{name: name in names for name in ALGORITHMS},
+        latency=quantity(section, "latency", "s", where, 0.0),
+        simple_latency=quantity(section, "simple_latency", "s", where, 0.0),
+        low_latency_share=share,
+        copies=number(section.get("copies", 0.0), f"{where}: copies"),
+    )
+
+
+def _efficiency(section: dict[str, Any], dimension: str, where: str) -> Efficiency:
+    """Read a share, or a list of steps {"from_...": size, "share": x} in ascending order."""
+    steps = section.get("efficiency", 1.0)
+    if not isinstance(steps, list):
+        return Efficiency(shares=(efficiency(steps, f"{where}: efficiency"),))
+    sizes, shares = [], []
+    for step in steps:
+        check_keys(step, {"from": dimension, "share": ""}, f"{where}: efficiency")
+        sizes.append(quantity(step, "from", dimension, f"{where}: efficiency"))
+        shares.append(efficiency(step.get("share"), f"{where}: efficiency"))
+    if not sizes or sizes[0] != 0 or sizes != sorted(set(sizes)):
+        raise ValueError(f"{where}: efficiency must be steps that ascend from size 0")
+    return Efficiency(tuple(sizes), tuple(shares))
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (DATA / folder).glob("*.json")))
+
+
+def data_file(folder: str, name: str | Path, kind: str) -> Path:
+    """Find a data file by name or path."""
+    check_types(name=(name, str, Path))
+    if str(name).endswith(".json"):
+        return Path(name)
+    found = known_as(str(name), _names(folder), kind, ", or the path of a .json file")
+    return DATA / folder / f"{found}.json"
