@@ -53,8 +53,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 LEFT_OUT = ("compiles", "solver", "process", "slow")
 collect_ignore = ["docs/examples"]  # notebooks: tests/test_docs.py runs them
 if importlib.util.find_spec("torch") is None:  # they run in processes of `make test-runtimes`
-    names = "process", "slow_links", "small_model"
-    collect_ignore += [f"pipejax/runtimes/gloo/{name}.py" for name in names]
+    collect_ignore += ["pipejax/runtimes/gloo/process.py"]
 
 
 def pytest_addoption(parser):

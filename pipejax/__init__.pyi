@@ -72,9 +72,8 @@ from pipejax.engine.recurrence import (
     total_negative_slack as total_negative_slack,
 )
 from pipejax.plots.timeline import plot as plot
-from pipejax.schedules.cells.ops import Op as Op, Phase as Phase
-from pipejax.schedules.cells.schedule_error import ScheduleError as ScheduleError
-from pipejax.schedules.cells.weight_rule import WeightRule as WeightRule
+from pipejax.schedules.cells.cells import WeightRule as WeightRule
+from pipejax.schedules.cells.ops import Op as Op, Phase as Phase, ScheduleError as ScheduleError
 from pipejax.schedules.table.communication_cells import insert_transfers as insert_transfers
 from pipejax.schedules.table.links import Links as Links
 from pipejax.schedules.table.table import ScheduleTable as ScheduleTable

@@ -43,7 +43,6 @@ TESTS = {
     "pipejax/schedules": (f"{_TABLES} staleness schedules activation_memory", "recurrence"),
     "pipejax/schedules/builders": (f"{_BUILT} activation_memory", "memory_limits"),
     "pipejax/schedules/heuristics": (f"{_BUILT} transfer_order", "memory_limits optimize"),
-    "pipejax/schedules/heuristics/rows_from_starts.py": ("", "memory_limits optimize"),
     "pipejax/engine": ("twins", "recurrence transformations engine_pairs"),
     "pipejax/engine/lowering": (f"{_TABLES} staleness transfer_order", "recurrence engine_pairs"),
     "pipejax/engine/batched": ("", "batch engine_pairs transformations devices"),
@@ -72,7 +71,7 @@ EQUIVALENT = {
     ): "one part joined with nothing is that part, copied",
     ("makespans.py", "matrix[size:] = 0", "0 -> 1"): "padding of the batch that is never read",
     (
-        "torch_1f1b.py",
+        "table_files.py",
         "return format_cell((cell[0]._replace(microbatch=cell[0].microbatch - 1),))",
         "0 -> -1",
     ): "cells of one op have the same first and last",

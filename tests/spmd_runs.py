@@ -7,9 +7,9 @@ the weights (stages, ...) that asynchronous tables end with.
 import json
 import sys
 
+from pipejax.runtimes.spmd.execute import SmallModel
 from pipejax.runtimes.spmd.instructions import SpmdSizes, sizes_of
-from pipejax.runtimes.spmd.model import SmallModel
-from pipejax.runtimes.spmd.training_step import errors_of, train
+from pipejax.runtimes.spmd.runtime import errors_of, train
 from pipejax.schedules.table.table_files import from_json
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ OF_THE_CHECKER = (
     "pipejax.base.display",  # how a verdict shows itself
     "pipejax.base.data_files",
     "pipejax.schedules.cells.ops",
-    "pipejax.schedules.cells.schedule_error",
     "pipejax.schedules.table.links",
     "pipejax.schedules.table.table.",
     "pipejax.schedules.table.table_files",

@@ -7,13 +7,14 @@ from test_schedules import check_run, works
 
 import pipejax as pj
 from pipejax.schedules.heuristics.building_block import (
+    Order,
+    RowOrder,
     Waits,
     building_block,
     least_interval,
     legs_of,
 )
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
-from pipejax.schedules.heuristics.row_order import Order, RowOrder
 from pipejax.schedules.heuristics.timeline import Timeline, Work
 from pipejax.search.schedule import anytime_search
 from pipejax.search.schedule.block_plans import block_starts, num_legs

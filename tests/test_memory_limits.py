@@ -10,10 +10,12 @@ from hypothesis import given, strategies as st
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.cells.placement import looped
-from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
-from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
-from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
-from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import (
+    LimitedPipe,
+    ada_offload_starts,
+    zero_bubble_starts,
+)
+from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
 from pipejax.schedules.table.table import ScheduleTable
 
 pytestmark = pytest.mark.solver

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import pipejax as pj
-from pipejax.schedules import own_schedules
+from pipejax.schedules import naming
 from pipejax.search.tuning.problem import ScheduleFamily
 from pipejax.sweep.declaration import read_sweep
 
@@ -73,10 +73,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def registered(monkeypatch):
     """A registry that is emptied behind the test."""
-    monkeypatch.setattr(own_schedules, "registered", {})
-    from pipejax.schedules import naming
-
-    monkeypatch.setattr(naming, "registered", own_schedules.registered)
+    monkeypatch.setattr(naming, "registered", {})
 
 
 def fill_and_drain(num_workers, num_microbatches, phases="FB"):
@@ -115,8 +112,8 @@ def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, ans
     (package / "entry_points.txt").write_text(f"[pipejax.schedules]\n{points}")
     (tmp_path / "acme.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
-    own_schedules.installed.cache_clear()
-    own_schedules.installed_builder.cache_clear()
+    naming.installed.cache_clear()
+    naming.installed_builder.cache_clear()
     try:
         assert pj.schedules.build("1f1b", **SIZE).name == "1f1b"
         assert "acme" not in sys.modules  # a built-in name asks nobody
@@ -131,7 +128,7 @@ def test_an_entry_point_is_found_when_it_is_asked_for(tmp_path, monkeypatch, ans
         with pytest.raises(ValueError, match=r"broken: entry point acme:no_such: .*AttributeError"):
             pj.schedules.build("broken", **SIZE)
     finally:
-        own_schedules.installed.cache_clear()
+        naming.installed.cache_clear()
         sys.modules.pop("acme", None)
 
 

@@ -9,7 +9,7 @@ import pytest
 import reference
 
 import pipejax as pj
-from pipejax.schedules.table.pair_models import format_pair_links, parse_pair_links
+from pipejax.schedules.table.links import format_pair_links, parse_pair_links
 
 F, B, X = 1.0, 2.0, 3.0
 GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)

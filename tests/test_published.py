@@ -17,8 +17,7 @@ from pipejax.costs.layers.formulas import (
     step_flop,
 )
 from pipejax.costs.model.layout import Layout
-from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
-from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, zero_bubble_starts
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 RECORDS = {

@@ -16,6 +16,14 @@ from strategies import tables
 
 import pipejax as pj
 from pipejax.runtimes import runtime_run
+from pipejax.runtimes.spmd.execute import (
+    SmallModel,
+    StageParameters,
+    loss_of,
+    run_stage,
+    stage_parameters,
+    training_data,
+)
 from pipejax.runtimes.spmd.instructions import (
     CODES,
     LEFT_OUT,
@@ -24,14 +32,6 @@ from pipejax.runtimes.spmd.instructions import (
     instruct,
     lockstep_slots,
     sizes_of,
-)
-from pipejax.runtimes.spmd.model import (
-    SmallModel,
-    StageParameters,
-    loss_of,
-    run_stage,
-    stage_parameters,
-    training_data,
 )
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.table_files import to_json

@@ -12,8 +12,8 @@ from hypothesis import given
 import pipejax as pj
 from pipejax.analysis.timeline import bars
 from pipejax.costs.stage.stage_bytes import stage_bytes
-from pipejax.schedules.cells.weight_rule import WeightRule
-from pipejax.schedules.cells.weight_versions import find_versions, versions_held
+from pipejax.schedules.cells.cells import WeightRule
+from pipejax.schedules.cells.dependencies import find_versions, versions_held
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without

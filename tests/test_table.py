@@ -5,7 +5,7 @@ import pytest
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import CELL_PHASES, SHARDING, format_cell, parse_cell
-from pipejax.schedules.table.grid_text import format_grid
+from pipejax.schedules.table.table import format_grid
 
 TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 

@@ -7,9 +7,8 @@ import pytest
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, format_cell
-from pipejax.schedules.table.communication_cells import messages_of, producer_order
+from pipejax.schedules.table.communication_cells import TorchLowering, messages_of, producer_order
 from pipejax.schedules.table.table import without
-from pipejax.schedules.table.torch_lowering import TorchLowering
 
 WAITS = TorchLowering(sharding=False)
 PAIRED = pj.ScheduleTable.from_rows(

@@ -12,9 +12,8 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.scaling import factors_of_ops, workers_of_ops
-from pipejax.schedules.cells.ops import HOST, STEP_END, Phase
+from pipejax.schedules.cells.ops import HOST, STEP_END, Phase, Slots
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_durations import Slots
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -16,8 +16,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr, short_repr_of
 from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.ops import Op
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import Op, ScheduleError
 from pipejax.schedules.table.links import QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 

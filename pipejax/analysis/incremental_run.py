@@ -20,8 +20,7 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.lowering.link_models import check_eager
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, ZERO
 from pipejax.engine.pricing import by_microbatch, cost_vector
-from pipejax.schedules.cells.ops import Op, Phase
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import Op, Phase, ScheduleError
 from pipejax.schedules.table.table import ScheduleTable
 
 ROUNDING = 1e-12  # relative: what is closer may be equal

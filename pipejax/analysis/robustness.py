@@ -10,8 +10,7 @@ from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.provenance import provenance
-from pipejax.schedules.table.links import format_pairs
-from pipejax.schedules.table.pair_models import format_pair_links
+from pipejax.schedules.table.links import format_pair_links, format_pairs
 
 if TYPE_CHECKING:
     import xarray as xr

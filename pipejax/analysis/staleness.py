@@ -17,8 +17,8 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of
 from pipejax.costs.costs import Costs
+from pipejax.schedules.cells.dependencies import Versions, find_versions, versions_held
 from pipejax.schedules.cells.ops import COMPUTE, Phase
-from pipejax.schedules.cells.weight_versions import Versions, find_versions, versions_held
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable

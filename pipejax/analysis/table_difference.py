@@ -12,8 +12,7 @@ from typing import NamedTuple
 from pipejax.analysis.evaluate import evaluate
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
-from pipejax.schedules.cells.ops import COMMUNICATION, NO_MICROBATCH, Cell, Op, Phase
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import COMMUNICATION, NO_MICROBATCH, Cell, Op, Phase, ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 

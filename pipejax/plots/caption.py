@@ -16,7 +16,7 @@ from pipejax.base.checks import one_of
 from pipejax.base.data_files import UNITS, time_unit
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.pair_models import format_pair_links
+from pipejax.schedules.table.links import format_pair_links
 
 Run = TypeVar("Run")
 SLOTS = "slots"

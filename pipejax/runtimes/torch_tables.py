@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from pipejax.schedules.cells.ops import HOST, Op, Phase, receive_of
+from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import RepairNotice
-from pipejax.schedules.table.torch_lowering import TorchLowering, with_waits
 
 ABSENT: Mapping[Phase, str] = {
     Phase.U: "it updates after the whole table",

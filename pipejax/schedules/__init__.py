@@ -4,8 +4,7 @@ Builders of one family share a file. `REGISTRY` lists the published ones with th
 that commands, tests and sweeps cross over all of them; a user's own are found by `find`.
 """
 
-from pipejax.schedules.naming import build, find, listed, named, names
-from pipejax.schedules.own_schedules import register
+from pipejax.schedules.naming import build, find, listed, named, names, register
 from pipejax.schedules.registry import REGISTRY, Builder
 
 __all__ = [

@@ -5,27 +5,29 @@ worker of its stage; the rows can be executed; every gradient is applied, every 
 weights that is read is there; messages stand between their producer and their use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Index, NumpyArray
+from pipejax.base.checks import are_positive
+from pipejax.base.display import abbreviated
 from pipejax.base.longest_path import CycleError, topological_order
-from pipejax.schedules.cells.cells import NOWHERE, Content
-from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies
+from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Content
+from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies, find_versions
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     HOST,
     MESSAGES,
     SHARDING,
+    UNIT_SLOTS,
     WAITS,
     Op,
     Phase,
+    ScheduleError,
+    Slots,
     format_cell,
 )
-from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.cells.weight_rule import NEWEST
-from pipejax.schedules.cells.weight_versions import find_versions
 
 
 def _wrong(content: Content, cell: Index, reason: str, *only: Phase) -> ScheduleError:
@@ -287,3 +289,27 @@ def check(content: Content) -> None:
     """Check a schedule completely."""
     for rule in RULES:
         rule(content)
+
+
+def check_shares(shares: Sequence[float], num_stages: int) -> None:
+    """Check that every stage has a positive share of the layers."""
+    if not are_positive(shares, num_stages):
+        raise ScheduleError(
+            f"stage_shares needs {num_stages} positive numbers, got {abbreviated(shares)}"
+        )
+
+
+def check_slots(slots: Slots) -> None:
+    """Check that slot durations are positive and belong to phases that have one."""
+    if not isinstance(slots, Mapping):
+        raise ScheduleError(
+            f"slots must be durations by phase letter, as {{'F': 1}}, got {slots!r}"
+        )
+    for letter, duration in slots.items():
+        if letter not in UNIT_SLOTS:
+            known = ", ".join(UNIT_SLOTS)
+            raise ScheduleError(f"slots: unknown phase {letter!r}: known are {known}")
+        if not are_positive([duration], 1):
+            raise ScheduleError(
+                f"slots: {letter} must be a finite number above 0, got {duration!r}"
+            )

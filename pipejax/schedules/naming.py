@@ -1,24 +1,290 @@
 """What names a schedule: the one place that turns a text into a builder.
 
 A name is that of a built-in schedule, of a registered or installed one, FILE.py:FUNCTION, or the
-path of a table. Commands, sweeps and Python ask here, so each takes all of these.
+path of a table. Commands, sweeps and Python ask here, so each takes all of these. Own schedules
+become a `Builder` here, as the published ones are.
 """
 
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
 import os
+import re
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import check_types, meant, unknown
-from pipejax.schedules.own_schedules import (
-    builder_of_file,
-    builder_of_table,
-    installed,
-    installed_builder,
-    registered,
-)
-from pipejax.schedules.registry import REGISTRY, Builder
+from pipejax.base.checks import MAX_COUNT, MismatchError, check_types, meant, unknown, whole_number
+from pipejax.base.display import abbreviated
+from pipejax.base.files import read_file
+from pipejax.schedules.cells.ops import ScheduleError
+from pipejax.schedules.registry import REGISTRY, Builder, check_size
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import FORMAT
+from pipejax.schedules.table.table_files import FORMAT, read_table, to_json
+
+# A user's own schedules: functions that are registered, installed or lie in a file, and tables.
+#
+# All become a `Builder`, as the published ones are, so whatever takes a schedule by name takes
+# these. What their code raises is told in one line, with its file and the line in it.
+
+GROUP = "pipejax.schedules"  # of entry points
+SIZES = ("num_workers", "num_microbatches")
+PACKAGE = str(Path(__file__).parents[1])
+_NAME = re.compile(r"[^\s,:=/\\]+")
+
+registered: dict[str, Builder] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnFunction:
+    """A user's function as a builder: what it gives is checked, what it raises is told.
+
+    Attributes:
+      name: that its tables bear.
+      function: makes a table, or rows of one.
+      file: path and text of the file that it was read from, for processes that do not have it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    file: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        """Check that the function can be called with workers and microbatches."""
+        if not callable(self.function):
+            raise ValueError(f"{self.name} is no function, got {abbreviated(self.function)}")
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.name} has no signature that can be read") from None
+        by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not takes_any and not by_name >= set(SIZES):
+            raise ValueError(
+                f"{self.name} must take num_workers and num_microbatches by name, got "
+                f"{inspect.signature(self.function)}"
+            )
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function, whose signature and docstring are those of the schedule."""
+        return self.function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the text of a file: another machine need not have it."""
+        if self.file[0]:
+            return _from_text, (self.name, *self.file)
+        return OwnFunction, (self.name, self.function)
+
+    def __call__(self, **given: Any) -> ScheduleTable:
+        """Make a table of the size that is asked for."""
+        sizes = [whole_number(given.get(name), name, most=MAX_COUNT) for name in SIZES]
+        given |= dict(zip(SIZES, sizes, strict=True))
+        check_size(Builder(self, ""), **dict(zip(SIZES, sizes, strict=True)))
+        needed = [
+            name
+            for name, p in inspect.signature(self.function).parameters.items()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        for name in needed:
+            if name not in given:
+                raise ValueError(f"{self.name} needs {name}, which has no default")
+        table = self._table(self._called(given))
+        if [table.num_workers, table.num_microbatches] != sizes:
+            raise ValueError(
+                f"{self.name} made a table of {table.num_workers} workers and "
+                f"{table.num_microbatches} microbatches for {sizes[0]} and {sizes[1]}"
+            )
+        return table
+
+    def _called(self, given: Mapping[str, Any]) -> Any:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
+                return self.function(**given)
+        except MemoryError:
+            raise
+        except ValueError as error:  # the schedule does not exist for these numbers
+            raise MismatchError(self._told(error)) from error
+        except (Exception, SystemExit) as error:
+            raise ValueError(self._told(error)) from error
+
+    def _told(self, error: BaseException) -> str:
+        own = inspect.getsourcefile(inspect.unwrap(self.function)) or ""
+        return f"{self.name}: {_told(error, self.file[0] or own)}"
+
+    def _table(self, made: Any) -> ScheduleTable:
+        if isinstance(made, ScheduleTable):
+            return made if made.name == self.name else replace(made, name=self.name)
+        if isinstance(made, str) or not isinstance(made, Sequence):
+            given = f"{abbreviated(made)} of type {type(made).__name__}"
+            raise ValueError(f"{self.name} must return a ScheduleTable or rows, got {given}")
+        try:
+            return ScheduleTable.from_rows(made, name=self.name)
+        except ScheduleError as error:
+            raise ScheduleError(f"{self.name}: {error.reason}", error.grid) from None
+
+
+@dataclass(frozen=True, eq=False)
+class OneTable:
+    """A table as the builder of a single size.
+
+    Attributes:
+      name: as it was given.
+      table: bears that name, so that no formula of a published schedule is taken for its own.
+    """
+
+    name: str
+    table: ScheduleTable
+
+    def __call__(self, num_workers: int, num_microbatches: int) -> ScheduleTable:
+        """Return the table, if it has the size that is asked for."""
+        sizes = (self.table.num_workers, self.table.num_microbatches)
+        if sizes != (num_workers, num_microbatches):
+            has = f"{sizes[0]} workers and {sizes[1]} microbatches"
+            raise MismatchError(
+                f"{self.name} is a table of {has}, not of {num_workers} and {num_microbatches}"
+            )
+        return self.table
+
+
+def register(name: str, function: Callable[..., Any]) -> None:
+    """Give a function of your own a name, under which it is a schedule like the built-in ones.
+
+    What is installed can do without: a package names its functions as entry points of the group
+    `pipejax.schedules`, and a file of Python as `mine.py:build` wherever a name is taken.
+
+    Args:
+      name: of the schedule; one that was registered before is replaced.
+      function: takes num_workers and num_microbatches, and options of its own, by name; returns a
+        `ScheduleTable`, or rows as `ScheduleTable.from_rows` takes them. A ValueError says that
+        the schedule does not exist for these numbers.
+
+    Raises:
+      ValueError: if a built-in schedule has the name, it is none that an option could take, or the
+        function does not take both sizes.
+
+    Example:
+      >>> def one_by_one(num_workers, num_microbatches):
+      ...     return [[f"{w}{phase}{m}" for m in range(num_microbatches) for phase in "FB"]
+      ...             for w in range(num_workers)]
+      >>> register("one-by-one", one_by_one)
+      >>> import pipejax as pj
+      >>> pj.schedules.build("one-by-one", num_workers=2, num_microbatches=4).num_slots
+      8
+    """
+    check_types(name=(name, str))
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name must be one word without , : = / or \\, got {name!r}")
+    if meant(name, REGISTRY) is not None:
+        raise ValueError(f"name {name!r} is that of a built-in schedule: give another")
+    module = getattr(function, "__module__", "")
+    registered[name] = _of_function(OwnFunction(name, function), f"registered, {module}")
+
+
+def _of_function(function: OwnFunction, source: str) -> Builder:
+    text = function.file[1]
+    if not text:
+        with contextlib.suppress(OSError, TypeError):
+            text = inspect.getsource(inspect.unwrap(function))
+    return Builder(function, source, content=_digest(f"{source}\n{text}"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
+    """Entry points of installed packages, by name; those of built-in schedules are theirs."""
+    return {
+        point.name: point
+        for point in importlib.metadata.entry_points(group=GROUP)
+        if meant(point.name, REGISTRY) is None
+    }
+
+
+@functools.cache
+def installed_builder(name: str) -> Builder:
+    """Load what an entry point names."""
+    point = installed()[name]
+    package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}, "
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            function = point.load()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{name}: entry point {point.value}: {_told(error, '')}") from error
+    return _of_function(OwnFunction(name, function), f"{package}{point.value}")
+
+
+def builder_of_file(text: str) -> Builder:
+    """Read FILE.py:FUNCTION."""
+    path = text.rpartition(":")[0]
+    content = importlib.util.decode_source(read_file(path))
+    return _of_function(_from_text(text, path, content), path)
+
+
+def _from_text(name: str, path: str, text: str) -> OwnFunction:
+    module, wanted = _executed(path, text), name.rpartition(":")[2]
+    if not hasattr(module, wanted):
+        made = ((n, each) for n, each in vars(module).items() if inspect.isfunction(each))
+        known = [n for n, each in made if each.__module__ == module.__name__]
+        raise ValueError(f"{path}: {unknown('function', wanted, known)}")
+    return OwnFunction(name, getattr(module, wanted), (path, text))
+
+
+@functools.cache
+def _executed(path: str, text: str) -> types.ModuleType:
+    """Execute a file once, with its folder first among those that modules are imported from."""
+    module = types.ModuleType(f"pipejax_own_{_digest(path + text)[:16]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look there
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise ValueError(f"{path}: {_told(error, path)}") from error
+    finally:
+        del sys.path[0]
+    return module
+
+
+def builder_of_table(text: str, repair: str | None = None) -> Builder:
+    """Read a table; it is read anew where the file has changed."""
+    stat = Path(text).stat()
+    return _read(text, repair, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(256)
+def _read(path: str, repair: str | None, *_: int) -> Builder:
+    table = replace(read_table(path, repair=repair), name=path)
+    sizes = (table.num_workers, table.num_microbatches)
+    legal = f"P = {sizes[0]}, M = {sizes[1]}"
+    content = _digest(to_json(table))
+    return Builder(OneTable(path, table), path, sizes=sizes, legal=legal, content=content)
+
+
+def _told(error: BaseException, file: str) -> str:
+    """Say in one line what went wrong, and where in the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if f.filename == file]
+    inside = inside or [f for f in frames if not f.filename.startswith((PACKAGE, "<frozen"))]
+    place = (inside[-1].filename, inside[-1].lineno) if inside else ("", 0)
+    text = str(error)
+    if isinstance(error, SyntaxError):
+        place, text = (error.filename or file, error.lineno), error.msg
+    where = f"{place[0]}, line {place[1]}: " if place[0] else ""
+    first = text.strip().splitlines()[0] if text.strip() else "no message"
+    return f"{where}{type(error).__name__}: {first}"
+
 
 TABLES = (".csv", ".json")
 OWN = "; or a table (.csv, .json), or FILE.py:FUNCTION"

@@ -30,7 +30,7 @@ from pipejax.schedules.builders.zero_bubble import (
     zero_bubble,
 )
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
-from pipejax.schedules.table.slot_durations import check_shares, check_slots
+from pipejax.schedules.legality import check_shares, check_slots
 from pipejax.schedules.table.table import ScheduleTable
 
 

@@ -34,8 +34,15 @@ from pipejax.costs.scaling import parse_stragglers
 from pipejax.costs.system.parts import SECTIONS
 from pipejax.costs.system.system import System, load_system
 from pipejax.costs.topology import parse_places
-from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links, parse_groups, parse_pairs
-from pipejax.schedules.table.pair_models import parse_pair_links
+from pipejax.schedules.table.links import (
+    LINKS,
+    POSTINGS,
+    QUEUES,
+    Links,
+    parse_groups,
+    parse_pair_links,
+    parse_pairs,
+)
 from pipejax.sweep.schedule_axis import Choice, read_schedule, unfolded
 
 OUTPUTS = ("bubble_ratio", "tokens_per_second", "bound_by", "share")

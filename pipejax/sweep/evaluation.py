@@ -27,10 +27,8 @@ from pipejax.engine.batched.makespans import makespans
 from pipejax.engine.batched.pricing import Rows, programs_of_batch
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import by_microbatch
-from pipejax.schedules.cells.ops import TIMED
-from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.table.links import Links, parse_groups, parse_pairs
-from pipejax.schedules.table.pair_models import parse_pair_links
+from pipejax.schedules.cells.ops import TIMED, ScheduleError
+from pipejax.schedules.table.links import Links, parse_groups, parse_pair_links, parse_pairs
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.sweep.declaration import Axis, Sweep, label
 from pipejax.sweep.schedule_axis import Choice

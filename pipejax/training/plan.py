@@ -12,8 +12,8 @@ import numpy as np
 
 from pipejax.analysis.staleness import SAME_MOMENT, op_times
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.schedules.cells.dependencies import find_versions
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.table import ScheduleTable
 
 NO_SAMPLE = -1

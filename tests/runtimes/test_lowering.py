@@ -8,7 +8,7 @@ import torch_tables as torch_own
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
-from pipejax.schedules.table.torch_lowering import TorchLowering
+from pipejax.schedules.table.communication_cells import TorchLowering
 
 OPTIONS = [
     {},

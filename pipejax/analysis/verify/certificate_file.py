@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from pipejax.analysis.verify.event_run import Seconds
 from pipejax.analysis.verify.memory import ActivationSizes
 from pipejax.base.checks import number, one_of
-from pipejax.schedules.cells.ops import TIMED
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import check_json, from_json

@@ -14,7 +14,7 @@ from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, short_repr_of
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import ScheduleError
 
 NO_OPS = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
 ROUNDING = 1e-9  # of the largest number of a claim, by which sums of floats may differ

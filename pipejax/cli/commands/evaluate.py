@@ -34,8 +34,7 @@ from pipejax.cli.output.runs import (
     step_parts,
     values_by_phase,
 )
-from pipejax.schedules.table.links import format_pairs
-from pipejax.schedules.table.pair_models import format_pair_links
+from pipejax.schedules.table.links import format_pair_links, format_pairs
 
 if TYPE_CHECKING:
     from pipejax.analysis.corners import Corners

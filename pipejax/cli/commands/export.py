@@ -12,7 +12,7 @@ from pipejax.cli.output.files import ANY, Output
 from pipejax.cli.output.report import print_json, print_written
 from pipejax.runtimes.torch_tables import ABSENT, complete
 from pipejax.runtimes.writers.jaxpp import to_jaxpp
-from pipejax.runtimes.writers.known_cells import with_known_cells
+from pipejax.runtimes.writers.mpmd_rows import with_known_cells
 from pipejax.runtimes.writers.shardy import to_shardy
 from pipejax.schedules.table.table_files import to_csv, to_json
 

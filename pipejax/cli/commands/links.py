@@ -84,8 +84,7 @@ def links(
 
 def link_options(found: pj.Links) -> dict[str, str]:
     """Options that stand for a machine, by name; defaults are left out."""
-    from pipejax.schedules.table.links import format_pairs
-    from pipejax.schedules.table.pair_models import format_pair_links
+    from pipejax.schedules.table.links import format_pair_links, format_pairs
 
     texts = {
         "queues": found.queues,

@@ -26,8 +26,14 @@ from pipejax.cli.options.values import (
 )
 from pipejax.cli.output.files import Output, check_apart
 from pipejax.cli.output.report import printing
-from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, parse_groups, parse_pairs
-from pipejax.schedules.table.pair_models import parse_pair_links
+from pipejax.schedules.table.links import (
+    LINKS,
+    POSTINGS,
+    QUEUES,
+    parse_groups,
+    parse_pair_links,
+    parse_pairs,
+)
 
 
 def _always(

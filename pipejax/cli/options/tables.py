@@ -23,7 +23,7 @@ from pipejax.cli.options.values import (
 )
 from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import named, told_options
-from pipejax.schedules.table.torch_1f1b import REPAIRS
+from pipejax.schedules.table.table_files import REPAIRS
 
 PLANNED = {  # options of builders that the command line calls otherwise: runs have these names too
     "transfer": "planned_comm",

@@ -23,8 +23,7 @@ from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import insert_transfers
-from pipejax.schedules.table.links import LINKS, Links
-from pipejax.schedules.table.shared_links import shared_links_of
+from pipejax.schedules.table.links import LINKS, Links, shared_links_of
 from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 Which = Bool[NumpyArray, " messages"]

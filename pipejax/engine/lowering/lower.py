@@ -22,9 +22,8 @@ from pipejax.engine.lowering.link_models import add_messages, eager_messages
 from pipejax.engine.lowering.program import SOURCE, ZERO, CostLayout, MessageTable, Program
 from pipejax.engine.lowering.program_builder import ProgramBuilder, Reductions
 from pipejax.schedules.cells.cells import NOWHERE
-from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
+from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_versions
 from pipejax.schedules.cells.ops import HOST, TIMED, Phase
-from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.host_links import check_host_links, host_edges
 from pipejax.schedules.table.links import Links

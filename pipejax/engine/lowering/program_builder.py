@@ -15,10 +15,18 @@ from pipejax.engine.lowering.program import (
     MessageTable,
     Program,
 )
-from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, WAIT_SEND, Op, Phase, receive_of
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import (
+    COMPUTE,
+    HOST,
+    SHARDING,
+    UNIT_SLOTS,
+    WAIT_SEND,
+    Op,
+    Phase,
+    ScheduleError,
+    receive_of,
+)
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 

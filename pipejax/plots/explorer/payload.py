@@ -18,9 +18,8 @@ from pipejax.plots.explorer.factors import Factor, base_of, factors_of, kinds, m
 from pipejax.plots.explorer.forms import FormSearch
 from pipejax.plots.explorer.packing import Packed, pack
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
-from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.table.links import LINKS, Links
-from pipejax.schedules.table.pair_models import format_pair_links
+from pipejax.schedules.cells.ops import ScheduleError
+from pipejax.schedules.table.links import LINKS, Links, format_pair_links
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none

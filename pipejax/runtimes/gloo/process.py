@@ -1,19 +1,211 @@
-"""One rank: it joins the others, runs tables in PyTorch's runtime and says what it found."""
+"""One rank: it joins the others, runs tables in PyTorch's runtime and says what it found.
+
+Before that: the small model that is trained, and links that are as slow as they are said to be.
+"""
 
 import datetime
 import itertools
+import queue
 import statistics
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from pipejax.runtimes.gloo.slow_links import SlowLinks
-from pipejax.runtimes.gloo.small_model import TorchModel, loss_of, unpipelined
 from pipejax.runtimes.processes import serve
+
+# The small model that is trained, in PyTorch: stages of one shape, and what they learn.
+
+INNER = 8  # width within a stage, at most: large messages need little arithmetic
+JUDGED = 64  # features of the output that the loss looks at, at most
+
+
+class TorchModel(NamedTuple):
+    """What is trained, in float64.
+
+    Attributes:
+      hidden: width of what stages pass on.
+      batch_size: examples of a microbatch.
+      seed: of parameters and data.
+    """
+
+    hidden: int
+    batch_size: int
+    seed: int
+
+    def stage(self, number: int) -> "Stage":
+        """Draw the parameters of a stage, from a seed of its own."""
+        return Stage(self.hidden, self._drawn(number + 1))
+
+    def data(self, num_microbatches: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Draw input and target (batch, hidden) of each microbatch."""
+        drawn = self._drawn(0)
+        shape = 2, num_microbatches, self.batch_size, self.hidden
+        inputs, targets = torch.randn(shape, generator=drawn, dtype=torch.float64)
+        return list(inputs), list(targets)
+
+    def example(self) -> torch.Tensor:
+        """What a stage gets and passes on: shape and type alone."""
+        return torch.empty(self.batch_size, self.hidden, dtype=torch.float64, device="meta")
+
+    def _drawn(self, stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
+
+
+class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
+    """A residual layer."""
+
+    def __init__(self, hidden: int, drawn: torch.Generator) -> None:
+        """Draw the parameters."""
+        super().__init__()
+        inner = min(hidden, INNER)
+
+        def parameter(*shape: int) -> torch.nn.Parameter:
+            values = torch.randn(shape, generator=drawn, dtype=torch.float64)
+            return torch.nn.Parameter(values * shape[0] ** -0.5)
+
+        self.into, self.bias, self.out = (
+            parameter(hidden, inner),
+            parameter(inner),
+            parameter(inner, hidden),
+        )
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        """Return (batch, hidden) what the next stage gets."""
+        inner = torch.tanh(torch.addmm(self.bias, activation, self.into))
+        return torch.addmm(activation, inner, self.out)
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a microbatch."""
+    return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
+
+
+def unpipelined(
+    stages: list[Stage], inputs: list[torch.Tensor], targets: list[torch.Tensor]
+) -> float:
+    """Run the model stage after stage and microbatch after microbatch; leave its gradients."""
+    total = 0.0
+    for activation, target in zip(inputs, targets, strict=True):
+        for stage in stages:
+            activation = stage(activation)
+        loss = loss_of(activation, target) / len(inputs)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+# Links that are as slow as they are said to be, over gloo.
+#
+# gloo says when both ends of a message are posted: then a small one has arrived. From then on the
+# link between two ranks carries it for the seconds that are given, one message of both directions
+# at a time, and only then is it there for those who wait. Nothing else is made up: what is posted
+# when, and in which order, is left to the runtime.
+
+Seconds = Sequence[Sequence[float]]  # (2, boundaries): activations forth, gradients back
+
+
+class SlowMessage:
+    """A message on a slow link: what the runtime waits for."""
+
+    def __init__(self, work: dist.Work, seconds: float) -> None:
+        """Begin as posted at this end."""
+        self.work, self.seconds = work, seconds
+        self._there = 0.0
+        self._begun = threading.Event()
+
+    def begin(self, free: float) -> float:
+        """Travel from now on, or from when the link is free; return when it is free again."""
+        self._there = max(time.perf_counter(), free) + self.seconds
+        self._begun.set()
+        return self._there
+
+    def wait(self) -> None:
+        """Wait until the message is there."""
+        self._begun.wait()
+        time.sleep(max(0.0, self._there - time.perf_counter()))
+
+
+class SlowLink:
+    """The link to another rank; each end keeps the time that both agree on but for gloo's own."""
+
+    def __init__(self) -> None:
+        """Begin free, with a thread for each direction that waits for messages to be posted."""
+        self._free = 0.0
+        self._lock = threading.Lock()
+        self._posted: dict[bool, queue.SimpleQueue[SlowMessage]] = {}
+        for sends in (True, False):
+            self._posted[sends] = queue.SimpleQueue()
+            threading.Thread(target=self._carry, args=(self._posted[sends],), daemon=True).start()
+
+    def post(self, work: dist.Work, sends: bool, seconds: float) -> SlowMessage:
+        """Post a message at this end."""
+        message = SlowMessage(work, seconds)
+        self._posted[sends].put(message)
+        return message
+
+    def _carry(self, posted: "queue.SimpleQueue[SlowMessage]") -> None:
+        while True:
+            message = posted.get()
+            message.work.wait()  # both ends are posted
+            with self._lock:
+                self._free = message.begin(self._free)
+
+
+class SlowLinks:
+    """All links of a rank; they carry nothing as long as no times are given."""
+
+    def __init__(self) -> None:
+        """Begin without links: the first message to a rank makes the one to it."""
+        self._links: dict[int, SlowLink] = {}
+
+    def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
+        """Note on every message of a stage how long it is to travel."""
+        own = stage.stage_index
+        for name, direction, boundary in (
+            ("get_fwd_recv_ops", 0, own - 1),
+            ("get_fwd_send_ops", 0, own),
+            ("get_bwd_recv_ops", 1, own),
+            ("get_bwd_send_ops", 1, own - 1),
+        ):
+            if 0 <= boundary < len(seconds[direction]):
+                taken = seconds[direction][boundary]
+                setattr(stage, name, _noted(getattr(stage, name), taken))
+
+    def take_over(self) -> None:
+        """Have the runtime post all messages here."""
+        schedules._batch_p2p = self._post
+
+    def _post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
+        found = []
+        for each in messages:
+            sends = each.op is dist.isend
+            peer = {"group_dst" if sends else "group_src": each.group_peer}
+            work = each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+            if each.peer not in self._links:
+                self._links[each.peer] = SlowLink()
+            found.append(self._links[each.peer].post(work, sends, each.seconds))
+        return found
+
+
+def _noted(
+    messages_of: Callable[[int], list[dist.P2POp]], seconds: float
+) -> Callable[[int], list[dist.P2POp]]:
+    """Have a stage's messages know their time."""
+
+    def noted(microbatch: int) -> list[dist.P2POp]:
+        found = messages_of(microbatch)
+        for message in found:
+            message.seconds = seconds
+        return found
+
+    return noted
+
 
 AHEAD = 0.02  # seconds from the agreement on a start to the start
 ROUND_TRIPS = 4  # of a message, before each step that is timed

@@ -16,8 +16,8 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
+from pipejax.schedules.cells.dependencies import find_versions
 from pipejax.schedules.cells.ops import COMMUNICATION, SHARDING, Phase
-from pipejax.schedules.cells.weight_versions import find_versions
 from pipejax.schedules.table.table import ScheduleTable, without
 
 LEFT_OUT = {  # phases of cells that are not executed, and why

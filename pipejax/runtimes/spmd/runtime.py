@@ -7,17 +7,189 @@ so the program proves gradients; it says nothing of times.
 import json
 import os
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from pipejax.runtimes.processes import call_together
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.runtimes.processes import call_together, serve
 from pipejax.runtimes.runtime_run import RuntimeJob, RuntimeRun
-from pipejax.runtimes.spmd.instructions import LEFT_OUT
-from pipejax.runtimes.spmd.model import SmallModel
+from pipejax.runtimes.spmd.execute import (
+    SmallModel,
+    StageParameters,
+    TrainingData,
+    WorkerState,
+    execute,
+    stage_parameters,
+    training_data,
+    unpipelined,
+)
+from pipejax.runtimes.spmd.instructions import LEFT_OUT, SpmdSizes, StageCopies, instruct, sizes_of
+from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.table_files import to_json
+from pipejax.schedules.table.table_files import from_json, to_json
 
-MODULE = "pipejax.runtimes.spmd.process"
+# One step of the small model under a table, and how far it is from the step without a pipeline.
+
+
+class StepErrors(NamedTuple):
+    """How far a step is from the one without a pipeline.
+
+    Attributes:
+      gradient_error: largest difference of a gradient, relative to the largest entry of its array.
+      loss: mean over the microbatches.
+      loss_error: relative difference of the loss.
+    """
+
+    gradient_error: float
+    loss: float
+    loss_error: float
+
+
+class TrainingStep(NamedTuple):
+    """What a step under a table ends with.
+
+    Attributes:
+      gradients: (stages, ...) sum over all microbatches and copies of a stage.
+      losses: (microbatches) of the last stage.
+      weights: (stages, ...) newest version of each stage, mean over runs; of one copy of it.
+    """
+
+    gradients: StageParameters
+    losses: Float[NumpyArray, " microbatches"]
+    weights: StageParameters
+
+
+def check_devices(workers: int) -> None:
+    """Refuse to run where JAX has fewer devices than there are workers."""
+    found = len(jax.devices())
+    if found < workers:
+        raise ValueError(
+            f"the table has {workers} workers, but JAX has {found} devices here: "
+            f"JAX_NUM_CPU_DEVICES={workers} must be set before JAX starts"
+        )
+
+
+def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
+    """Run one step under a table, in a program of given sizes."""
+    check_devices(sizes.workers)
+    copies, data = StageCopies.of(table), _data(table, model)
+    end = execute(
+        jax.tree.map(jnp.asarray, instruct(table, sizes)),
+        _state(table, model, sizes, copies, data),
+        jnp.asarray(_padded(data.target, sizes.microbatches + 1)),
+        jnp.asarray(model.step_size, float),
+        sizes,
+    )
+    end = jax.tree.map(np.asarray, end)
+    worker, stage = np.nonzero(copies.number != NOWHERE)
+    first = [int(np.flatnonzero(stage == s)[0]) for s in range(table.num_stages)]
+    newest = copies.version + (copies.versions - 1) * table.weights.runs
+
+    def summed(leaf: NumpyArray) -> NumpyArray:
+        total = np.zeros((table.num_stages, *leaf.shape[2:]))
+        np.add.at(total, stage, leaf[worker, copies.number[worker, stage]])
+        return total
+
+    def last(leaf: NumpyArray) -> NumpyArray:
+        of_runs = newest[worker, stage][first, None] + np.arange(table.weights.runs)
+        return leaf[worker[first, None], of_runs].mean(axis=1)
+
+    home = table.placement[table.pipe_of_microbatch, -1]
+    losses = end.losses[home, np.arange(table.num_microbatches)]
+    return TrainingStep(jax.tree.map(summed, end.sums), losses, jax.tree.map(last, end.weights))
+
+
+def _data(table: ScheduleTable, model: SmallModel) -> TrainingData:
+    return training_data(table.num_microbatches, model.batch_size, model.hidden, model.seed)
+
+
+def _padded(values: NumpyArray, count: int) -> NumpyArray:
+    """Add zeros behind the first axis."""
+    return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]))])
+
+
+def _state(
+    table: ScheduleTable,
+    model: SmallModel,
+    sizes: SpmdSizes,
+    copies: StageCopies,
+    data: TrainingData,
+) -> WorkerState:
+    """Lay out what workers hold at the start: weights, and the data of the first stage."""
+    block = model.batch_size, model.hidden
+    activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
+    gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
+    microbatch = np.arange(table.num_microbatches)
+    first = table.placement[table.pipe_of_microbatch, 0]
+    place = copies.number[first, 0] * table.num_microbatches + microbatch
+    activations[first, place] = data.input
+    worker, stage = np.nonzero(copies.number != NOWHERE)
+    begin = copies.version[worker, stage][:, None] + np.arange(table.weights.runs)
+
+    def versions(leaf: NumpyArray) -> Array:
+        held = np.full((sizes.workers, sizes.weights + 1, *leaf.shape[1:]), np.nan)
+        held[worker[:, None], begin] = leaf[stage][:, None]
+        return jnp.asarray(held)
+
+    def nothing(leaf: NumpyArray) -> Array:
+        return jnp.zeros((sizes.workers, sizes.totals + 1, *leaf.shape[1:]))
+
+    parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
+    return WorkerState(
+        jnp.asarray(activations),
+        jnp.asarray(gradients),
+        jnp.asarray(gradients),
+        jax.tree.map(versions, parameters),
+        jax.tree.map(nothing, parameters),
+        jax.tree.map(nothing, parameters),
+        jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
+    )
+
+
+def errors_of(
+    table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
+) -> StepErrors:
+    """Compare a step with that of the model without a pipeline, compiled for given sizes."""
+    data, count = _data(table, model), table.num_microbatches
+    parameters = stage_parameters(table.num_stages, model.hidden, model.seed)
+    loss, gradients = unpipelined(
+        jax.tree.map(lambda leaf: jnp.asarray(_padded(leaf, stages)), parameters),
+        *(jnp.asarray(_padded(values, microbatches)) for values in data),
+        jnp.arange(stages) < table.num_stages,
+        jnp.where(jnp.arange(microbatches) < count, 1 / count, 0.0),
+    )
+    pairs = zip(step.gradients, gradients, strict=True)
+    errors = [
+        _largest(np.asarray(found[stage]) / count, np.asarray(wanted)[stage])
+        for found, wanted in pairs
+        for stage in range(table.num_stages)
+    ]
+    mean = float(np.mean(step.losses))
+    return StepErrors(float(np.max(errors)), mean, abs(mean - float(loss)) / abs(float(loss)))
+
+
+def _largest(found: NumpyArray, wanted: NumpyArray) -> float:
+    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+
+
+def run_steps(tables: Sequence[ScheduleTable], model: SmallModel) -> list[StepErrors]:
+    """Run a step under each table; all of them share one compilation."""
+    workers = max(table.num_workers for table in tables)
+    sizes = SpmdSizes.joined(sizes_of(table, workers) for table in tables)
+    stages = max(table.num_stages for table in tables)
+    microbatches = max(table.num_microbatches for table in tables)
+    return [
+        errors_of(table, train(table, model, sizes), model, stages, microbatches)
+        for table in tables
+    ]
+
+
+MODULE = "pipejax.runtimes.spmd.runtime"
 FORCED = "--xla_force_host_platform_device_count"  # an older way to say so: JAX refuses both
 
 
@@ -63,3 +235,17 @@ def left_out(table: ScheduleTable) -> dict[str, str]:
     """Say which cells are not executed, by phase, and why."""
     held = set(table.phase.ravel().tolist())
     return {Phase(phase).name: why for phase, why in LEFT_OUT.items() if int(phase) in held}
+
+
+# Executed as a process of its own: steps under tables on devices that the environment asks for.
+
+
+def answer_to(request: Any) -> dict[str, Any]:
+    """Run a step under each table; errors that are no numbers are None."""
+    tables = [from_json(data) for data in request["tables"]]
+    steps = run_steps(tables, SmallModel(**request["model"]))
+    return {"version": jax.__version__, "steps": [step._asdict() for step in steps]}
+
+
+if __name__ == "__main__":
+    serve(answer_to)

@@ -16,9 +16,8 @@ import numpy as np
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MismatchError, one_of, whole_number
 from pipejax.schedules.builders.one_f_one_b import Ops, alternate, ops_of
-from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
-from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, Slots
+from pipejax.schedules.cells.cells import NEWEST, WeightRule
+from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
 from pipejax.schedules.table.slot_simulation import draw, spread, spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, bidirectional, zigzag
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
-from pipejax.schedules.table.slot_durations import EQUAL_SLOTS, UNIT_SLOTS, Slots, check_slots
+from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

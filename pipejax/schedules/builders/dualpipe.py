@@ -28,9 +28,8 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.schedules.cells.cells import EMPTY
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import bidirectional, zigzag
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -6,9 +6,8 @@ import numpy as np
 
 from pipejax.base.array_types import Index, Int, NumpyArray
 from pipejax.base.checks import MismatchError
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.cells.placement import looped
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -15,12 +15,10 @@ from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import number
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, ops_of
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import SPLIT, Cell, Phase
+from pipejax.schedules.cells.ops import SPLIT, UNIT_SLOTS, Cell, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
-from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
-from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
-from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots
+from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, zero_bubble_starts
+from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
 from pipejax.schedules.table.slot_simulation import spread_rows
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -6,7 +6,13 @@ Phases carry PyTorch's letters everywhere. The text of an op is stage, letter, m
 
 import enum
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
+
+from pipejax.base.array_types import Index
+from pipejax.base.checks import MismatchError
+from pipejax.base.display import short_repr_of
 
 NO_STAGE = -1
 NO_MICROBATCH = -1
@@ -58,6 +64,10 @@ WAITS = (Phase.WAIT_O, *WAIT_SEND)  # take no time of their own
 EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
 CELL_PHASES = EXECUTED + COMMUNICATION + HOST
 NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
+
+Slots = Mapping[str, float]  # durations by phase letter that a table is drawn with
+UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
+EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 
 
 class Op(NamedTuple):
@@ -160,3 +170,28 @@ def format_cell(cell: Cell) -> str:
     if len(cell) == 2:
         return f"({cell[0]};{cell[1]})OVERLAP_F_B"
     return "".join(map(str, cell))
+
+
+# The error for schedules that cannot run.
+
+
+@short_repr_of("reason worker slot")
+class ScheduleError(MismatchError):
+    """A schedule that cannot run.
+
+    The check that fails names the place; the table, which knows all cells, adds the grid.
+
+    Attributes:
+      reason: one line that names the op.
+      grid: the table as text with the place marked, empty where there is no place to show.
+      worker: row of the fault, or None.
+      slot: column of the fault, or None where it is the whole row.
+    """
+
+    def __init__(
+        self, reason: str, grid: str = "", place: tuple[Index, Index | None] | None = None
+    ) -> None:
+        """Join the reason and the grid to the message; a place is a worker and a slot."""
+        super().__init__(f"{reason}\n{grid}" if grid else reason)
+        self.reason, self.grid = reason, grid
+        self.worker, self.slot = (None if p is None else int(p) for p in place or (None, None))

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.schedules.cells.ops import COMPUTE, Cell, Op
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import COMPUTE, Cell, Op, ScheduleError
 
 Placement = Int[NumpyArray, "pipes stages"]
 PipeOfMicrobatch = Int[NumpyArray, " microbatches"]

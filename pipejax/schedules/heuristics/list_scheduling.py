@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipejax.schedules.cells.ops import SPLIT, Op, Phase
-from pipejax.schedules.heuristics.row_order import Order, RowOrder
-from pipejax.schedules.heuristics.timeline import FOREVER, Time, Timeline, Work
+from pipejax.schedules.heuristics.building_block import Order, RowOrder
+from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timeline, Work
 
-ROUNDING = 1e-9  # sums of times or sizes closer than this, relatively, are equal
 NO_LIMIT = 10**9
 GRADIENT, FORWARD, WEIGHT = range(3)
 Waiting = tuple[Time, int, Op]  # how urgent: microbatch or place in an order, then -stage; op

@@ -1,5 +1,9 @@
-"""A pipe with times and memory limits, the input of memory-aware heuristics."""
+"""A pipe with times and memory limits, and the heuristics that plan it.
 
+One offloads activations where memory is short, the other fills waiting time with weight gradients.
+"""
+
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,9 +12,9 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, as_floats, share, whole_number
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import SPLIT
-from pipejax.schedules.heuristics.list_scheduling import ROUNDING
-from pipejax.schedules.heuristics.timeline import Work
+from pipejax.schedules.cells.ops import SPLIT, Op, Phase
+from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
+from pipejax.schedules.heuristics.timeline import ROUNDING, Time, TimedOps, Timeline, Work
 
 Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
 
@@ -99,3 +103,238 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
     if array.shape != (count,) or not np.all(np.isfinite(array)) or (array < 0).any():
         raise ValueError(f"{name} must be {count} finite numbers of at least 0, got {value!r}")
     return array
+
+
+# Greedy schedules that offload activations when a memory limit asks for it.
+#
+# A forward that only memory keeps from starting makes its worker run a weight gradient, or, if
+# there is none, sends the youngest activation to the host: the one whose backward comes last. It
+# returns when few backwards are left before its own, and room for its return is kept. This is the
+# greedy start of OptPipe (AdaOffload, arXiv:2510.05186); how far forwards run ahead and how early
+# activations return is varied, and the best schedule is kept. Under little memory an activation
+# must not return before the gradient that it waits for is on its way, and where a later stage has
+# room for few, those before it must not run ahead of it.
+
+AHEAD = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, for each later stage
+# gradients before its own, at which an activation returns: of its stage, or of the next one
+DUE = ((1, False), (2, False), (0, True), (1, True))
+LATEST = (0, True)
+CAPS = (2, 3)  # forwards in flight on any stage, where one later on has room for few
+PATIENCE: tuple[tuple[Phase, ...], ...] = ((Phase.I,), ())  # whether gaps before gradients stay
+
+
+def ada_offload_starts(
+    pipe: LimitedPipe,
+    *,
+    offload: Numbers | None = None,
+    load: Numbers | None = None,
+    host_links: Sequence[Sequence[int]] = (),
+) -> TimedOps:
+    """Plan a pipe greedily under its memory limits, with offloads only where memory is short."""
+    work, after = pipe.work(), range(pipe.num_stages)[::-1]
+    depths = [[1 + n + int(ahead * n) for n in after] for ahead in AHEAD]
+    rules = [
+        Rules([depth], patience=patience, due=due, by_next=by_next, host_links=host_links)
+        for depth, (due, by_next), patience in itertools.product(depths, DUE, PATIENCE)
+    ]
+    # on a slow link nothing may be better than a little; then no activation returns, either way
+    runs = [list_schedule(work, rule) for rule in rules if (rule.due, rule.by_next) == DUE[0]]
+    if offload is not None:
+        there = per_entry(offload, pipe.num_stages, "offload").tolist()
+        back = there if load is None else per_entry(load, pipe.num_stages, "load").tolist()
+        timed = work._replace(lasts={**work.lasts, Phase.O: there, Phase.L: back})
+        due, by_next = LATEST
+        rules += [
+            Rules(
+                [[min(cap, 1 + n) for n in after]], NO_LIMIT, NO_LIMIT, p, due, by_next, host_links
+            )
+            for cap, p in itertools.product(CAPS, PATIENCE)
+        ]
+        runs += [list_schedule(timed, rule) for rule in rules]
+    ops = (TimedOps.of(run.log) for run in runs if run is not None)
+    return min(ops, key=lambda found: float(found.end.max()))
+
+
+# Memory-limited zero-bubble schedules by heuristic, after Qi et al. (arXiv:2401.10241, 3.1).
+#
+# Every round adds one forward to each stage, from the first to the last, and one input gradient,
+# from the last to the first; before the first gradient, a stage takes as many forwards as time and
+# memory allow. A weight gradient runs where an op would otherwise wait long enough for its input,
+# or where memory is short; the others run at the end. Choices that no rule decides well for all
+# times are varied, and the best schedule is kept. Rounds need the memory of 1F1B to flow: where a
+# limit is lower, a greedy schedule is tried too.
+
+F, I, W = Phase.F, Phase.I, Phase.W  # noqa: E741
+
+
+class RoundRules(NamedTuple):
+    """Choices that are tried both ways.
+
+    Attributes:
+      waits_before_gradient: whether the forwards before the first gradient have to end before
+        its input arrives.
+      prefers_gradients: whether a stage may leave its forward to a later round, to be ready for
+        the next gradient.
+      fills_every_gap: whether a weight gradient also runs where it makes the next op late while
+        the stage has less idle time than another one.
+    """
+
+    waits_before_gradient: bool
+    prefers_gradients: bool
+    fills_every_gap: bool
+
+
+ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False), repeat=3))
+
+
+def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
+    """Plan a pipe with the backward split, under its memory limits."""
+    found = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
+    if (pipe.limits < pipe.num_stages * pipe.sizes).any():
+        found.append(ada_offload_starts(pipe))
+    return min(found, key=lambda ops: _lengths(ops, by_span))
+
+
+def _lengths(ops: TimedOps, by_span: bool) -> tuple[float, ...]:
+    """Longest span of a worker and makespan, the one to minimise first."""
+    order = np.argsort(ops.worker, kind="stable")
+    first = np.unique(ops.worker[order], return_index=True)[1]
+    spans = np.maximum.reduceat(ops.end[order], first) - np.minimum.reduceat(
+        ops.start[order], first
+    )
+    both = (float(spans.max()), float(ops.end.max()))
+    return both if by_span else both[::-1]
+
+
+class _Rounds:
+    """Chooses the next op of each stage; the timeline keeps times and memory."""
+
+    def __init__(self, pipe: LimitedPipe, rules: RoundRules) -> None:
+        self.rules, self.total, self.stages = rules, pipe.num_microbatches, range(pipe.num_stages)
+        work = pipe.work()
+        self.timeline = Timeline(work)
+        self.clock, self.held, self.limit = self.timeline.clock, self.timeline.held, work.limits
+        self.done = {phase: rows[0] for phase, rows in self.timeline.done.items()}
+        self.lasts, self.sizes, self.kept = work.lasts, work.sizes, work.kept
+        self.back = work.lag[1][0]
+        self.idle: list[Time] = [0 for _ in self.stages]  # since the first op
+        self.same = ROUNDING * float(
+            pipe.num_microbatches * sum(map(np.sum, (pipe.forward, pipe.input_grad, pipe.there)))
+        )
+
+    def put(self, phase: Phase, stage: int) -> None:
+        """Run the stage's next op of a phase behind what it has done, once its input is there."""
+        op = Op(phase, stage, self.done[phase][stage])
+        start = max(self.clock[stage], self.timeline.arrival[op])
+        if self.done[F][stage]:
+            self.idle[stage] += start - self.clock[stage]
+        self.timeline.start(op, start)
+        self.timeline.end(op)  # the stage is asked again when it has ended
+
+    def pending(self, stage: int) -> int:
+        """Weight gradients that could run now."""
+        return self.done[I][stage] - self.done[W][stage]
+
+    def weights_for_room(self, stage: int) -> int | None:
+        """Number of weight gradients to run before another forward fits; None if none suffice."""
+        over = self.held[stage] + self.sizes[stage] - self.limit[stage]
+        for count in range(self.pending(stage) + 1):
+            if over - count * self.kept[stage] <= 0:
+                return count
+        return None
+
+    def fill(self, stage: int, phase: Phase) -> None:
+        """Run weight gradients while the next op of a phase waits for its input."""
+        arrival = self.timeline.arrival[Op(phase, stage, self.done[phase][stage])]
+        lasts = self.lasts[W][stage]
+        while self.pending(stage) and self.clock[stage] + lasts <= arrival + self.same:
+            self.put(W, stage)
+        gap = arrival - self.clock[stage]
+        if self.pending(stage) and gap > self.same:
+            may_idle = gap <= max(self.idle) - self.idle[stage] + self.same
+            if self.rules.fills_every_gap or not may_idle:
+                self.put(W, stage)
+
+    def warm_up(self) -> None:
+        """First microbatch: forwards until the first gradient arrives, then that gradient."""
+        for stage in self.stages:
+            self.put(F, stage)
+        extra = self.forwards_before_gradient()
+        for stage, count in enumerate(extra):
+            for _ in range(count):
+                self.put(F, stage)
+        for stage in reversed(self.stages):
+            self.put(I, stage)
+
+    def forwards_before_gradient(self) -> list[int]:
+        extra = [0 for _ in self.stages]
+        last = len(self.stages) - 1
+        gradient = self.clock[last] + self.lasts[I][last]
+        for stage in reversed(self.stages[:-1]):
+            arrival, clock = gradient + self.back[stage], self.clock[stage]
+            lasts, takes = self.lasts[F][stage], self.sizes[stage]
+            held = self.held[stage]
+            late = lasts if self.rules.waits_before_gradient else self.same
+            while (
+                extra[stage] + 1 < self.total
+                and held + takes <= self.limit[stage]
+                and clock + late <= arrival + (self.same if late == lasts else 0.0)
+            ):
+                extra[stage], clock, held = extra[stage] + 1, clock + lasts, held + takes
+            gradient = max(clock, arrival) + self.lasts[I][stage]
+        for stage in self.stages[1:]:  # a stage is not ahead of the one before it
+            while extra[stage] > extra[stage - 1] or (
+                0 < extra[stage] == extra[stage - 1] and extra[stage] + 1 < self.total
+            ):
+                extra[stage] -= 1
+        return extra
+
+    def is_late(self, stage: int) -> bool:
+        """Whether a forward would make the stage late for the gradient of the next stage."""
+        if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
+            return False
+        after = stage + 1
+        gradient = (
+            self.clock[after] + self.lasts[F][after] + self.lasts[I][after] + self.back[stage]
+        )
+        if self.clock[stage] >= gradient:
+            return True
+        weights = self.weights_for_room(stage) or 0
+        ready = self.clock[stage] + self.lasts[F][stage] + weights * self.lasts[W][stage]
+        return ready > gradient + self.same and (
+            gradient - self.clock[stage] <= max(self.idle) - self.idle[stage]
+        )
+
+    def forwards(self, microbatch: int) -> None:
+        """Add one forward to every stage that takes one before this gradient."""
+        takes = [
+            self.done[F][stage] < self.total
+            and not (self.rules.prefers_gradients and self.is_late(stage))
+            for stage in self.stages
+        ]
+        for stage in reversed(self.stages[:-1]):
+            takes[stage] = takes[stage] and takes[stage + 1]
+        for stage in self.stages:
+            is_needed = self.done[F][stage] == microbatch
+            has_input = stage == 0 or self.done[F][stage] < self.done[F][stage - 1]
+            weights = self.weights_for_room(stage)
+            if not is_needed and not (takes[stage] and has_input and weights is not None):
+                continue
+            for _ in range(weights or 0):
+                self.put(W, stage)
+            self.fill(stage, F)
+            self.put(F, stage)
+
+    def run(self) -> TimedOps:
+        self.warm_up()
+        for microbatch in range(1, self.total):
+            self.forwards(microbatch)
+            for stage in reversed(self.stages):
+                self.fill(stage, I)
+                while stage == 0 and self.done[F][0] == self.total and self.pending(0):
+                    self.put(W, 0)
+                self.put(I, stage)
+        for stage in self.stages:
+            while self.done[W][stage] < self.total:
+                self.put(W, stage)
+        return TimedOps.of(self.timeline.log)

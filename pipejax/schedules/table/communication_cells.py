@@ -1,31 +1,235 @@
 """SEND and RECV cells: removed from a table, and inserted along one order of all transfers.
 
+Where it is asked for, PyTorch's other cells are put in beside them.
+
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
 them (communication cells do not change these numbers). Where every transfer stands after all that
 must have arrived before its producer can run, the queues that follow the order cannot deadlock.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.checks import check_types
+from pipejax.base.checks import check_types, known_as, whole_number
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies
-from pipejax.schedules.cells.ops import (
-    COMMUNICATION,
-    HOST,
-    Cell,
-    Op,
-    Phase,
-    receive_of,
-)
+from pipejax.schedules.cells.ops import COMMUNICATION, COMPUTE, HOST, Cell, Op, Phase, receive_of
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, row_order, without
-from pipejax.schedules.table.torch_lowering import TorchLowering
+
+# What PyTorch's runtime puts into a table of computation before it runs it, beside SEND and RECV.
+#
+# Passes over rows without idle cells: parameters are gathered before the first op that needs them
+# and dropped when other stages come next (UNSHARD, RESHARD), gradients are reduced after the last
+# backward of a stage, and every SEND has its wait. A pass leaves alone what a table has of its
+# kind.
+
+Rows = list[list[Cell]]
+
+LOWERINGS = ("pytorch",)
+_WAIT_OF = {Phase.SEND_F: Phase.WAIT_SEND_F, Phase.SEND_B: Phase.WAIT_SEND_B}
+_RECEIVED_BY = {Phase.F: Phase.RECV_F, Phase.B: Phase.RECV_B, Phase.I: Phase.RECV_B}
+_PEER = {Phase.SEND_F: 1, Phase.RECV_F: -1, Phase.SEND_B: -1, Phase.RECV_B: 1}  # stages further
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchLowering:
+    """How PyTorch lowers a table; the names and defaults of its `_PipelineScheduleRuntime`.
+
+    Args:
+      max_active_stages: stages of a worker whose parameters are gathered at a time, at most.
+      unshard_lookahead: stages that are gathered ahead, at most: one number for each worker, "full"
+        (as many as may be active) or "auto" (two on worker 0, one more on each further worker).
+      defer_pp_recv: whether each RECV stands as late as it can.
+      defer_reduce_grad_wait: whether a reduction is awaited only before the next one.
+      sharding: whether UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD are put in; WAIT_SEND
+        cells always are.
+
+    Raises:
+      ValueError: if a number is not whole or not positive, or the lookahead is unknown.
+
+    Example:
+      >>> import pipejax as pj
+      >>> from pipejax.schedules.table.communication_cells import TorchLowering
+      >>> table = pj.ScheduleTable.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+      >>> print(pj.insert_transfers(table, lowering=TorchLowering(sharding=False)))
+                 0        1        2        3            4
+        worker 0 0F0      0SEND_F0 0RECV_B0 0B0          0WAIT_SEND_F0
+        worker 1 1RECV_F0 1F0      1B0      1SEND_B0     1WAIT_SEND_B0
+    """
+
+    max_active_stages: int = 3
+    unshard_lookahead: str | Sequence[int] = "full"
+    defer_pp_recv: bool = False
+    defer_reduce_grad_wait: bool = False
+    sharding: bool = True
+
+    def __post_init__(self) -> None:
+        """Check all that can be checked without a table."""
+        most = whole_number(self.max_active_stages, "max_active_stages")
+        if isinstance(self.unshard_lookahead, str):
+            named = known_as(self.unshard_lookahead, ("full", "auto"), "unshard_lookahead")
+            object.__setattr__(self, "unshard_lookahead", named)
+        else:
+            for ahead in self.unshard_lookahead:
+                whole_number(ahead, "unshard_lookahead", most=most)
+
+    @classmethod
+    def of(cls, lowering: "str | TorchLowering") -> "TorchLowering":
+        """Return the record that a name or a record stands for."""
+        check_types(lowering=(lowering, str, TorchLowering))
+        if isinstance(lowering, TorchLowering):
+            return lowering
+        known_as(lowering, LOWERINGS, "lowering")
+        return cls()
+
+    def sharded(self, table: ScheduleTable) -> ScheduleTable:
+        """Put in what gathers parameters and reduces gradients, and leave out idle cells."""
+        if not self.sharding:
+            return table
+        if table.offloads:
+            raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
+        rows = [[cell for cell in row if cell] for row in table.rows()]
+        held = {op.phase for row in rows for cell in row for op in cell}
+        if not held & {Phase.UNSHARD, Phase.RESHARD}:
+            ahead = self._lookahead(len(rows))
+            rows = [
+                _with_unshards(row, self.max_active_stages, count)
+                for row, count in zip(rows, ahead, strict=True)
+            ]
+        if not held & {Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}:
+            rows = [_with_reductions(row, self.defer_reduce_grad_wait) for row in rows]
+        return table.with_rows(rows)
+
+    def _lookahead(self, num_workers: int) -> list[int]:
+        if self.unshard_lookahead == "full":
+            return [self.max_active_stages] * num_workers
+        if self.unshard_lookahead == "auto":
+            return [min(worker + 2, self.max_active_stages) for worker in range(num_workers)]
+        if len(self.unshard_lookahead) != num_workers:
+            raise ValueError(
+                f"unshard_lookahead needs a number for each of the {num_workers} workers, got "
+                f"{self.unshard_lookahead!r}"
+            )
+        return [int(ahead) for ahead in self.unshard_lookahead]
+
+    def waiting(self, table: ScheduleTable, rows: Rows) -> Rows:
+        """Put in the waits for SENDs, and move RECVs back where that is asked for."""
+        awaited = [with_waits(row) for row in rows]
+        if not self.defer_pp_recv:
+            return awaited
+        return [_with_late_receives(table, worker, row) for worker, row in enumerate(awaited)]
+
+
+def with_waits(row: Sequence[Cell]) -> list[Cell]:
+    """Put a wait for every SEND without one into a row.
+
+    That of an activation stands behind the backward of its microbatch, which shows that the message
+    has arrived; that of a gradient at the end of the row. So no wait delays anything.
+    """
+    held = {op for cell in row for op in cell}
+    found: list[Cell] = []
+    pending: dict[Op, None] = {}
+    for cell in row:
+        found.append(cell)
+        for op in cell:
+            if op.phase in _WAIT_OF:
+                pending[op._replace(phase=_WAIT_OF[op.phase])] = None
+            wait = op._replace(phase=Phase.WAIT_SEND_F)
+            if op.phase in (Phase.B, Phase.I) and wait in pending and wait not in held:
+                found.append((wait,))
+                del pending[wait]
+    return found + [(wait,) for wait in pending if wait not in held]
+
+
+def _with_unshards(row: Sequence[Cell], most: int, ahead: int) -> list[Cell]:
+    """Gather the stages that the next ops need, and drop those that they do not."""
+    stages = [[op.stage for op in cell if op.phase in COMPUTE] for cell in row]
+    to_come: set[int] = set()
+    distinct = [0] * len(row)  # stages from here to the end
+    for k in reversed(range(len(row))):
+        to_come.update(stages[k])
+        distinct[k] = len(to_come)
+
+    def next_stages(first: int, count: int) -> list[int]:
+        """The next stages that compute; a fused pair adds both of its own."""
+        upcoming: dict[int, None] = {}
+        for k in range(first, len(row)):
+            upcoming.update(dict.fromkeys(stages[k]))
+            if len(upcoming) >= min(count, distinct[first]):
+                break
+        return list(upcoming)
+
+    found: list[Cell] = []
+    active: list[int] = []
+    for k, cell in enumerate(row):
+        if stages[k]:
+            if len({*stages[k]}) > most:
+                raise ValueError(
+                    f"max_active_stages must be at least {len(stages[k])}, got {most}: a fused "
+                    "pair needs both of its stages"
+                )
+            kept, wanted = next_stages(k, most), next_stages(k, ahead)
+            found += [(Op(Phase.RESHARD, stage),) for stage in active if stage not in kept]
+            found += [(Op(Phase.UNSHARD, stage),) for stage in wanted if stage not in active]
+            active = [stage for stage in active if stage in kept]
+            active += [stage for stage in wanted if stage not in active]
+        found.append(cell)
+    return found + [(Op(Phase.RESHARD, stage),) for stage in active]
+
+
+def _with_reductions(row: Sequence[Cell], deferred: bool) -> list[Cell]:
+    """Reduce the gradients of each stage behind its last backward, at most one at a time."""
+    makers = Phase.B, Phase.W
+    last = {op.stage: op for cell in row for op in cell if op.phase in makers}
+    found: list[Cell] = []
+    pending: list[Cell] = []
+    for cell in row:
+        found.append(cell)
+        for op in cell:
+            if op.phase in makers and last[op.stage] == op:
+                wait = (Op(Phase.WAIT_REDUCE_GRAD, op.stage),)
+                found += [*pending, (Op(Phase.REDUCE_GRAD, op.stage),)]
+                pending = [wait] if deferred else []
+                found += [] if deferred else [wait]
+    return found + pending
+
+
+def _with_late_receives(table: ScheduleTable, worker: int, row: Sequence[Cell]) -> list[Cell]:
+    """Move each RECV before the op that uses it, or before a SEND to the same, higher worker.
+
+    Of two workers the lower one posts its RECV first, so neither waits for the other.
+    """
+
+    def peer(op: Op) -> int:
+        pipe = table.pipe_of_microbatch[op.microbatch]
+        return int(table.placement[pipe, op.stage + _PEER[op.phase]])
+
+    found: list[Cell] = []
+    late: dict[Op, None] = {}
+    for cell in row:
+        phase = cell[0].phase
+        if phase in _RECEIVED_BY.values():
+            late[cell[0]] = None
+            continue
+        due: list[Op] = []
+        if phase in _WAIT_OF and worker < peer(cell[0]):
+            due = [op for op in late if peer(op) == peer(cell[0])]
+        due += [
+            op._replace(phase=_RECEIVED_BY[op.phase]) for op in cell if op.phase in _RECEIVED_BY
+        ]
+        for op in due:
+            if op in late:
+                del late[op]
+                found.append((op,))
+        found.append(cell)
+    return found
+
 
 Order = Int[NumpyArray, " transfers"]
 

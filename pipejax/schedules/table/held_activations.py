@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.schedules.cells.dependencies import versions_held
 from pipejax.schedules.cells.memory_ledger import PARTS, HeldOps, HeldParts
 from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, Phase
-from pipejax.schedules.cells.weight_versions import versions_held
 from pipejax.schedules.table.table import ScheduleTable
 
 Bytes = Float[NumpyArray, " stages"]

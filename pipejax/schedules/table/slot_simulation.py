@@ -12,14 +12,13 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import CycleError, run_chains, run_edges
-from pipejax.schedules.cells.cells import Cells, Content, empty_cells
+from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
-from pipejax.schedules.cells.ops import COMPUTE, NO_PIPE, Op, Phase
+from pipejax.schedules.cells.ops import COMPUTE, NO_PIPE, UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
-from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
+from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS, Slots, check_slots
 from pipejax.schedules.table.table import ScheduleTable, row_order
 
 OpsOfRow = Int[NumpyArray, "ops 3"] | Int[NumpyArray, "ops 2 3"] | Sequence[Op]

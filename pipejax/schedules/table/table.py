@@ -17,22 +17,20 @@ from pipejax.base.checks import check_types, whole_numbers
 from pipejax.base.display import Drawn, abbreviated
 from pipejax.base.remembered import remembered
 from pipejax.schedules.cells import placement as placements
-from pipejax.schedules.cells.cells import NOWHERE, Cells, Content, lay_out
+from pipejax.schedules.cells.cells import NEWEST, NOWHERE, Cells, Content, WeightRule, lay_out
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.ops import (
     MESSAGES,
+    UNIT_SLOTS,
     Cell,
     Op,
     Phase,
+    ScheduleError,
     check_cell,
     format_cell,
     parse_cell,
 )
-from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.cells.weight_rule import NEWEST, WeightRule
-from pipejax.schedules.legality import check
-from pipejax.schedules.table.grid_text import MAX_SLOTS, format_grid
-from pipejax.schedules.table.slot_durations import UNIT_SLOTS, check_shares, check_slots
+from pipejax.schedules.legality import check, check_shares, check_slots
 
 _IN_NOTEBOOKS = (16, 24)  # most workers and slots that are shown
 
@@ -133,7 +131,7 @@ class ScheduleTable(Content, Drawn):
           >>> import pipejax as pj
           >>> pj.ScheduleTable.from_rows([["0F0", "0B0", "0B0"]])
           Traceback (most recent call last):
-          pipejax.schedules.cells.schedule_error.ScheduleError: op 0B0 stands twice ...
+          pipejax.schedules.cells.ops.ScheduleError: op 0B0 stands twice ...
         """
         check_types(rows=(rows, Sequence, np.ndarray), name=(name, str))
         check_types(weights=(weights, WeightRule))
@@ -387,3 +385,43 @@ def op_before(
     rows = cells // table.num_slots
     before = np.searchsorted(executed, cells) - 1
     return np.where(before >= np.searchsorted(executed, rows * table.num_slots), before, NOWHERE)
+
+
+# A schedule table as text: one line per worker, one column per slot, a place marked.
+
+MAX_SLOTS = 16  # columns shown around a marked place
+MAX_WORKERS = 32
+
+
+def format_grid(
+    rows: Sequence[Sequence[str]],
+    mark: tuple[int, int | None] | None = None,
+    max_slots: int | None = None,
+) -> str:
+    """Lay the cells of a table out in columns."""
+    num_slots = max((len(row) for row in rows), default=0)
+    slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
+    workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)
+    texts = {(w, t): _text(rows[w], t, (w, t) == mark) for w in workers for t in slots}
+    label = max((len(f"worker {w}") for w in workers), default=0)
+    widths = {t: max([len(str(t)), *(len(texts[w, t]) for w in workers)]) for t in slots}
+    header = "  ".join(f"{t:^{widths[t]}}" for t in slots)
+    lines = [(" " * (label + 4) + header).rstrip()]
+    for w in workers:
+        pointer = ">" if mark == (w, None) else " "
+        cells = "  ".join(f"{texts[w, t]:^{widths[t]}}" for t in slots)
+        lines.append(f"{pointer} {f'worker {w}':<{label}}  {cells}".rstrip())
+    hidden = num_slots - len(slots)
+    if hidden:
+        lines.append(f"  (slots {slots.start} to {slots.stop - 1} of {num_slots})")
+    return "\n".join(lines)
+
+
+def _window(size: int, centre: int | None, width: int) -> range:
+    start = min(max((centre or 0) - width // 2, 0), max(size - width, 0))
+    return range(start, min(start + width, size))
+
+
+def _text(row: Sequence[str], slot: int, marked: bool) -> str:
+    text = (row[slot] if slot < len(row) else "") or "."
+    return f">{text}<" if marked else text

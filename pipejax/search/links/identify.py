@@ -18,7 +18,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.display import short_repr_of
 from pipejax.engine.recurrence_host import run_on_host
-from pipejax.schedules.cells.schedule_error import ScheduleError
+from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.communication_cells import messages_of
 from pipejax.schedules.table.links import LINKS, POSTINGS, QUEUES, Links
 from pipejax.search.links.link_runs import LinkRun

@@ -14,15 +14,14 @@ import numpy as np
 
 from pipejax.schedules.cells.ops import SPLIT
 from pipejax.schedules.heuristics.building_block import (
+    Order,
     Waits,
     building_block,
     least_interval,
     legs_of,
 )
 from pipejax.schedules.heuristics.list_scheduling import Goal, Rules, list_schedule
-from pipejax.schedules.heuristics.row_order import Order
-from pipejax.schedules.heuristics.rows_from_starts import TimedOps
-from pipejax.schedules.heuristics.timeline import FOREVER, Work
+from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.search.schedule.initial_plans import Start, plan_of, work_of
 from pipejax.search.schedule.plan import Plan, objective_of
 from pipejax.search.schedule.problem import Problem

@@ -9,12 +9,13 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.schedules.cells.ops import SPLIT, Phase
-from pipejax.schedules.heuristics.ada_offload_search import ada_offload_starts
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
-from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe
-from pipejax.schedules.heuristics.rows_from_starts import TimedOps
-from pipejax.schedules.heuristics.timeline import FOREVER, Work
-from pipejax.schedules.heuristics.zero_bubble_search import zero_bubble_starts
+from pipejax.schedules.heuristics.memory_limited_pipe import (
+    LimitedPipe,
+    ada_offload_starts,
+    zero_bubble_starts,
+)
+from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
 from pipejax.search.schedule.bounds import paths
 from pipejax.search.schedule.offload_assignment import add_offloads
 from pipejax.search.schedule.plan import NEVER, Plan, objective_of, peaks

@@ -12,7 +12,7 @@ from pipejax.engine.pricing import cost_vector
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.heuristics.rows_from_starts import TimedOps, rows_from_starts
+from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
 from pipejax.schedules.table.held_activations import held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable

@@ -27,11 +27,14 @@ from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import SOURCE
-from pipejax.schedules.cells.schedule_error import ScheduleError
-from pipejax.schedules.table.communication_cells import insert_transfers, producer_order
+from pipejax.schedules.cells.ops import ScheduleError
+from pipejax.schedules.table.communication_cells import (
+    TorchLowering,
+    insert_transfers,
+    producer_order,
+)
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.schedules.table.torch_lowering import TorchLowering
 from pipejax.search.transfers.graph import (
     Order,
     Orders,
