@@ -2,7 +2,7 @@
 
 All tables that PyTorch's schedule classes generate at some sizes, at three sizes of a message. One
 search moves one transfer at a time as far as it likes, 64 candidates run as a batch; the other
-swaps neighbours first, judged by heads and tails (`pipejax.search.transfers.swaps`).
+swaps neighbours first, judged by heads and tails (`pipejax.search.orders.transfer_swaps`).
 
     make test-runtimes  # makes an environment with PyTorch
     .venv-runtimes/bin/python -m benchmarks.transfer_order --out results/transfer_order.json
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import pipejax as pj
-from pipejax.search.transfers.search import SWAPS, OrderSearch
+from pipejax.search.orders.transfers import SWAPS, OrderSearch
 
 MESSAGES = (0.1, 0.5, 1.0)  # seconds, beside ops of one second
 SEARCHES = {"moves": 0, "swaps": SWAPS}

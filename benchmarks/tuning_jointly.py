@@ -22,8 +22,13 @@ from rich.table import Table
 from benchmarks.tuning import between, random_pairs
 from pipejax.base.files import check_writable, write_file
 from pipejax.base.provenance import provenance
-from pipejax.search.tuning.joint import improve_settings, tune_jointly
-from pipejax.search.tuning.joint_search import DIVISIONS, every_assignment, search_jointly
+from pipejax.search.tuning.joint import (
+    DIVISIONS,
+    every_assignment,
+    improve_settings,
+    search_jointly,
+    tune_jointly,
+)
 from pipejax.search.tuning.joint_space import JointProblem, Settings, count_settings, joined
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 from pipejax.search.tuning.rounding import compositions

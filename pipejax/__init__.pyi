@@ -89,13 +89,13 @@ from pipejax.search.calibration.calibrate_links import (
 from pipejax.search.links.design import design_link_runs as design_link_runs
 from pipejax.search.links.identify import identify_links as identify_links
 from pipejax.search.links.link_runs import LinkRun as LinkRun
+from pipejax.search.orders.microbatches import arrange as arrange
+from pipejax.search.orders.places import place as place
+from pipejax.search.orders.transfers import order as order
 from pipejax.search.partition.partition import partition as partition
 from pipejax.search.schedule.optimize import optimize as optimize
 from pipejax.search.schedule.problem import InfeasibleError as InfeasibleError
-from pipejax.search.transfers.search import order as order
-from pipejax.search.tuning.microbatch_order import arrange as arrange
 from pipejax.search.tuning.tune import tune as tune
-from pipejax.search.tuning.worker_places import place as place
 from pipejax.sweep.declaration import read_sweep as read_sweep
 from pipejax.sweep.plan.plan import plan as plan
 from pipejax.sweep.run import run_sweep as run_sweep

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.cli.app import run
 from pipejax.costs.stage.microbatches import check_order, in_order
-from pipejax.search.tuning import permutation_search
+from pipejax.search.orders import permutations as permutation_search
 
 pytestmark = pytest.mark.compiles
 
@@ -93,6 +93,7 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
         none = pj.arrange(table, costs, seed=7, **options)
         assert none.stopped == why
         assert one.makespan <= none.makespan <= min(none.baselines.values())
+        assert none.gap == 1 - none.bound / none.makespan > 0.1
 
 
 @settings(max_examples=15)

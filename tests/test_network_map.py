@@ -9,9 +9,9 @@ import pipejax as pj
 from figures.design import network_map as drawing
 from figures.kit.rules import caption_of, faults
 from pipejax.plots import style
-from pipejax.search.tuning.network_map import map_networks
 from pipejax.search.tuning.problem import ScheduleFamily
 from sweeps.design import network_map as sweep
+from sweeps.design.network_map import map_networks
 
 pytestmark = pytest.mark.compiles
 

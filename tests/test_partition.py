@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.search.partition.defaults import default_layouts
 from pipejax.search.partition.integer_program import SLACK
+from pipejax.search.partition.splits import default_layouts
 
 pytestmark = pytest.mark.solver
 H100 = pj.load_system("h100")

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import pipejax as pj
 from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.topology import levels_on
-from pipejax.search.tuning import permutation_search
+from pipejax.search.orders import permutations as permutation_search
 
 COSTS = pj.Costs(forward=1.0, backward=2.0)
 MODEL = {"minibatch": 8, "tensor_parallel": 2}
@@ -144,6 +144,8 @@ def test_the_bound_knows_how_often_nodes_are_left():
     assert found.bound <= least
     near = pj.evaluate(chain, pj.Costs(forward=1.0, backward=2.0, transmit=0.05)).makespan
     assert near < found.bound <= found.makespan
+    far = pj.place(build("chimera", 8, 8), COSTS, machine, iterations=0)
+    assert far.gap == 1 - far.bound / far.makespan > 0.01
 
 
 def test_placements_that_cost_the_same_are_run_once():

@@ -7,10 +7,14 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.schedules.table.links import QUEUES
-from pipejax.search.transfers.graph import finish_of_orders, transfer_graph
-from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order
-from pipejax.search.transfers.search import OrderSearch
-from pipejax.search.transfers.swaps import SwapSearch
+from pipejax.search.orders.transfer_graph import (
+    finish_of_orders,
+    heads_and_tails,
+    priority_order,
+    transfer_graph,
+)
+from pipejax.search.orders.transfer_swaps import SwapSearch
+from pipejax.search.orders.transfers import OrderSearch
 
 TABLE = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
 

@@ -77,7 +77,7 @@ for k in (0, 2, 4):
 # %% [markdown]
 # ## All networks
 #
-# `map_networks` (`pipejax.search.tuning.network_map`) finds the best size for many bandwidths and
+# `map_networks` (`sweeps.design.network_map`) finds the best size for many bandwidths and
 # latencies at once, and the elasticities of the best step time: by the envelope theorem they are those of
 # the size that is best there. `make sweeps` maps 100 x 100 networks so, and holds the map against an
 # exhaustive search and the elasticities against differences of its step times, at every point:

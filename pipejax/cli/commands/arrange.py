@@ -23,7 +23,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.search.tuning.microbatch_order import MicrobatchOrder
+    from pipejax.search.orders.microbatches import MicrobatchOrder
 
 
 def arrange(
@@ -44,7 +44,7 @@ def arrange(
     Example:
       pipejax arrange -s 1f1b -P 4 -M 6 -T F=1,B=2 --microbatch-scale 1,3,1,2,1,5
     """
-    from pipejax.search.tuning.microbatch_order import MicrobatchSearch
+    from pipejax.search.orders.microbatches import MicrobatchSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
     priced = required(pricing)
@@ -104,7 +104,7 @@ def _print(table: pj.ScheduleTable, links: pj.Links, found: "MicrobatchOrder") -
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
         f"microbatches, {links.model} links: {seconds(found.makespan)} in the order found",
-        f"  {percent(found.gap)} above what no order can undercut ({seconds(found.bound)})",
+        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.bound)})",
         f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
         grid(columns),
         f"order: {' '.join(map(str, found.order.tolist()))}",

@@ -34,7 +34,7 @@ from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:
     from pipejax.analysis.head_of_line_blocking import TransferWaits
-    from pipejax.search.transfers.search import TransferOrder
+    from pipejax.search.orders.transfers import TransferOrder
 
 
 FOUND = "found"
@@ -64,7 +64,7 @@ def order(
       pipejax order -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
     """
     from pipejax.analysis.head_of_line_blocking import queue_makespans
-    from pipejax.search.transfers.search import OrderSearch
+    from pipejax.search.orders.transfers import OrderSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
     costs = required(pricing).of(table)
@@ -150,9 +150,9 @@ def _print(table: pj.ScheduleTable, found: "TransferOrder", who_waits: str) -> N
         f"  {_against_own(table, found)}",
         f"  {who_waits}",
         f"  {percent(less)} less than producer by producer ({seconds(producer)})",
-        f"  {percent(found.free_gap)} above the run in which messages use no resource "
+        f"  messages that use no resource would save {percent(found.free_gap)} of it "
         f"({seconds(found.free_bound)})",
-        f"  {percent(found.gap)} above what no order can undercut ({seconds(found.queue_bound)})",
+        f"  no order saves more than {percent(found.gap)} of it ({seconds(found.queue_bound)})",
         f"  {found.evaluated} orders evaluated; search ended: {found.stopped}\n",
     )
 

@@ -26,7 +26,7 @@ from pipejax.cli.output.report import (
 
 if TYPE_CHECKING:
     from pipejax.costs.topology import PlacedCosts
-    from pipejax.search.tuning.worker_places import WorkerPlaces
+    from pipejax.search.orders.places import WorkerPlaces
 
 
 def place(
@@ -50,7 +50,7 @@ def place(
       pipejax place -s interleaved-1f1b -P 8 -M 16 -T F=1,B=2 --workers-per-node 4 --comm 0,0.5
     """
     from pipejax.costs.topology import places_on
-    from pipejax.search.tuning.worker_places import PlacementSearch
+    from pipejax.search.orders.places import PlacementSearch
 
     limit = parse_seconds(time_limit, "--time-limit")
     priced = required(pricing)
@@ -113,7 +113,7 @@ def _print(placed: "PlacedCosts", links: pj.Links, found: "WorkerPlaces") -> Non
     print_all(
         f"[bold]{escape(table.name)}[/], {table.num_workers} workers, {table.num_microbatches} "
         f"microbatches, {links.model} links: {seconds(found.makespan)} in the places found",
-        f"  {percent(found.gap)} above what no placement can undercut ({seconds(found.bound)})",
+        f"  no placement saves more than {percent(found.gap)} of it ({seconds(found.bound)})",
         f"  {found.evaluated} different placements evaluated; search ended: {found.stopped}\n",
         grid((*columns, ("found saves", saved))),
         _seats(placed, found),

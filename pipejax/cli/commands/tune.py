@@ -19,6 +19,7 @@ from pipejax.cli.output.report import (
     waiting,
 )
 from pipejax.schedules.naming import find, named
+from pipejax.search.found import gap
 
 if TYPE_CHECKING:
     from pipejax.search.tuning.tune import TuningResult
@@ -213,5 +214,5 @@ def _print_ways(found: "TuningResult") -> None:
         own = found.relaxed
         print_all(f"relaxed: b = {own['microbatch_size']:.3g}, {seconds(own['step_time'])}")
         if own.get("lower_bound") is not None:
-            gap = found.step_time / own["lower_bound"] - 1
-            print_all(f"no whole layers are better by more than {percent(gap)}")
+            most = gap(found.step_time, own["lower_bound"])
+            print_all(f"no whole layers save more than {percent(most)} of it")

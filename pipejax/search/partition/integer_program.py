@@ -2,21 +2,31 @@
 
 One variable for each stage and holding says that the stage has it. Everything is linear in these:
 how many layers there are, in what order their kinds stand, how long a path is, what a worker holds.
+
+Nothing interrupts SciPy's solver (HiGHS) while it works. So it works in this process for a second
+at most, and for longer in one of its own, which can be ended at any time.
 """
 
 import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.progress import if_interrupted
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.cuts import Cut
 from pipejax.search.partition.holdings import dense_layers
-from pipejax.search.partition.solver import solve_mixed
 from pipejax.search.partition.splits import Splits
 
 SLACK = 1e-6  # of a bound: what the solver may be off by its tolerances
+HERE = 1.0  # seconds that a program is solved in this process
+LONGEST = 1e6  # seconds: no limit
+_OUT_OF_TIME = 1  # status of SciPy
 Matrix = Float[NumpyArray, "_ _"]
 
 
@@ -132,3 +142,45 @@ class SplitProgram:
         taken = found.x[: self.num_holdings]
         shares[self.holding, self.stage] = np.round(taken) if whole else np.clip(taken, 0.0, 1.0)
         return Solved(shares, bound)
+
+
+def solve_mixed(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
+    """Solve a mixed integer program, within so much time and so close to the best.
+
+    `given` are arguments of `scipy.optimize.milp`, bounds and constraints as tuples; returns what
+    it returns.
+    """
+    found = _solved(given, gap, min(seconds, HERE))
+    if found.status != _OUT_OF_TIME or seconds <= HERE:
+        return found
+    return _solved_apart(given, gap, min(seconds, LONGEST))
+
+
+# without this package, whose import would take longer than many a program
+_PROGRAM = (
+    "import pickle, sys; from scipy.optimize import milp; "
+    "pickle.dump(milp(**pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"
+)
+
+
+def _arguments(given: Mapping[str, Any], gap: float, seconds: float) -> dict[str, Any]:
+    return {**given, "options": {"mip_rel_gap": gap, "time_limit": max(seconds, 0.01)}}
+
+
+def _solved(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
+    from scipy.optimize import milp  # at first use: it takes a while
+
+    return milp(**_arguments(given, gap, seconds))
+
+
+def _solved_apart(given: Mapping[str, Any], gap: float, seconds: float) -> Any:
+    """Solve in a process of its own, which ends with this call."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process, if_interrupted(process.kill):
+        try:
+            told, _ = process.communicate(pickle.dumps(_arguments(given, gap, seconds)))
+        finally:
+            process.kill()
+    return pickle.loads(told)

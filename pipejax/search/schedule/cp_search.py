@@ -18,7 +18,7 @@ from pipejax.search.schedule.plan import Plan
 from pipejax.search.schedule.problem import HOST_TIMES, OP_TIMES, STEP_END_TIMES, Problem
 
 
-class Found(NamedTuple):
+class SolverState(NamedTuple):
     """News of a search.
 
     Attributes:
@@ -33,12 +33,14 @@ class Found(NamedTuple):
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):
-    def __init__(self, model: ScheduleModel, tell: Callable[[Found], None]) -> None:
+    def __init__(self, model: ScheduleModel, tell: Callable[[SolverState], None]) -> None:
         super().__init__()
         self._model, self._tell = model, tell
 
     def on_solution_callback(self) -> None:
-        self._tell(Found(self._model.plan(self), whole_bound(self.best_objective_bound), False))
+        self._tell(
+            SolverState(self._model.plan(self), whole_bound(self.best_objective_bound), False)
+        )
 
 
 def whole_bound(bound: float) -> int:
@@ -61,17 +63,19 @@ def new_solver(seconds: float, num_threads: int) -> cp_model.CpSolver:
     return solver
 
 
-def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[Found]:
+def search(model: ScheduleModel, seconds: float, num_threads: int) -> Iterator[SolverState]:
     """Solve a model; stop when the iterator is closed."""
     solver = new_solver(seconds, num_threads)
 
-    def solve(tell: Callable[[Found], None]) -> None:
-        solver.best_bound_callback = lambda bound: tell(Found(None, whole_bound(bound), False))
+    def solve(tell: Callable[[SolverState], None]) -> None:
+        solver.best_bound_callback = lambda bound: tell(
+            SolverState(None, whole_bound(bound), False)
+        )
         status = solver.solve(model.model, _Listener(model, tell))
         over = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
         known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
         bound = whole_bound(solver.best_objective_bound) if known else 0
-        tell(Found(None, bound, over))
+        tell(SolverState(None, bound, over))
 
     return news_of([solve], solver.stop_search)
 

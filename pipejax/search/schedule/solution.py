@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pipejax.base.display import short_repr_of
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.found import gap
 
 
 @short_repr_of("status makespan lower_bound gap bound_by source seconds offloaded table baseline")
@@ -52,4 +53,4 @@ class Solution:
     @property
     def gap(self) -> float:
         """Share of the makespan that an unknown schedule could save, at most."""
-        return max(0.0, 1 - self.lower_bound / self.makespan) if self.makespan else 0.0
+        return gap(self.makespan, self.lower_bound)

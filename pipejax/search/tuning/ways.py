@@ -11,8 +11,7 @@ import numpy as np
 from pipejax.base.checks import divisors
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.costs.system.system import System
-from pipejax.search.tuning.joint import tune_jointly
-from pipejax.search.tuning.joint_search import DIVISIONS, MOST_SETTINGS, search_jointly
+from pipejax.search.tuning.joint import DIVISIONS, MOST_SETTINGS, search_jointly, tune_jointly
 from pipejax.search.tuning.joint_space import JointProblem, count_settings
 from pipejax.search.tuning.layer_assignment import (
     LAYERS,

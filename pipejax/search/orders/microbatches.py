@@ -24,7 +24,8 @@ from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.cells.ops import COMPUTE, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.tuning.permutation_search import (
+from pipejax.search.found import gap
+from pipejax.search.orders.permutations import (
     BATCH,
     Order,
     Orders,
@@ -70,8 +71,8 @@ class MicrobatchOrder(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far the makespan is above the bound, relative to it."""
-        return max(0.0, self.makespan / self.bound - 1) if self.bound else 0.0
+        """What an unknown order could save, at most, as a share of the makespan."""
+        return gap(self.makespan, self.bound)
 
 
 def arrange(

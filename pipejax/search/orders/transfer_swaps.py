@@ -16,7 +16,7 @@ import numpy as np
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.incremental_path import SOURCE, Awaited, IncrementalPath
 from pipejax.base.longest_path import CycleError, topological_order
-from pipejax.search.transfers.graph import Order, TransferGraph, queue_preds
+from pipejax.search.orders.transfer_graph import Order, TransferGraph, queue_preds
 
 RESTS = (10, 30)  # moves for which two transfers that were swapped keep their new order
 

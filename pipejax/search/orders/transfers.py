@@ -35,18 +35,21 @@ from pipejax.schedules.table.communication_cells import (
 )
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.transfers.graph import (
+from pipejax.search.found import gap
+from pipejax.search.orders.transfer_graph import (
     Order,
     Orders,
     TransferGraph,
     finish_of_orders,
+    heads_and_tails,
     legal_range,
     positions_of,
+    priority_order,
+    queue_bound,
     queue_preds,
     transfer_graph,
 )
-from pipejax.search.transfers.heads_and_tails import heads_and_tails, priority_order, queue_bound
-from pipejax.search.transfers.swaps import SwapSearch
+from pipejax.search.orders.transfer_swaps import SwapSearch
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # greedy orders that the search starts from
 BATCH = 64  # moves that the engine runs at once
@@ -109,13 +112,13 @@ class TransferOrder:
 
     @property
     def gap(self) -> float:
-        """How far the makespan is above `queue_bound`, relative to it."""
-        return max(0.0, self.makespan / self.queue_bound - 1) if self.queue_bound else 0.0
+        """What an unknown order could save, at most, as a share of the makespan."""
+        return gap(self.makespan, self.queue_bound)
 
     @property
     def free_gap(self) -> float:
-        """How far the makespan is above `free_bound`, relative to it."""
-        return max(0.0, self.makespan / self.free_bound - 1) if self.free_bound else 0.0
+        """What messages that use no resource would save, as a share of the makespan."""
+        return gap(self.makespan, self.free_bound)
 
 
 class _FoundOrder(NamedTuple):

@@ -1,0 +1,48 @@
+"""What every search answers: the best that it found, beside a bound on all that it did not try."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from pipejax.base.display import short_repr_of
+
+Best = TypeVar("Best")
+
+
+def gap(value: float, lower_bound: float) -> float:
+    """What something unknown could save of a value, at most: 1 - lower bound / value.
+
+    Example:
+      >>> gap(10.0, 7.5)
+      0.25
+    """
+    return 1 - lower_bound / value if value > lower_bound else 0.0
+
+
+@short_repr_of("value gap lower_bound baselines evaluated stopped best")
+@dataclasses.dataclass(frozen=True)
+class Found(Generic[Best]):
+    """The best that a search found, and how far from the best of all it may be.
+
+    Attributes:
+      best: what was found, with what it is made of.
+      value: its makespan or step time [s].
+      lower_bound: nothing that was searched is shorter [s]; 0 where nothing is proven.
+      baselines: the same value [s] of what one would take without a search, by name; None where
+        that cannot run.
+      evaluated: how many candidates were evaluated.
+      stopped: why the search ended: "optimal" (the bound is reached), "iterations", "time" or
+        "interrupted".
+    """
+
+    best: Best
+    value: float
+    lower_bound: float
+    baselines: Mapping[str, float | None]
+    evaluated: int
+    stopped: str
+
+    @property
+    def gap(self) -> float:
+        """What an unknown candidate could save, at most, as a share of the value."""
+        return gap(self.value, self.lower_bound)

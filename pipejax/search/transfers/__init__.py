@@ -1,1 +1,0 @@
-"""Better orders of SEND and RECV on in-order queues."""
