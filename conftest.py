@@ -25,6 +25,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
+import turns
 from hypothesis import HealthCheck, Phase, settings
 from jax._src import monitoring
 
@@ -63,6 +64,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--quick"):
         os.environ.setdefault("EXAMPLES", "200")  # of the fuzzer
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"parts of grids of TURN={turns.TURN}")
 
 
 # first: it marks what an option then leaves out

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 from jitter_cases import build
+from legal_sizes import at_least, is_legal
+from turns import in_turn
 
 import pipejax as pj
 from pipejax.analysis.formula.cone import Cone
@@ -47,10 +49,27 @@ def runs(form, theta):
     return np.array([run_on_host(form.program, vector).finish.max() for vector in vectors])
 
 
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+EVERY = [(name, link) for name in SYNCHRONOUS for link in LINKS]
+
+
+# of two workers already hundreds of facets
+MANY_FACETS = ("dualpipe-v", "interleaved-zb", "v-half", "v-min", "zb-v")
+
+
+@pytest.mark.parametrize(("name", "link"), EVERY)
+def test_it_is_the_recurrence_on_every_small_schedule(name, link):
+    p = 2 if name in MANY_FACETS else 3 if is_legal(name, 3, 6) else 4
+    check_form(name, p, at_least(name, p, 4), link)
+
+
+# of several seconds each
+@pytest.mark.parametrize(("name", "link"), in_turn(EVERY, of=6))
 def test_it_is_the_recurrence_on_every_schedule(name, link):
-    table, program = lowered(name, 4, 8, link)
+    check_form(name, 4, 8, link)
+
+
+def check_form(name, p, m, link):
+    table, program = lowered(name, p, m, link)
     form = pj.formula(program)
     theta = points(form, 60)
     length, value = runs(form, theta), form(theta)
@@ -100,9 +119,11 @@ def accepted(claimed):
         return False
 
 
-@pytest.mark.parametrize(("name", "link"), [("chimera", "delay"), ("zb-h1", "queued")])
-def test_a_wrong_form_is_rejected(name, link):
-    table, program = lowered(name, 4, 6, link)
+@pytest.mark.parametrize(
+    ("name", "p", "m", "link"), [("chimera", 4, 6, "delay"), ("zb-h1", 3, 5, "queued")]
+)
+def test_a_wrong_form_is_rejected(name, p, m, link):
+    table, program = lowered(name, p, m, link)
     claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))
     assert accepted(claimed)
     assert not any(map(accepted, mutants(claimed)))
