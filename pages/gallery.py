@@ -12,9 +12,9 @@ import griffe
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.comparison.closed_forms import closed_form
 from pipejax.analysis.formula.parameters import default_parameters
+from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.schedules import REGISTRY, Builder
 
 WORKERS, MICROBATCHES = 4, 8

@@ -1,31 +1,29 @@
 """The public names and where they live: `__init__.py` imports each when it is first used."""
 
 from pipejax import schedules as schedules, training as training
-from pipejax.analysis.activation_memory import activation_memory as activation_memory
-from pipejax.analysis.certificate import certificate as certificate
-from pipejax.analysis.chrome_trace import chrome_trace as chrome_trace
-from pipejax.analysis.comparison import compare as compare
-from pipejax.analysis.corners import Corners as Corners, corners as corners
-from pipejax.analysis.distributions import (
+from pipejax.analysis.comparison.comparison import compare as compare
+from pipejax.analysis.formula.family import Family as Family, formula_family as formula_family
+from pipejax.analysis.formula.form import Formula as Formula
+from pipejax.analysis.formula.formula import formula as formula, read_formula as read_formula
+from pipejax.analysis.formula.versus import Versus as Versus, versus as versus
+from pipejax.analysis.paths.head_of_line_blocking import transfer_waits as transfer_waits
+from pipejax.analysis.paths.incremental_run import IncrementalRun as IncrementalRun
+from pipejax.analysis.paths.longest_paths import longest_paths as longest_paths
+from pipejax.analysis.runs.activation_memory import activation_memory as activation_memory
+from pipejax.analysis.runs.certificate import certificate as certificate
+from pipejax.analysis.runs.chrome_trace import chrome_trace as chrome_trace
+from pipejax.analysis.runs.evaluate import Evaluation as Evaluation, evaluate as evaluate
+from pipejax.analysis.runs.staleness import staleness as staleness
+from pipejax.analysis.step.step_report import StepReport as StepReport, step_report as step_report
+from pipejax.analysis.step.validation import validate as validate
+from pipejax.analysis.uncertainty.corners import Corners as Corners, corners as corners
+from pipejax.analysis.uncertainty.distributions import (
     Distribution as Distribution,
     Jitter as Jitter,
     Straggler as Straggler,
 )
-from pipejax.analysis.evaluate import Evaluation as Evaluation, evaluate as evaluate
-from pipejax.analysis.formula.family import Family as Family, formula_family as formula_family
-from pipejax.analysis.formula.form import Formula as Formula
-from pipejax.analysis.formula.form_file import read_formula as read_formula
-from pipejax.analysis.formula.formula import formula as formula
-from pipejax.analysis.formula.versus import Versus as Versus, versus as versus
-from pipejax.analysis.head_of_line_blocking import transfer_waits as transfer_waits
-from pipejax.analysis.incremental_run import IncrementalRun as IncrementalRun
-from pipejax.analysis.jitter import jitter as jitter
-from pipejax.analysis.longest_paths import longest_paths as longest_paths
-from pipejax.analysis.robustness import robustness as robustness
-from pipejax.analysis.sensitivity import sensitivity as sensitivity
-from pipejax.analysis.staleness import staleness as staleness
-from pipejax.analysis.step_report import StepReport as StepReport, step_report as step_report
-from pipejax.analysis.validation import validate as validate
+from pipejax.analysis.uncertainty.jitter import jitter as jitter, robustness as robustness
+from pipejax.analysis.uncertainty.sensitivity import sensitivity as sensitivity
 from pipejax.analysis.verify.verify import verify as verify
 from pipejax.costs.costs import Costs as Costs
 from pipejax.costs.measured.costs_file import read_costs as read_costs

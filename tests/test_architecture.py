@@ -22,7 +22,7 @@ RANK = {
     "plots": 5,
     "cli": 6,
 }
-# inside two rooms folders and files have an order too: what is not named stands above the rest
+# inside three rooms folders and files have an order too: what is not named stands above the rest
 ORDER = {
     "costs": (
         "array_functions",
@@ -38,6 +38,7 @@ ORDER = {
     ),
     "schedules": ("cells", "legality", "table", "heuristics", "builders"),
     "engine": ("lowering", "pricing", "recurrence", "batched"),
+    "analysis": ("verify", "formula", "runs", "paths", "uncertainty", "comparison", "step"),
 }
 # who may import what is large or an extra
 HEAVY = {

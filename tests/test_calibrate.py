@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.step_time import StepTimes
+from pipejax.analysis.step.step_time import StepTimes
 from pipejax.cli.app import run
 from pipejax.costs.measured.rows_file import read_rows
 

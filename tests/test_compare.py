@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison import table_bubble_ratio
-from pipejax.analysis.timeline import arrows, bars
+from pipejax.analysis.comparison.comparison import table_bubble_ratio
+from pipejax.analysis.runs.timeline import arrows, bars
 
 
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):

@@ -19,7 +19,7 @@ from pages import gallery
 from pages.commands import check_line, check_mention, command_lines, mentions
 from pages.links import faults
 from pages.notebooks import notebook_files, scripts
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.timeline import bars
 from pipejax.base.data_files import UNITS
 from pipejax.costs.costs import MESSAGE_FIELDS, PHASE_FIELDS
 from pipejax.costs.measured import measured_rows

@@ -5,8 +5,7 @@ import pytest
 
 from figures.kit.rules import faults
 from figures.published import accuracy
-from pipejax.analysis.prediction_errors import prediction_errors
-from pipejax.analysis.validation import Predictions, validate
+from pipejax.analysis.step.validation import Predictions, prediction_errors, validate
 from pipejax.costs.system.system import DATA
 from pipejax.plots import style
 from sweeps.published import fidelity

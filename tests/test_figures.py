@@ -23,7 +23,7 @@ from figures.design import (
 from figures.kit.cases import LOOK
 from figures.kit.rules import faults
 from figures.tabular import schedule_tables
-from pipejax.analysis.sensitivity import EFFICIENCIES
+from pipejax.analysis.uncertainty.sensitivity import EFFICIENCIES
 from pipejax.plots import style
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from sweeps.design import (

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.formula import batch
-from pipejax.analysis.formula.batch import makespans_by_form
+from pipejax.analysis.formula import facets as batch
+from pipejax.analysis.formula.facets import makespans_by_form
 
 pytestmark = pytest.mark.compiles
 

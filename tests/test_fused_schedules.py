@@ -5,7 +5,7 @@ import csv
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.closed_forms import Times, closed_form
+from pipejax.analysis.comparison.closed_forms import Times, closed_form
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.held_activations import peak_in_flight
 

@@ -9,8 +9,8 @@ import strategies
 from hypothesis import given, settings
 
 import pipejax as pj
-from pipejax.analysis.jitter import sample_costs
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.timeline import bars
+from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.cli.options.values import parse_times
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.costs_file import read_costs

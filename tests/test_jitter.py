@@ -13,9 +13,8 @@ from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 from legal_sizes import at_least
 
 import pipejax as pj
-from pipejax.analysis.distributions import DISTRIBUTIONS
-from pipejax.analysis.jitter import sample_costs
-from pipejax.analysis.robustness import jitter_dataset
+from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
+from pipejax.analysis.uncertainty.jitter import jitter_dataset, sample_costs
 from pipejax.cli.app import run as command
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter
@@ -99,7 +98,7 @@ def test_more_samples_parts_and_precision_change_no_sample():
 
 
 def test_spreads_and_distributions_do_not_recompile():
-    module = sys.modules["pipejax.analysis.jitter"]
+    module = sys.modules["pipejax.analysis.uncertainty.jitter"]
     table, costs = build(), pj.Costs(forward=1.0, backward=2.0, transmit=0.1)
     pj.jitter(table, costs, ALL, samples=100)
     before = module._durations._cache_size(), interpreter._compiled()._cache_size()

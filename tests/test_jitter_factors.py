@@ -12,8 +12,13 @@ from hypothesis import given, settings, strategies as st
 from jitter_cases import ALL, LINKS, ONE, D, S, build, costs_of
 
 import pipejax as pj
-from pipejax.analysis.distributions import DISTRIBUTIONS, KNOTS, LARGEST_SCORE, factor_table
-from pipejax.analysis.jitter import sample_costs
+from pipejax.analysis.uncertainty.distributions import (
+    DISTRIBUTIONS,
+    KNOTS,
+    LARGEST_SCORE,
+    factor_table,
+)
+from pipejax.analysis.uncertainty.jitter import sample_costs
 from pipejax.engine.pricing import price
 
 pytestmark = pytest.mark.compiles
@@ -253,7 +258,7 @@ def test_who_has_which_factor(link):
 def test_lookup_is_a_line_between_knots():
     table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
     scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
-    found = sys.modules["pipejax.analysis.jitter"]._look_up(
+    found = sys.modules["pipejax.analysis.uncertainty.jitter"]._look_up(
         *map(jax.numpy.asarray, (table, scores[None]))
     )
     knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)

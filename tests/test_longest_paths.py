@@ -12,7 +12,7 @@ import strategies
 from hypothesis import assume, given, settings, strategies as st
 
 import pipejax as pj
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.timeline import bars
 from pipejax.base import longest_path
 from pipejax.base.path_ranking import Kinds, PathRanking
 

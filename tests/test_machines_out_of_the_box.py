@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.prediction_errors import prediction_errors
+from pipejax.analysis.step.validation import prediction_errors
 from pipejax.costs.measured.rows_file import read_predictions, read_rows
 from pipejax.costs.system.parts import Efficiency
 from pipejax.costs.system.system import DATA

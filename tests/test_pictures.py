@@ -15,8 +15,7 @@ from rich.console import Console
 
 import pipejax as pj
 from figures.kit.rules import caption_of, faults
-from pipejax.analysis.segments import segment_of
-from pipejax.analysis.timeline import bars, name_of_second, second_pipe
+from pipejax.analysis.runs.timeline import bars, name_of_second, second_pipe, segment_of
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette

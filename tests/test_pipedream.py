@@ -8,7 +8,7 @@ import xarray as xr
 from rich.console import Console
 
 from figures import __main__ as figures_command
-from pipejax.analysis.staleness import op_times
+from pipejax.analysis.runs.staleness import op_times
 from sweeps.kit.claims import judge
 from sweeps.kit.command import save, why_anew
 from sweeps.pipedream import (

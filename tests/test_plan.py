@@ -12,7 +12,7 @@ import strategies
 from hypothesis import assume, given, strategies as st
 
 import pipejax as pj
-from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.model.model import RECOMPUTE
 from pipejax.schedules.table.held_activations import held_counts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.step_time import StepTimes
+from pipejax.analysis.step.step_time import StepTimes
 from pipejax.cli.app import run
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.measured.measured_rows import OPS

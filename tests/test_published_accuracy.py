@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.prediction_errors import prediction_errors, relative_errors
+from pipejax.analysis.step.validation import prediction_errors, relative_errors
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy

@@ -8,7 +8,7 @@ import pytest
 from legal_sizes import is_legal
 
 import pipejax as pj
-from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.comparison.closed_forms import closed_form
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.cells.ops import COMPUTE
 

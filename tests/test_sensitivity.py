@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis import many_systems, sensitivity
-from pipejax.analysis.many_systems import resource_shares, system_costs
-from pipejax.analysis.sensitivity import MODEL_PARAMETERS, swings
+from pipejax.analysis.step import many_systems
+from pipejax.analysis.step.many_systems import resource_shares, system_costs
+from pipejax.analysis.uncertainty import sensitivity
+from pipejax.analysis.uncertainty.sensitivity import MODEL_PARAMETERS, swings
 from pipejax.cli.app import run
 from pipejax.costs.model.workload import assign_layers
 from pipejax.costs.stage.stage_costs import work_costs

@@ -10,7 +10,7 @@ import strategies
 from hypothesis import given
 
 import pipejax as pj
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.timeline import bars
 from pipejax.costs.stage.stage_bytes import stage_bytes
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.dependencies import find_versions, versions_held

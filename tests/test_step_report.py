@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.evaluate import op_counts
+from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.stage.stage_bytes import stage_bytes, static_parts

@@ -9,7 +9,7 @@ from colorspacious import cspace_convert
 from matplotlib.colors import to_rgb
 
 from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
-from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.plots import palette, style
 from pipejax.plots.memory import Curves, draw_memory
 from pipejax.plots.staleness import draw_delays

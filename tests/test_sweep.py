@@ -10,8 +10,8 @@ import pytest
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
-from pipejax.analysis.formula.batch import makespans_by_form
-from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.analysis.formula.facets import makespans_by_form
+from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.cli.app import run
 from pipejax.costs.system.system import data_file
 from pipejax.sweep import STATUS, read_sweep, run_sweep

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from legal_sizes import at_least
 
 import pipejax as pj
-from pipejax.analysis.head_of_line_blocking import queue_makespans
+from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
 from pipejax.cli.app import run
 from pipejax.costs.costs import unchecked_costs
 from pipejax.schedules.cells.ops import COMMUNICATION

@@ -10,7 +10,7 @@ from compilations import jax_events
 from jitter_cases import LINKS, build, costs_of
 
 import pipejax as pj
-from pipejax.analysis.head_of_line_blocking import queue_makespans
+from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
 from pipejax.base import longest_path
 from pipejax.base.remembered import MOST, remembered
 from pipejax.engine.lowering import lower

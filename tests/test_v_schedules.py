@@ -4,7 +4,7 @@ import pytest
 from test_published import RECORDS, gpt, records, weight_share
 
 import pipejax as pj
-from pipejax.analysis.closed_forms import closed_form
+from pipejax.analysis.comparison.closed_forms import closed_form
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 EQUAL = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}

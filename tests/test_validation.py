@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis import validation
-from pipejax.analysis.prediction_errors import prediction_errors
-from pipejax.analysis.validation import Predictions, judge
+from pipejax.analysis.step import validation
+from pipejax.analysis.step.validation import Predictions, judge, prediction_errors
 from pipejax.costs.system.system import Band, CalibrationRecord
 
 

@@ -68,7 +68,7 @@ for (name, size, is_split, recompute), seconds in list(zip(ranked.point.values, 
 # six seconds and is not needed.
 
 # %%
-from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 
 best = data.sel(
     schedule="interleaved-1f1b stages_per_worker=5",

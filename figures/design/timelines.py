@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from figures.kit.cases import LOOK
 from figures.kit.rules import describe
-from pipejax.analysis.timeline import Bar
+from pipejax.analysis.runs.timeline import Bar
 from pipejax.plots import palette, style
 from pipejax.plots.bars import bar_entries, draw_bars
 from pipejax.schedules.cells.ops import Op, Phase

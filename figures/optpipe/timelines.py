@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 
 from figures.kit.rules import describe
 from figures.optpipe.cases import LOOK
-from pipejax.analysis.activation_memory import ActivationMemory
-from pipejax.analysis.timeline import Bar
+from pipejax.analysis.runs.activation_memory import ActivationMemory
+from pipejax.analysis.runs.timeline import Bar
 from pipejax.plots import palette, style
 from pipejax.plots.bars import bar_entries, draw_bars
 from pipejax.plots.memory import LIMIT, Curves, draw_memory

@@ -1,1 +1,1 @@
-"""Analysis of runs: evaluation, metrics, memory, staleness, sensitivity, jitter."""
+"""Analysis of runs: what a table costs, why, how sure that is, and what others say of it."""

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from pipejax.analysis.timeline import Arrow, Bar
+from pipejax.analysis.runs.timeline import Arrow, Bar
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
 from pipejax.schedules.cells.ops import Op, Phase

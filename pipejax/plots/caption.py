@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.segments import Window
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.timeline import Window
 from pipejax.base.checks import one_of
 from pipejax.base.data_files import UNITS, time_unit
 from pipejax.costs.costs import PHASE_FIELDS

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from pipejax.analysis.activation_memory import ActivationMemory
+from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.plots import palette, style
 

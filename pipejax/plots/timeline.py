@@ -12,10 +12,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from pipejax.analysis.activation_memory import activation_memory
-from pipejax.analysis.evaluate import Evaluation, evaluate
-from pipejax.analysis.segments import Window, window_of
-from pipejax.analysis.timeline import Bar, arrows, bars, name_of_second, second_pipe
+from pipejax.analysis.runs.activation_memory import activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
+from pipejax.analysis.runs.timeline import (
+    Bar,
+    Window,
+    arrows,
+    bars,
+    name_of_second,
+    second_pipe,
+    window_of,
+)
 from pipejax.base.display import abbreviated
 from pipejax.base.files import drafted
 from pipejax.costs.measured.costs_file import slot_costs

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.evaluate import op_counts
-from pipejax.analysis.formula.batch import makespans_by_form
-from pipejax.analysis.many_systems import Slowed, resource_shares, system_costs
+from pipejax.analysis.formula.facets import makespans_by_form
+from pipejax.analysis.runs.evaluate import op_counts
+from pipejax.analysis.step.many_systems import Slowed, resource_shares, system_costs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs

@@ -21,7 +21,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from pipejax.analysis.sensitivity import RESOURCES
+from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.files import DRAFT, LOCK, draft_folder, locked
 from pipejax.base.provenance import provenance

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from pipejax.analysis.staleness import SAME_MOMENT, op_times
+from pipejax.analysis.runs.staleness import SAME_MOMENT, op_times
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import find_versions
 from pipejax.schedules.cells.ops import Phase

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.analysis.staleness import op_times
+from pipejax.analysis.runs.staleness import op_times
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import one_of, whole_number
 from pipejax.costs.costs import Costs

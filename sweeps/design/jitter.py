@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.analysis.robustness import jitter_dataset
+from pipejax.analysis.uncertainty.jitter import jitter_dataset
 from sweeps.kit.cases import build
 from sweeps.kit.command import write
 

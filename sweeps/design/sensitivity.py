@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.sensitivity import PARAMETERS, RESOURCES, Sensitivity, swings
+from pipejax.analysis.uncertainty.sensitivity import PARAMETERS, RESOURCES, Sensitivity, swings
 from pipejax.base.provenance import provenance
 from sweeps.kit.command import write
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.timeline import bars
 from pipejax.base.array_types import Bool, NumpyArray
 from pipejax.base.provenance import provenance
 from sweeps.kit.cases import build

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.activation_memory import activation_memory
-from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.runs.activation_memory import activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.schedules.cells.ops import Phase
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.solution import Solution

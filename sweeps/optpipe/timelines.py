@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.timeline import bars
 from pipejax.schedules.cells.ops import Phase
 from sweeps.kit.journal import Journal
 from sweeps.optpipe.cases import METHODS, OPTIMUM, Pipe, Setting, run, solutions

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.staleness import Staleness
+from pipejax.analysis.runs.staleness import Staleness
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.provenance import provenance
 from sweeps.kit.command import write

@@ -20,8 +20,14 @@ from rich.console import Console
 from rich.progress import track
 
 import pipejax as pj
-from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
-from pipejax.analysis.validation import Validation, judge, measured_tables, validate
+from pipejax.analysis.step.validation import (
+    PredictionErrors,
+    Validation,
+    judge,
+    measured_tables,
+    prediction_errors,
+    validate,
+)
 from pipejax.base.files import check_writable, write_file
 from pipejax.base.provenance import provenance
 from pipejax.costs.measured.measured_rows import MeasuredRows, joined

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pipejax as pj
-from pipejax.analysis.formula.cells import regions
+from pipejax.analysis.formula.cone import regions
 from pipejax.analysis.formula.form import smallest
-from pipejax.analysis.formula.formula_text import comparison_text
-from pipejax.analysis.formula.parameters import named_parameters
+from pipejax.analysis.formula.parameters import comparison_text, named_parameters
 
 SIZES = tuple((p, factor * p) for p in (2, 4, 8) for factor in (2, 4))
 SHOWN = (4, 16)  # size whose region is shown

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.prediction_errors import PredictionErrors
+from pipejax.analysis.step.validation import PredictionErrors
 from pipejax.base.array_types import Float, NumpyArray
 from sweeps.published.accuracy import EACH, Accuracy, report
 

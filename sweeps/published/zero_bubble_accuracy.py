@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.prediction_errors import prediction_errors
+from pipejax.analysis.step.validation import prediction_errors
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.measured.measured_rows import MeasuredRows
 from pipejax.costs.measured.rows_file import read_rows

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import pipejax as pj
-from pipejax.analysis.closed_forms import closed_form
-from pipejax.analysis.evaluate import bubble_ratio, op_counts
+from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.runs.evaluate import bubble_ratio, op_counts
 from pipejax.base.array_types import Array, Float, Int
 from pipejax.base.provenance import provenance
 from pipejax.costs.stage.stage_bytes import stage_bytes

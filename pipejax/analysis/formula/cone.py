@@ -3,22 +3,42 @@
 The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
 an inequality that is added cuts off some rays, and makes a new one on each edge that it crosses.
 Numbers are whole, so that nothing is ever rounded.
+
+On the region of the domain where a facet is the largest, the form is linear. Each region is a cone;
+it is cut into simplices, as many rays as dimensions, on which a convex function that is right at
+the rays is nowhere too small: the proof is checked on them. Faces that two regions share are cut
+alike: always from the first of their rays (a pulling triangulation), so that cells meet wall to
+wall.
+
+The value of a closed form is the largest of some sums, under NumPy and under JAX. At a border the
+first facet wins, so that the derivative is the counts of one facet, as that of the recurrence is
+the counts of one path.
 """
 
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Int, NumpyArray
 from pipejax.base.display import short_repr
+from pipejax.costs.precision import float_type, handed_over, is_traced, known
 
 LARGEST = 2**62  # beyond it whole numbers are Python's, which have no limit
 PAIRS = 1 << 22  # entries of a table of pairs of rays that is looked at at once
+WORTH_COMPILING = 10**6  # multiplications below which NumPy has the answer before XLA has begun
 
 # whole numbers: NumpyArray of int64, or of Python's where these are too small
 Whole = NumpyArray
 Vector = NumpyArray  # (dims)
 Vectors = NumpyArray  # (some, dims)
+Facets = tuple[tuple[float, ...], ...]
 
 
 @short_repr
@@ -123,3 +143,100 @@ def rank(vectors: Vectors) -> int:
         if found == len(rows):
             break
     return found
+
+
+def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
+    """Return rays (rays, dims) of the domain, and which of them span the region of each facet.
+
+    The cone is that above the facets; its ray that points upwards alone is left out.
+    """
+    is_above = cone.rays[:, :-1].any(axis=1)
+    tight = cone.tight[is_above, len(cone.inequalities) - num_facets :]
+    return cone.rays[is_above, :-1], [np.flatnonzero(column) for column in tight.T]
+
+
+def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
+    """Cut the region of each facet into simplices: (facet, ray, ray, ...) each."""
+    rays, of_facet = regions(cone, num_facets)
+    is_above = cone.rays[:, :-1].any(axis=1)
+    # faces are sets of rays, as bits of a whole number; those of inequalities hold all others
+    borders = {_bits(np.flatnonzero(column)) for column in cone.tight[is_above].T} - {0}
+    known: dict[int, list[tuple[int, ...]]] = {}
+
+    def cut(face: int, dims: int) -> list[tuple[int, ...]]:
+        if dims == 1:
+            return [(face.bit_length() - 1,)]
+        if face not in known:
+            first = face & -face
+            smaller = {face & border for border in borders} - {face, 0}
+            walls = [s for s in smaller if not any(s != t and s & t == s for t in smaller)]
+            known[face] = [
+                (first.bit_length() - 1, *rest)
+                for wall in walls
+                if not wall & first
+                for rest in cut(wall, dims - 1)
+            ]
+        return known[face]
+
+    return [
+        (facet, *cell)
+        for facet, span in enumerate(of_facet)
+        for cell in cut(_bits(span), rays.shape[1])
+    ]
+
+
+def _bits(members: Int[NumpyArray, " members"]) -> int:
+    return reduce(or_, (1 << member for member in members.tolist()), 0)
+
+
+def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
+    """Largest of the facets' sums of counts times values, which are numbers or arrays alike.
+
+    Numbers are added in float64, arrays of float32 in float32, as makespans are.
+    """
+    dtype = float_type(*values)
+    if is_traced(*values):
+        return _largest(facets, tuple(jnp.asarray(value, dtype) for value in values))
+    shape = np.broadcast_shapes(*(np.shape(value) for value in values))
+    if math.prod(shape) * len(facets) < WORTH_COMPILING:
+        arrays = [np.asarray(value, dtype) for value in values]
+        found = np.broadcast_to(functools.reduce(np.maximum, _sums(facets, arrays)), shape)
+        return found.copy() if shape else found.item()
+    with jax.core.eval_context(), known(dtype):
+        found = _compiled(facets, tuple(_as(dtype, value) for value in values))
+        return handed_over(jax.block_until_ready(found))  # nothing reads the arrays any more
+
+
+def _as(dtype: np.dtype, value: Any) -> Any:
+    """A value in a type, without a copy where it has it."""
+    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
+
+
+def _sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
+    """Sum up facet by facet, in the order of the parameters; what counts 0 is left out."""
+    return [
+        sum(count * value for count, value in zip(counts, values, strict=True) if count)
+        for counts in facets
+    ]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _largest(facets: Facets, values: tuple[Array, ...]) -> Array:
+    shape = jnp.broadcast_shapes(*(value.shape for value in values))
+    return jnp.broadcast_to(functools.reduce(jnp.maximum, _sums(facets, values)), shape)
+
+
+@_largest.defjvp
+def _largest_jvp(
+    facets: Facets, primals: tuple[tuple[Array, ...]], tangents: tuple[tuple[Array, ...]]
+) -> tuple[Array, Array]:
+    largest, *others = _sums(facets, primals[0])
+    moves, *moved = _sums(facets, tangents[0])
+    for other, move in zip(others, moved, strict=True):
+        moves = jnp.where(other > largest, move, moves)
+        largest = jnp.maximum(largest, other)
+    value = _largest(facets, primals[0])
+    return value, jnp.broadcast_to(jnp.asarray(moves, value.dtype), value.shape)
+
+
+_compiled = functools.partial(jax.jit, static_argnums=0)(_largest)

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from pipejax.analysis.formula.form import Formula
 from pipejax.analysis.formula.formula import formula
-from pipejax.analysis.formula.formula_text import polynomial_text
-from pipejax.analysis.formula.parameters import Weights
+from pipejax.analysis.formula.parameters import Weights, polynomial_text
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import short_repr_of
 from pipejax.engine.lowering.program import Program

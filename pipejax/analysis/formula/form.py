@@ -1,7 +1,8 @@
-"""The closed form of a makespan: an object that is called, printed and differentiated."""
+"""The closed form of a makespan: it is called, printed, differentiated, and proved in a file."""
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -9,23 +10,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cells import regions
-from pipejax.analysis.formula.certify import formula_certificate
-from pipejax.analysis.formula.cone import Vectors, Whole, rank
+from pipejax.analysis.formula.cone import Vectors, Whole, cells, largest_sum, rank, regions
 from pipejax.analysis.formula.facets import Envelope
-from pipejax.analysis.formula.formula_text import as_latex, as_text, comparison_text
-from pipejax.analysis.formula.largest_sum import largest_sum
-from pipejax.analysis.formula.parameters import LinearCosts
+from pipejax.analysis.formula.parameters import (
+    LinearCosts,
+    as_latex,
+    as_text,
+    comparison_text,
+    weights_by_key,
+)
+from pipejax.analysis.verify.certificate_file import FORMULA_FORMAT, FORMULA_VERSION
 from pipejax.base import longest_path
 from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import unknown
 from pipejax.base.display import ResultDict, ResultList, short_repr, short_repr_of
 from pipejax.costs.precision import checked_seconds, is_traced
+from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import NO_WORKER, Program
+from pipejax.engine.pricing import by_microbatch
 from pipejax.engine.recurrence_host import run_on_host
+from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.schedules.table.table_files import to_json
 
 HALF = 0.5
+ARRAYS = ("preds", "duration_index", "lag_index")
 
 Box = Mapping[str, tuple[float, float]]
 Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
@@ -280,3 +289,57 @@ def smallest(counts: list[Fraction]) -> list[Fraction]:
     parts = math.lcm(*(count.denominator for count in counts))
     common = math.gcd(*(int(count * parts) for count in counts))
     return [count * parts / common for count in counts]
+
+
+def formula_certificate(form: "Formula", table: ScheduleTable) -> dict[str, Any]:
+    """State a closed form with its proof: `verify` checks it by other means than the engine.
+
+    The proof is a set of simplicial cells that cover the domain of the parameters. On each of them
+    one facet is the largest, and the makespan at its rays is no longer than that facet (or longer
+    by the gap at most); the makespan is convex, so it is no longer anywhere between them. For each
+    facet there is a point where it is the count of a longest path, so it is never too large.
+
+    A `ValueError` says that the table is not the one whose makespan it is.
+    """
+    _check_is_of(form.program, table)
+    if form.program.links.posting == "program" and not table.has_communication:
+        # the order in which transfers are posted is claimed too
+        table = insert_transfers(table, link=form.program.links)
+    envelope, names = form.envelope, form.parameters
+    rays, _ = regions(envelope.cone, len(form.counts))
+    return ResultDict(
+        {
+            "format": FORMULA_FORMAT,
+            "version": FORMULA_VERSION,
+            "table": json.loads(to_json(table)),
+            "links": dataclasses.asdict(form.program.links),
+            "parameters": [
+                {
+                    "name": name,
+                    "unit": unit,
+                    "weights": weights_by_key(form.program, form.costs.costs[k], unit),
+                }
+                for k, (name, unit) in enumerate(zip(names, form.units.tolist(), strict=True))
+            ],
+            "box": {
+                name: [bound if bound < np.inf else None for bound in bounds]
+                for name, bounds in form.box.items()
+            },
+            "facets": form.counts.tolist(),
+            "points": envelope.points.tolist(),
+            "rays": rays.tolist(),
+            "cells": [list(cell) for cell in cells(envelope.cone, len(form.counts))],
+            "gap": [*Fraction(envelope.gap).as_integer_ratio()],
+        }
+    )
+
+
+def _check_is_of(program: Program, table: ScheduleTable) -> None:
+    """Check that a program is a lowered table."""
+    for step_end in (True, False):
+        other = lower(table, link=program.links, step_end=step_end)
+        other = by_microbatch(other) if program.layout.per_microbatch else other
+        pairs = ((getattr(program, name), getattr(other, name)) for name in ARRAYS)
+        if all(np.array_equal(one, two) for one, two in pairs):
+            return
+    raise ValueError("the table is not the one that was lowered for this form")

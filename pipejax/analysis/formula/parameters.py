@@ -1,8 +1,8 @@
-"""Parameters of closed forms: each is a direction in the space of costs."""
+"""Parameters of closed forms, each a direction in the space of costs; forms in them as text."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,8 +22,11 @@ DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
 BACKWARDS = ("B", "I", "W")
+READABLE = 1000  # largest denominator that is written as one; of decimals
+DECIMAL = 8  # a smaller one
 
 Weights = Mapping[str, Costs]  # by parameter: the costs where it is 1 and all others are 0
+Counts = Sequence[Fraction]
 
 
 @short_repr
@@ -224,3 +227,77 @@ def weights_by_key(program: Program, costs: Costs, unit: int) -> dict[str, Any]:
             whole = np.frompyfunc(lambda weight: int(_fraction(weight) * unit), 1, 1)
             found[key] = whole(np.broadcast_to(array, shape)).tolist()
     return found
+
+
+def as_text(names: Sequence[str], facets: Sequence[Counts]) -> str:
+    """Write a form as `max(6F + 4B, 4F + 6B)`, or as one sum where there is one facet."""
+    sums = [linear_text(names, counts) for counts in facets]
+    return sums[0] if len(sums) == 1 else f"max({', '.join(sums)})"
+
+
+def as_latex(names: Sequence[str], facets: Sequence[Counts]) -> str:
+    r"""Write a form as `\max\left(6 F + 4 B,\; 4 F + 6 B\right)`."""
+    symbols = [latex_symbol(name) for name in names]
+    sums = [_sum(symbols, counts, _latex_factor) for counts in facets]
+    joined = r",\; ".join(sums)
+    return joined if len(sums) == 1 else rf"\max\left({joined}\right)"
+
+
+def linear_text(names: Sequence[str], counts: Counts) -> str:
+    """Write a sum as `6F + 4B - c`."""
+    return _sum(names, counts, _text_factor)
+
+
+def comparison_text(names: Sequence[str], counts: Counts, relation: str = ">=") -> str:
+    """Write that `counts . theta >= 0` with positive terms on both sides, as `2F + c >= 3B`."""
+    positive = [max(count, Fraction(0)) for count in counts]
+    negative = [max(-count, Fraction(0)) for count in counts]
+    return f"{linear_text(names, positive)} {relation} {linear_text(names, negative)}"
+
+
+def latex_symbol(name: str) -> str:
+    """Write a parameter as a symbol, a word and a long index upright."""
+    kind, _, index = name.partition("_")
+    symbol = kind if len(kind) == 1 else rf"\mathrm{{{kind}}}"
+    if not index:
+        return symbol
+    return f"{symbol}_{index}" if len(index) == 1 else rf"{symbol}_{{\mathrm{{{index}}}}}"
+
+
+def polynomial_text(symbol: str, coefficients: Counts) -> str:
+    """Write a polynomial, its constant given first, as `7/4 M + 12`."""
+    powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
+    constant, *others = coefficients
+    text = _sum(powers[:0:-1], others[::-1], _text_factor)
+    if not constant:
+        return text
+    if text == "0":
+        return str(constant)
+    return f"{text} {'-' if constant < 0 else '+'} {abs(constant)}"
+
+
+def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], str]) -> str:
+    text = ""
+    for symbol, count in zip(symbols, counts, strict=True):
+        if count:
+            sign = (" - " if count < 0 else " + ") if text else "-" * (count < 0)
+            text += f"{sign}{'' if abs(count) == 1 else factor(abs(count))}{symbol}"
+    return text or "0"
+
+
+def _is_decimal(size: Fraction) -> bool:
+    """Whether a number is better read as 39.52 than as 988/25."""
+    whole = 10**6 % size.denominator == 0
+    return size.denominator > (DECIMAL if whole else READABLE)
+
+
+def _text_factor(size: Fraction) -> str:
+    if _is_decimal(size):
+        return f"{float(size):g} "
+    return str(size) if size.denominator == 1 else f"{size} "
+
+
+def _latex_factor(size: Fraction) -> str:
+    if size.denominator == 1 or _is_decimal(size):
+        return f"{float(size):g} "
+    return rf"\tfrac{{{size.numerator}}}{{{size.denominator}}} "

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.cells import regions
-from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive
+from pipejax.analysis.formula.cone import Cone, Vector, Vectors, Whole, primitive, regions
 from pipejax.analysis.formula.form import Formula, smallest
-from pipejax.analysis.formula.formula_text import comparison_text
+from pipejax.analysis.formula.parameters import comparison_text
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import ResultDict, short_repr_of

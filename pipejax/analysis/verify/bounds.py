@@ -14,8 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.certificate_file import MESSAGE, OF_BOUNDS, CertificateContent
-from pipejax.analysis.verify.event_run import EventRun, Seconds, of_microbatch
-from pipejax.analysis.verify.memory import ActivationSizes
+from pipejax.analysis.verify.event_run import ActivationSizes, EventRun, Seconds, of_microbatch
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 

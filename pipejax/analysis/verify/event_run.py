@@ -2,7 +2,8 @@
 
 It shares nothing with the engine but the reader of tables. An event is a cell, a message between
 workers, an all-reduce or an update behind the rows; it starts when the last event that it waits
-for is there. The numbers in comments are those of docs/semantics.md.
+for is there. Its account of activation memory is its own as well. The numbers in comments are
+those of docs/semantics.md.
 """
 
 import functools
@@ -10,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.links import Links
@@ -21,6 +22,7 @@ Event = tuple[Any, ...]  # (worker, slot) of a cell; a SEND as `Named`; ("A", ..
 # by phase letter (stages); "pair" or "pair_factor"; "latency", "transmit" by boundary; or of these
 # by microbatch
 Seconds = Mapping[str, Any]
+Curve = list[tuple[float, float]]  # (time [s], held from then on)
 UNIT_TIMES = {"F": 1.0, "I": 1.0, "W": 1.0, "R": 1.0, "B": 2.0}  # Messages: what orders transfers
 OPS = ("F", "B", "I", "W", "R", "U")  # Messages: what waits for `blocking` messages
 HOST = ("O", "L")
@@ -356,3 +358,54 @@ def update_name(stage: int, worker: int) -> str:
 def by_worker(values: Iterable[Any]) -> dict[str, Any]:
     """Name the workers of a certificate."""
     return {f"worker {worker}": value for worker, value in enumerate(values)}
+
+
+class ActivationSizes(NamedTuple):
+    """What activations take, by stage, in one unit; or lists by stage and microbatch.
+
+    Attributes:
+      whole: all of an activation.
+      weight_share: share of it that W needs after I.
+      checkpoints: what F leaves of it where R comes later.
+    """
+
+    whole: Sequence[Any]
+    weight_share: Sequence[Any]
+    checkpoints: Sequence[Any]
+
+
+def memory_curves(run: EventRun, sizes: ActivationSizes) -> list[Curve]:
+    """Follow what each worker holds; at one moment only the sum of all changes counts (rule 5)."""
+    changes: list[dict[float, float]] = [defaultdict(float) for _ in run.rows]
+    for (phase, stage, microbatch), cell in run.at.items():
+        whole, share, rest = (of_microbatch(size[stage], microbatch) for size in sizes)
+        left = rest if ("R", stage, microbatch) in run.at else whole
+        for_weights = share * whole
+        taken = {"F": left, "R": whole - left, "L": left}
+        freed = {"B": whole, "I": whole - for_weights, "W": for_weights, "O": left}
+        if phase in taken:
+            changes[cell[0]][run.start[cell]] += taken[phase]
+        if phase in freed:
+            changes[cell[0]][run.end[cell]] -= freed[phase]
+    return [_summed(own) for own in changes]
+
+
+def _summed(changes: dict[float, float]) -> Curve:
+    curve, held = [], 0.0
+    for moment in sorted(changes):
+        held += changes[moment]
+        curve.append((moment, held))
+    return curve
+
+
+def peaks_in_flight(run: EventRun) -> list[int]:
+    """Count activations from F to the end of B or W, in row order; both of a pair count."""
+    peaks = []
+    for row in run.rows:
+        held = peak = 0
+        for cell in row:
+            held += sum(op[0] == "F" for op in cell)
+            peak = max(peak, held)
+            held -= sum(op[0] in ("B", "W") for op in cell)
+        peaks.append(peak)
+    return peaks

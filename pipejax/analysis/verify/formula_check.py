@@ -20,8 +20,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+from pipejax.analysis.verify.certificate_file import FormulaContent, Row
 from pipejax.analysis.verify.event_run import Event, EventRun
-from pipejax.analysis.verify.formula_file import FormulaContent, Row
 
 Problem = tuple[str, Any, Any, str]  # what is claimed, the claim, what was derived, why
 Wait = tuple[int, Row]  # the event that is waited for, and the counts of the lag behind it

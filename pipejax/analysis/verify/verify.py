@@ -6,11 +6,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipejax.analysis.verify.bounds import derived_bounds
-from pipejax.analysis.verify.certificate_file import CertificateContent, read_certificate
-from pipejax.analysis.verify.event_run import Event, EventRun, by_worker
+from pipejax.analysis.verify.certificate_file import (
+    CertificateContent,
+    is_formula,
+    read_certificate,
+    read_formula_certificate,
+)
+from pipejax.analysis.verify.event_run import (
+    Event,
+    EventRun,
+    by_worker,
+    memory_curves,
+    peaks_in_flight,
+)
 from pipejax.analysis.verify.formula_check import formula_problems
-from pipejax.analysis.verify.formula_file import is_formula, read_formula_certificate
-from pipejax.analysis.verify.memory import memory_curves, peaks_in_flight
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, short_repr_of

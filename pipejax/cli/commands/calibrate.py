@@ -23,7 +23,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.analysis.prediction_errors import PredictionErrors
+    from pipejax.analysis.step.validation import PredictionErrors
     from pipejax.costs.system.system import FittedParameter
     from pipejax.search.calibration.calibrate import Calibration
     from pipejax.search.calibration.calibrate_links import LinkCalibration

@@ -23,7 +23,7 @@ from pipejax.cli.output.report import (
 from pipejax.cli.output.runs import step_json
 
 if TYPE_CHECKING:
-    from pipejax.analysis.comparison import Comparison
+    from pipejax.analysis.comparison.comparison import Comparison
 
 
 def compare(

@@ -29,7 +29,10 @@ from pipejax.schedules.cells.ops import COMMUNICATION, format_cell
 from pipejax.schedules.naming import named
 
 if TYPE_CHECKING:
-    from pipejax.analysis.table_difference import RowDifference, TableDifference
+    from pipejax.analysis.comparison.table_difference import (
+        RowDifference,
+        TableDifference,
+    )
 
 UNIT = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0, "recompute": 1.0}
 QUICK = 10**6  # cells of all tables that are made of two: a few seconds
@@ -59,7 +62,7 @@ def diff(
     Example:
       pipejax diff 1f1b zb-h1 -P 4 -M 8 -T F=1,I=1,W=1
     """
-    from pipejax.analysis.table_difference import table_difference
+    from pipejax.analysis.comparison.table_difference import table_difference
 
     names = [named(one), named(other)]
     options.check(names)
@@ -96,7 +99,7 @@ def diff(
 
 def _exchanged(found: "TableDifference", runs: Sequence["pj.Evaluation"]) -> list[float | None]:
     """Makespans of the first table with one row of the second; none where they do not match."""
-    from pipejax.analysis.table_difference import row_exchanges
+    from pipejax.analysis.comparison.table_difference import row_exchanges
 
     if found.sizes or found.other_placement:
         return []

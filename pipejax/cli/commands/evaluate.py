@@ -37,7 +37,7 @@ from pipejax.cli.output.runs import (
 from pipejax.schedules.table.links import format_pair_links, format_pairs
 
 if TYPE_CHECKING:
-    from pipejax.analysis.corners import Corners
+    from pipejax.analysis.uncertainty.corners import Corners
 
 
 NOMINAL = "nominal"  # the corner of the costs that are given

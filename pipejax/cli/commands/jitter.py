@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from rich.markup import escape
 
 import pipejax as pj
-from pipejax.analysis.distributions import DISTRIBUTIONS
+from pipejax.analysis.uncertainty.distributions import DISTRIBUTIONS
 from pipejax.base.checks import MismatchError, is_number
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.pricing import Pricing, required
@@ -28,8 +28,7 @@ from pipejax.cli.output.report import (
 from pipejax.cli.output.runs import op_values, values_by_phase
 
 if TYPE_CHECKING:
-    from pipejax.analysis.jitter import Jittered
-    from pipejax.analysis.robustness import Robustness
+    from pipejax.analysis.uncertainty.jitter import Jittered, Robustness
 
 
 KINDS = ", ".join(DISTRIBUTIONS)
@@ -101,7 +100,7 @@ def jitter(
     Example:
       pipejax jitter -S gpipe,1f1b -P 8 -M 32 -W F=1,B=2 --op lognormal:0.05
     """
-    from pipejax.analysis.robustness import jitter_dataset
+    from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
     priced = required(pricing)
     factors = sampling.factors()
@@ -187,7 +186,7 @@ def _run(
 
 def _row(jittered: "Jittered", rank: "Robustness", ops: bool) -> dict[str, Any]:
     """Collect what `--json` prints of a schedule; times in seconds."""
-    from pipejax.analysis.jitter import QUANTILES
+    from pipejax.analysis.uncertainty.jitter import QUANTILES
 
     row = {
         "schedule": rank.schedule,
@@ -217,7 +216,7 @@ def _percentile(level: float) -> str:
 def _print(
     runs: "dict[str, Jittered]", ranked: "list[Robustness]", quantile: float, ops: bool
 ) -> None:
-    from pipejax.analysis.jitter import QUANTILES
+    from pipejax.analysis.uncertainty.jitter import QUANTILES
 
     first, every, level = next(iter(runs.values())), runs.values(), _percentile(quantile)
     times = [

@@ -33,7 +33,7 @@ from pipejax.cli.output.report import (
 from pipejax.schedules.table.links import QUEUES
 
 if TYPE_CHECKING:
-    from pipejax.analysis.head_of_line_blocking import TransferWaits
+    from pipejax.analysis.paths.head_of_line_blocking import TransferWaits
     from pipejax.search.orders.transfers import TransferOrder
 
 
@@ -63,7 +63,7 @@ def order(
     Example:
       pipejax order -s interleaved-1f1b -P 8 -M 16 -V 2 -T F=1,I=1.5,W=0.7 --comm 0.95
     """
-    from pipejax.analysis.head_of_line_blocking import queue_makespans
+    from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import OrderSearch
 
     limit = parse_seconds(time_limit, "--time-limit")

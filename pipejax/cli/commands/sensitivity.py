@@ -19,7 +19,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.analysis.sensitivity import Sensitivity
+    from pipejax.analysis.uncertainty.sensitivity import Sensitivity
 
 
 BAR = 20  # columns of the longest bar
@@ -43,7 +43,7 @@ def sensitivity(
     Example:
       pipejax sensitivity -s 1f1b -P 8 -M 64 -m gpt-22b -y a100 --minibatch 64
     """
-    from pipejax.analysis.sensitivity import swings
+    from pipejax.analysis.uncertainty.sensitivity import swings
 
     priced = required(pricing)
     priced.check_alike("sensitivity")

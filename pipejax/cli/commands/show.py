@@ -25,7 +25,7 @@ from pipejax.cli.output.terminal_timeline import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.analysis.segments import Window
+    from pipejax.analysis.runs.timeline import Window
     from pipejax.plots.caption import TimeUnit
     from pipejax.plots.style import Paper
 
@@ -184,7 +184,7 @@ def _memory_json(held: HeldMemory) -> dict[str, object]:
 
 
 def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
-    from pipejax.analysis.timeline import arrows, bars
+    from pipejax.analysis.runs.timeline import arrows, bars
 
     return {
         **pick(evaluation, "schedule makespan"),
@@ -205,7 +205,7 @@ def _run_json(evaluation: "pj.Evaluation") -> dict[str, Any]:
 
 def _print(scene: Scene, width: int | None) -> None:
     """Print runs one below the other, under one time axis."""
-    from pipejax.analysis.segments import Window
+    from pipejax.analysis.runs.timeline import Window
 
     out = console()
     whole = Window(0.0, max(run.makespan for run in scene.runs.values()))

@@ -23,7 +23,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.analysis.staleness import Staleness
+    from pipejax.analysis.runs.staleness import Staleness
 
 
 BAR, ROWS = 40, 16  # columns of the longest bar, and rows of the histogram in the terminal

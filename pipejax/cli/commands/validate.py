@@ -24,8 +24,7 @@ from pipejax.cli.output.report import (
 )
 
 if TYPE_CHECKING:
-    from pipejax.analysis.prediction_errors import PredictionErrors
-    from pipejax.analysis.validation import Validation
+    from pipejax.analysis.step.validation import PredictionErrors, Validation
 
 SHOWN = 5  # worst rows
 MOST_NAMED = 14  # groups in a legend
@@ -65,7 +64,7 @@ def validate(
         own = pj.validate(files or (), system)
     found, beside = own, None
     if predictions is not None:
-        from pipejax.analysis.validation import judge
+        from pipejax.analysis.step.validation import judge
 
         found, beside = judge(own, predictions)
     judged = found.time or found.memory  # each row has one of them

@@ -15,7 +15,7 @@ from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
 from pipejax.schedules.table.held_activations import static_bytes
 
 if TYPE_CHECKING:
-    from pipejax.analysis.activation_memory import ActivationMemory
+    from pipejax.analysis.runs.activation_memory import ActivationMemory
 
 
 ALIKE = Microbatches()  # nothing is said of them

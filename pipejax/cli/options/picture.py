@@ -10,7 +10,7 @@ from pipejax.cli.options.pricing import Pricing
 from pipejax.cli.options.values import Text, parse_seconds
 
 if TYPE_CHECKING:
-    from pipejax.analysis.segments import Window
+    from pipejax.analysis.runs.timeline import Window
     from pipejax.plots.caption import TimeUnit
     from pipejax.plots.style import Paper
 
@@ -60,7 +60,7 @@ class PictureSettings(NamedTuple):
 
     def window(self, runs: "Sequence[pj.Evaluation]") -> "Window | None":
         """Return the part of the time axis that is asked for."""
-        from pipejax.analysis.segments import window_of
+        from pipejax.analysis.runs.timeline import window_of
 
         start = None if self.from_ is None else parse_seconds(self.from_, "--from")
         stop = None if self.to is None else parse_seconds(self.to, "--to")

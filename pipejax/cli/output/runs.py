@@ -13,7 +13,7 @@ from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.report import gigabytes, grid, percent, seconds
 
 if TYPE_CHECKING:
-    from pipejax.analysis.longest_paths import LongPath
+    from pipejax.analysis.paths.longest_paths import LongPath
 
 
 IF_KNOWN = ("cost_per_step", "cost_per_token")
@@ -98,7 +98,7 @@ def op_values(evaluation: "pj.Evaluation", of_node: Float[NumpyArray, " nodes"])
     Returns:
       Ops row by row, then all-reduces and updates.
     """
-    from pipejax.analysis.timeline import bars
+    from pipejax.analysis.runs.timeline import bars
 
     return [
         OpValue(

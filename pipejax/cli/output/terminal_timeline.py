@@ -16,9 +16,8 @@ from pipejax.plots import palette
 from pipejax.schedules.cells.ops import WAITS, Op
 
 if TYPE_CHECKING:
-    from pipejax.analysis.activation_memory import ActivationMemory
-    from pipejax.analysis.segments import Window
-    from pipejax.analysis.timeline import Arrow, Bar
+    from pipejax.analysis.runs.activation_memory import ActivationMemory
+    from pipejax.analysis.runs.timeline import Arrow, Bar, Window
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 NAMES = {"activations": "activations held", "bytes": "activation memory"}
@@ -82,7 +81,7 @@ def _peaks(held: HeldMemory | None) -> list[str]:
 
 def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
     """Print the lines of a run, each behind a label of one width."""
-    from pipejax.analysis.timeline import arrows, bars, second_pipe
+    from pipejax.analysis.runs.timeline import arrows, bars, second_pipe
 
     run, held = shown.run, shown.held
     line = _Line(columns, shown.window, out.color_system is not None)
@@ -109,7 +108,7 @@ def print_run(out: Console, shown: ShownRun, label: int, columns: int) -> None:
 
 def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     """Print what colours, letters and lines of all runs mean."""
-    from pipejax.analysis.timeline import name_of_second
+    from pipejax.analysis.runs.timeline import name_of_second
 
     in_colour = out.color_system is not None
     mark = "underlined: critical path  " if in_colour else f"{CRITICAL_EDGE} critical path  "

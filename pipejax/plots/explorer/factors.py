@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.engine.lowering.program import Program
 

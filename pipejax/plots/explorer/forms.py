@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation
 from pipejax.analysis.formula.formula import formula
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import FIELDS, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, lower_and_price
-from pipejax.analysis.timeline import timed_beside_cells
+from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.runs.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.lowering.program import ZERO, Program
 from pipejax.plots.explorer.factors import Factor, base_of, factors_of, kinds, mean_forward

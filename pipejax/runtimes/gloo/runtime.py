@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import evaluate
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.runtimes.processes import call_together

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
-from pipejax.analysis.step_time import StepTimes
-from pipejax.analysis.validation import check_peaks
+from pipejax.analysis.step.step_time import StepTimes
+from pipejax.analysis.step.validation import PredictionErrors, check_peaks, prediction_errors
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import short_repr, short_repr_of

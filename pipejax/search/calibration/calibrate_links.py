@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.analysis.prediction_errors import PredictionErrors, prediction_errors
+from pipejax.analysis.step.validation import PredictionErrors, prediction_errors
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of

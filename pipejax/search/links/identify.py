@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pipejax.analysis.evaluate import lower_and_price
+from pipejax.analysis.runs.evaluate import lower_and_price
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, is_number
 from pipejax.base.display import short_repr_of

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.evaluate import evaluate, lower_and_price
+from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_local_search, check_types

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.evaluate import evaluate, lower_and_price
+from pipejax.analysis.runs.evaluate import evaluate, lower_and_price
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr_of

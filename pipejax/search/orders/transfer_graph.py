@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import lower_and_price
+from pipejax.analysis.runs.evaluate import lower_and_price
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.longest_path import finish_times, finish_times_of_many, start_times, tails
 from pipejax.costs.costs import Costs

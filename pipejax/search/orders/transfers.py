@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import evaluate
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types
 from pipejax.base.display import short_repr_of

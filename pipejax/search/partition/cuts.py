@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import op_counts
+from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.base import longest_path
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.costs.costs import PHASE_FIELDS, Costs

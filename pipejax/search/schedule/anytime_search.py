@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 
-from pipejax.analysis.evaluate import lower_and_price, spans
+from pipejax.analysis.runs.evaluate import lower_and_price, spans
 from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.step_report import bands, mfu
+from pipejax.analysis.step.step_report import bands, mfu
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.progress import OnProgress, telling
 from pipejax.base.provenance import is_dataset

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.sensitivity import POWER, RESOURCES
+from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress

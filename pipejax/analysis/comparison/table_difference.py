@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pipejax.analysis.evaluate import evaluate
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.ops import COMMUNICATION, NO_MICROBATCH, Cell, Op, Phase, ScheduleError

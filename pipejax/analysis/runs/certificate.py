@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.analysis.activation_memory import ActivationMemory, activation_memory
-from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.runs.activation_memory import ActivationMemory, activation_memory
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.analysis.verify.certificate_file import FORMAT, SIZES, VERSION
 from pipejax.analysis.verify.event_run import (
     by_worker,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr, short_repr_of

@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from pipejax.analysis.evaluate import evaluate
+from pipejax.analysis.runs.evaluate import evaluate
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of

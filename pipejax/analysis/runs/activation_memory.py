@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation
+from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, check_types, share
 from pipejax.base.display import short_repr_of

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, lower_and_price
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
+from pipejax.analysis.runs.timeline import bars
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_types, whole_number
 from pipejax.base.display import ResultList, short_repr_of

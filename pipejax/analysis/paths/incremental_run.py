@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, ends_step
-from pipejax.analysis.timeline import bars
+from pipejax.analysis.runs.evaluate import Evaluation, ends_step
+from pipejax.analysis.runs.timeline import bars
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types, number
 from pipejax.base.display import ResultDict, short_repr_of

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.closed_forms import closed_form
-from pipejax.analysis.evaluate import Evaluation, evaluate
+from pipejax.analysis.comparison.closed_forms import closed_form
+from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr_of

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipejax.analysis.sensitivity import POWER
+from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.machine import cpu_options
 from pipejax.costs.costs import Costs, unchecked_costs

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pipejax.analysis.evaluate import Evaluation, busy_times
+from pipejax.analysis.runs.evaluate import Evaluation, busy_times
 from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipejax.analysis.evaluate import Evaluation
-from pipejax.analysis.timeline import Arrow, Bar, arrows, bars
+from pipejax.analysis.runs.evaluate import Evaluation
+from pipejax.analysis.runs.timeline import Arrow, Bar, arrows, bars
 from pipejax.base.checks import check_types
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.schedules.cells.ops import NO_MICROBATCH, Phase

@@ -1,0 +1,1 @@
+"""Tables beside each other: metrics, published closed forms, cells that differ."""
