@@ -23,7 +23,7 @@ from rich.table import Table
 
 import pipejax as pj
 from pipejax.base.files import check_writable, write_file
-from pipejax.search.schedule import cp_search as searching
+from pipejax.search.schedule import cp_model as searching
 from pipejax.search.schedule.cp_model import REDUNDANT, ScheduleModel
 from pipejax.search.schedule.initial_plans import greedy_starts, pipe_plans
 from pipejax.search.schedule.plan import objective_of

@@ -9,17 +9,15 @@ from ortools.sat.python import cp_model
 import pipejax as pj
 from pipejax.search.schedule.cp_model import ScheduleModel
 from pipejax.search.schedule.initial_plans import one_by_one
-from pipejax.search.schedule.neighbourhood_search import (
-    Merit,
-    NeighbourhoodSearch,
-    grids_of,
-    search_neighbourhoods,
-)
 from pipejax.search.schedule.neighbourhoods import (
     KINDS,
+    Merit,
+    NeighbourhoodSearch,
     draw,
+    grids_of,
     kept_order,
     order_of_microbatches,
+    search_neighbourhoods,
 )
 from pipejax.search.schedule.plan import NEVER, keeps_limits, objective_of, to_plan, to_table
 from pipejax.search.schedule.problem import pose

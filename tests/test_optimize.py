@@ -10,12 +10,17 @@ from hypothesis import given, settings, strategies as st
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
-from pipejax.search.schedule.cp_model import ScheduleModel
-from pipejax.search.schedule.cp_search import relaxed_bound, search
-from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
+from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
+from pipejax.search.schedule.periods import (
+    FoldedModel,
+    cut,
+    depth_of,
+    extended,
+    fold,
+    shortest_ring,
+)
 from pipejax.search.schedule.plan import gradient_end, objective_of, peaks, to_plan, to_table
 from pipejax.search.schedule.problem import pose
-from pipejax.search.schedule.ring import cut, shortest_ring
 
 pytestmark = pytest.mark.solver
 

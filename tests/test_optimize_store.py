@@ -17,8 +17,13 @@ import pipejax as pj
 from pipejax.base.files import DRAFT
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import pose
-from pipejax.search.schedule.similarity import bound_from, stretch
-from pipejax.search.schedule.store import SolvedProblems, StoreWarning, default_folder
+from pipejax.search.schedule.store import (
+    SolvedProblems,
+    StoreWarning,
+    bound_from,
+    default_folder,
+    stretch,
+)
 from pipejax.search.schedule.store_entry import _checksum, prover
 
 pytestmark = pytest.mark.solver

@@ -15,8 +15,8 @@ from test_optimize import held
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.search.schedule.bounds import lower_bound
+from pipejax.search.schedule.periods import shortest_ring
 from pipejax.search.schedule.problem import pose
-from pipejax.search.schedule.ring import shortest_ring
 
 KINDS = (
     ("1f1b", 3, 4, {}),

@@ -11,20 +11,27 @@ from pipejax.costs.costs import Costs
 from pipejax.engine.recurrence_host import run_on_host
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.schedule.baselines import baseline_tables
 from pipejax.search.schedule.block_plans import block_starts
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
-from pipejax.search.schedule.cp_model import ScheduleModel
-from pipejax.search.schedule.cp_search import relaxed_bound, search
-from pipejax.search.schedule.folded_model import FoldedModel, depth_of, extended, fold
+from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.initial_plans import (
+    baseline_tables,
     greedy_plan,
     greedy_starts,
     is_pipe,
     one_by_one,
     pipe_plans,
 )
-from pipejax.search.schedule.neighbourhood_search import search_neighbourhoods
+from pipejax.search.schedule.neighbourhoods import search_neighbourhoods
+from pipejax.search.schedule.periods import (
+    FoldedModel,
+    Ring,
+    cut,
+    depth_of,
+    extended,
+    fold,
+    shortest_ring,
+)
 from pipejax.search.schedule.plan import (
     Plan,
     gradient_end,
@@ -36,10 +43,8 @@ from pipejax.search.schedule.plan import (
     to_table,
 )
 from pipejax.search.schedule.problem import Problem
-from pipejax.search.schedule.ring import Ring, cut, shortest_ring
-from pipejax.search.schedule.similarity import rows_keep_limits
 from pipejax.search.schedule.solution import Solution
-from pipejax.search.schedule.store import SolvedProblems
+from pipejax.search.schedule.store import SolvedProblems, rows_keep_limits
 
 LARGE = 1500  # ops from which a period is looked for before the whole is searched
 HUGE = 20_000  # ops from which a solver only fills memory: its model is not made

@@ -1,14 +1,22 @@
-"""Initial plans: schedules of the literature, and greedy ones in many variants."""
+"""Initial plans: schedules of the literature, greedy ones in many variants, and offloads for them.
 
+Given the starts of all ops, the workers of one host link are a small separate problem: which
+activations go to the host, and when. Where it has a solution, a plan made for more memory runs
+equally fast in less.
+"""
+
+import dataclasses
 import itertools
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from ortools.sat.python import cp_model
 
+from pipejax import schedules
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.schedules.cells.ops import SPLIT, Phase
+from pipejax.schedules.cells.ops import HOST, SPLIT, Phase
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Goal, Rules, list_schedule
 from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
@@ -16,13 +24,26 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
     zero_bubble_starts,
 )
 from pipejax.schedules.heuristics.timeline import FOREVER, TimedOps, Work
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.bounds import paths
-from pipejax.search.schedule.offload_assignment import add_offloads
-from pipejax.search.schedule.plan import NEVER, Plan, objective_of, peaks
-from pipejax.search.schedule.problem import Problem
+from pipejax.search.schedule.plan import (
+    NEVER,
+    Plan,
+    gradient_end,
+    input_grad_end,
+    keeps_limits,
+    objective_of,
+    peaks,
+    to_table,
+)
+from pipejax.search.schedule.problem import NAMES, Problem
 
 OFFLOAD_SECONDS = 3.0  # to find offloads for one plan, at most
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # times the limit that compute is planned for
+# the most promising first: a short time limit may leave out the last ones
+IN_MEMORY: tuple[str, ...] = ("zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", "1f1b")
+WITH_OFFLOADS: tuple[str, ...] = ("ada-offload", "pipe-offload")
+LEAST = 1e-4  # of the longest time: slots have a length, and sums of floats tell them apart
 
 
 class Variant(NamedTuple):
@@ -193,3 +214,117 @@ def greedy_starts(problem: Problem, seconds: float, best: float = FOREVER) -> It
         if with_offloads is not None:
             best = value
             yield Start("greedy with offloads", with_offloads)
+
+
+def baseline_tables(problem: Problem, given: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
+    """Yield the given schedule and, for a plain pipe, those of the literature.
+
+    Builders take one time for all stages: the mean. AdaOffload plans for those of each.
+    """
+    yield given.name, given
+    if not is_pipe(problem):
+        return
+    size = {"num_workers": problem.num_workers, "num_microbatches": problem.num_microbatches}
+    options = _options(problem)
+    for name in (WITH_OFFLOADS if problem.offload is not None else ()) + IN_MEMORY:
+        own_plan = ada_offload_plan(problem) if name == "ada-offload" else None
+        if own_plan is not None and keeps_limits(problem, own_plan):
+            yield name, to_table(problem, own_plan, name)
+        elif name != given.name:
+            takes = {*schedules.REGISTRY[name].options, "slots"}
+            own = {option: value for option, value in options.items() if option in takes}
+            yield name, schedules.build(name, **size, **own)
+
+
+def _options(problem: Problem) -> Mapping[str, Any]:
+    def mean(times: np.ndarray) -> float:
+        return float(np.mean(times)) if np.size(times) else 0.0
+
+    times = {phase.name: mean(problem.times[phase]) for phase in (*SPLIT, Phase.B)}
+    transfer = mean(problem.lag + problem.transmit)
+    shortest = LEAST * max(*times.values(), transfer) or 1.0
+    options: dict[str, Any] = {
+        "slots": {letter: max(time, shortest) for letter, time in times.items()},
+        "transfer": transfer,
+        "memory_limit": float((problem.limits / problem.sizes).min()),
+        "weight_share": float((problem.kept / problem.sizes).max()),
+    }
+    if problem.offload is not None:
+        options |= {NAMES[phase]: problem.times[phase] for phase in HOST}
+        options |= {"offload_share": 1.0, "host_links": problem.host_links}
+    return options
+
+
+def add_offloads(problem: Problem, plan: Plan, seconds: float) -> Plan | None:
+    """Find offloads that keep a plan within the limits."""
+    if problem.offload is None or problem.load is None:
+        raise ValueError("nothing may be offloaded: the problem has no time of an offload")
+    offload, load = (np.full_like(plan.forward, NEVER) for _ in range(2))
+    shared = {worker for group in problem.host_links for worker in group}
+    own = [(worker,) for worker in range(problem.num_workers) if worker not in shared]
+    until = time.monotonic() + seconds
+    for group in (*problem.host_links, *own):
+        found = _on_link(problem, plan, group, max(0.01, until - time.monotonic()))
+        if found is None:
+            return None
+        for (stage, microbatch), (leaves, comes) in found.items():
+            offload[stage, microbatch], load[stage, microbatch] = leaves, comes
+    return dataclasses.replace(plan, offload=offload, load=load)
+
+
+def _on_link(
+    problem: Problem, plan: Plan, group: tuple[int, ...], seconds: float
+) -> dict[tuple[int, int], tuple[int, int]] | None:
+    """Offloads of the workers of one link, by stage and microbatch: starts of O and L."""
+    model, times = cp_model.CpModel(), problem.times
+    input_end, weight_end = input_grad_end(problem, plan), gradient_end(problem, plan)
+    link: list[cp_model.IntervalVar] = []
+    choices: dict[tuple[int, int], tuple[cp_model.BoolVarT, ...]] = {}
+    for worker in group:
+        held: list[tuple[cp_model.IntervalVar, int]] = []
+        for stage, m in np.argwhere(problem.worker == worker).tolist():
+            size, kept = int(problem.sizes[stage]), int(problem.kept[stage])
+            forward, turn = int(plan.forward[stage, m]), int(plan.input_grad[stage, m])
+            ends = int(input_end[stage, m]), int(weight_end[stage, m])
+            there = forward + int(problem.forward[stage])
+            offload, load = (int(times[phase][stage]) for phase in HOST)
+            # an activation that stays: its whole size until I, what W needs until W
+            stays = [
+                (end - forward, p) for end, p in zip(ends, (size - kept, kept), strict=True) if p
+            ]
+            if turn - there < offload + load:
+                held += [(model.new_fixed_size_interval_var(forward, n, ""), p) for n, p in stays]
+                continue
+            out = model.new_bool_var("")
+            leaves = model.new_int_var(there, turn - offload - load, "")
+            comes = model.new_int_var(there + offload, turn - load, "")
+            model.add(comes >= leaves + offload)
+            optional = model.new_optional_fixed_size_interval_var
+            link += [optional(leaves, offload, out, ""), optional(comes, load, out, "")]
+            held += [(optional(forward, length, ~out, ""), parts) for length, parts in stays]
+            for since, until, parts in (
+                (forward, leaves + offload, size),
+                (comes, ends[0], size - kept),
+                (comes, ends[1], kept),
+            ):
+                if parts:
+                    length = model.new_int_var(0, ends[1] - forward, "")
+                    away = model.new_optional_interval_var(since, length, until, out, "")
+                    held.append((away, parts))
+            choices[stage, m] = out, leaves, comes
+        limit = int(problem.limits[worker])
+        model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
+    model.add_no_overlap(link)
+    model.minimize(sum(out for out, *_ in choices.values()))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 1
+    solver.parameters.stop_after_first_solution = True
+    solver.parameters.catch_sigint_signal = False  # the caller's to handle
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return {
+        place: (solver.value(leaves), solver.value(comes))
+        for place, (out, leaves, comes) in choices.items()
+        if solver.boolean_value(out)
+    }

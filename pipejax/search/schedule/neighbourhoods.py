@@ -1,23 +1,62 @@
-"""Neighbourhoods of a plan: which ops may change their order, and which keep it.
+"""Large-neighbourhood search: a small part of a plan is searched anew, again and again.
 
 A neighbourhood is a set of free ops. All others keep their order on workers and host links, but
 not their times: where something is gained in the middle, what follows moves up. An offload or load
 that is free may also be left out or come anew.
+
+Where memory is tight, the whole model is too large for the solver to move anything: what it changes
+in one place breaks a limit in another. A step frees the ops of one neighbourhood and asks for any
+plan that is better; most steps end within a fraction of a second. Better is a plan that ends
+sooner, or one whose input gradients come sooner in sum while its end is not later: only one of many
+paths has to be shortened for it, and after enough such steps the end moves too.
 """
 
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
+from ortools.sat.python import cp_model
 
 from pipejax.base.array_types import Bool, NumpyArray
+from pipejax.base.progress import news_of
 from pipejax.schedules.cells.ops import Phase
-from pipejax.search.schedule.plan import NEVER, PerOp, Plan, gradient_end, input_grad_end
+from pipejax.schedules.table.table import ScheduleTable
+from pipejax.search.schedule.cp_model import ScheduleModel, new_solver
+from pipejax.search.schedule.plan import (
+    NEVER,
+    PerOp,
+    Plan,
+    gradient_end,
+    horizon_of,
+    input_grad_end,
+    keeps_limits,
+    objective_of,
+    to_plan,
+    to_table,
+)
 from pipejax.search.schedule.problem import Problem
 
 Ops = Bool[NumpyArray, "stages microbatches"]
 Free = Mapping[str, Ops]  # by phase letter
 Op = tuple[str, tuple[int, int]]  # phase letter; stage and microbatch
+Tell = Callable[[ScheduleTable], None]
+
+FIRST_SHARE = 0.3  # of the plan that a neighbourhood holds at first, at most
+FIRST_PAIRS = 100  # of stage and microbatch, that it holds then
+LEAST_SHARE = 0.05
+GROWS = 1.1  # share after a step that came to an end; it shrinks as much after one that did not
+# of a step, in the solver's deterministic units, so that it does not depend on who else computes:
+STEP = 0.05  # at most, half a second or so; or
+STEP_SHARE = 0.05  # of all steps since the last gain together, where that is more
+PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids that take turns
+STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
+PATIENCE = 6.0  # seconds without a gain after which the search ends, or
+PATIENCE_SHARE = 1.0  # of the time until the last gain, where that is more
+GAINS = (0.0, 0.01, 0.04)  # by which share a plan is to be better, at least: drawn for each step
+GOALS = ("end", "sum")  # what a step shortens: the objective, or the sum of input gradients' ends
 
 
 def _microbatches(
@@ -122,3 +161,217 @@ def _ends(problem: Problem, plan: Plan) -> Mapping[str, PerOp]:
         "W": gradient_end(problem, plan),
         **{p: plan.starts[p] + problem.times[Phase[p]][:, None] for p in "FOL"},
     }
+
+
+class Merit(NamedTuple):
+    """How good a plan is, the more important first.
+
+    Attributes:
+      objective: units.
+      sum: of the ends of all input gradients [units].
+    """
+
+    objective: int
+    sum: int
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan) -> "Merit":
+        """Measure a plan."""
+        return cls(objective_of(problem, plan), int(input_grad_end(problem, plan).sum()))
+
+
+class Arm:
+    """One way to make a step, and what came of it.
+
+    Attributes:
+      kind: of neighbourhood.
+      goal: one of `GOALS`.
+      in_order: whether microbatches keep the order in which they pass each stage.
+      share: size of the next neighbourhood.
+      spent: deterministic time of the solver.
+      gains: steps that found something.
+    """
+
+    def __init__(self, kind: str, goal: str, in_order: bool, share: float) -> None:
+        """Begin with nothing known."""
+        self.kind, self.goal, self.in_order, self.share = kind, goal, in_order, share
+        self.spent, self.gains = 0.0, 0
+
+    @property
+    def weight(self) -> float:
+        """Gains in its time so far; one that was not tried yet counts as a good one."""
+        return (self.gains + 1) / (self.spent + 2 * STEP)
+
+    def learn(self, spent: float, *, found: bool, ended: bool) -> None:
+        """Take in a step: whether it found something, and whether its search came to an end."""
+        self.spent += spent
+        self.gains += found
+        share = self.share * GROWS if ended else self.share / GROWS
+        self.share = min(1.0, max(LEAST_SHARE, share))
+
+
+class NeighbourhoodSearch:
+    """The search of one thread on its own grid.
+
+    Attributes:
+      problem: on that grid.
+      plan: the best so far.
+      merit: how good it is.
+      idle: deterministic time since the objective was improved.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
+        """Build the model, of which every step takes a copy."""
+        horizon = horizon_of(problem, plan)
+        self.problem, self.plan, self.merit = problem, plan, Merit.of(problem, plan)
+        self._rng = np.random.default_rng(seed)
+        self._base = ScheduleModel(problem, horizon)
+        self._base.model.clear_objective()  # type: ignore[no-untyped-call]  # it has no types
+        self._sum = cp_model.LinearExpr.sum([self._base.end("I", k) for k in self._base.start["I"]])
+        kinds = KINDS if problem.offload is not None else KINDS.keys() - {"offloads"}
+        share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
+        orders = (True,) if self._base.in_order else (True, False)
+        ways = itertools.product(sorted(kinds), GOALS, orders)
+        self._arms = [Arm(*way, share) for way in ways]
+        self._solver: cp_model.CpSolver | None = None
+        self.idle = 0.0
+
+    def step(self, seconds: float) -> bool:
+        """Search one neighbourhood; return whether the plan is better now."""
+        weights = np.array([arm.weight for arm in self._arms])
+        arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
+        free = draw(arm.kind, self.problem, self.plan, arm.share, self._rng)
+        model = self._model(free, arm)
+        solver = self._solver = new_solver(seconds, 1)
+        solver.parameters.random_seed = int(self._rng.integers(2**31))
+        solver.parameters.linearization_level = 0  # a linear relaxation costs more than it cuts off
+        solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
+        solver.parameters.max_deterministic_time = max(STEP, STEP_SHARE * self.idle)
+        status = solver.solve(model)
+        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        spent = solver.response_proto.deterministic_time
+        self.idle += spent
+        arm.learn(spent, found=found, ended=found or status == cp_model.INFEASIBLE)
+        return found and self.take(self._base.plan(solver))
+
+    def take(self, plan: Plan) -> bool:
+        """Take a plan if it is better; return whether it is."""
+        merit = Merit.of(self.problem, plan)
+        if merit >= self.merit:
+            return False
+        if merit.objective < self.merit.objective:
+            self.idle = 0.0
+        self.plan, self.merit = plan, merit
+        return True
+
+    def stop(self) -> None:
+        """End the step that is under way."""
+        if self._solver is not None:
+            self._solver.stop_search()
+
+    def _model(self, free: Free, arm: Arm) -> cp_model.CpModel:
+        """Copy the model, keep what is not free, and ask for a better plan."""
+        base, model = self._base, self._base.model.clone()
+        order = kept_order(self.problem, self.plan, free)
+        if arm.in_order and not base.in_order:
+            order = itertools.chain(order, order_of_microbatches(self.problem, self.plan))
+        for (letter, place), (other, next_place) in order:
+            model.add(base.start[other][next_place] >= base.end(letter, place))
+        for place, out in base.out.items():
+            if not free["O"][place]:
+                model.add(out == bool(self.plan.offload[place] != NEVER))
+        for place, whole in base.whole.items():
+            if not free["I"][place]:
+                model.add(whole == bool(self.plan.whole[place]))
+        share = float(self._rng.choice(GAINS))
+        least = Merit(*(max(1, int(share * value)) for value in self.merit))
+        if arm.goal == "end":
+            model.add(base.objective <= self.merit.objective - least.objective)
+        else:
+            model.add(base.objective <= self.merit.objective)
+            model.add(self._sum <= self.merit.sum - least.sum)
+        base.hint(self.plan, model)
+        return model
+
+
+class Best:
+    """The best table of all threads, in a lock.
+
+    Attributes:
+      table: the table.
+      objective: in units of the problem.
+      since: when it was found.
+    """
+
+    def __init__(self, problem: Problem, table: ScheduleTable) -> None:
+        """Begin with a table."""
+        self._lock, self.since = threading.Lock(), time.monotonic()
+        self._problem, self.table = problem, table
+        self.objective = objective_of(problem, to_plan(problem, table))
+
+    def offer(self, table: ScheduleTable) -> bool:
+        """Take a table if it is better; return whether it is."""
+        objective = objective_of(self._problem, to_plan(self._problem, table))
+        with self._lock:
+            if objective >= self.objective:
+                return False
+            self.table, self.objective, self.since = table, objective, time.monotonic()
+            return True
+
+
+def grids_of(problem: Problem) -> list[Problem]:
+    """Return the grids that are searched, coarse ones first; the last one is the problem's own.
+
+    On a coarse grid a solver moves far in little time; what is lost by it, a fine one wins back.
+    """
+    grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
+    return [grids[unit] for unit in sorted(grids, reverse=True)]
+
+
+def search_neighbourhoods(
+    problem: Problem, start: ScheduleTable, seconds: float, num_threads: int
+) -> Iterator[ScheduleTable]:
+    """Improve a table; stop when the iterator is closed.
+
+    Each thread goes from grid to grid as it gets stuck, and they begin on different ones; what one
+    finds is where the others go on, where they are behind. The search ends before its time where
+    nothing was found for half of it.
+    """
+    best, over, begun = Best(problem, start), threading.Event(), time.monotonic()
+    grids, running = grids_of(problem), dict[int, NeighbourhoodSearch]()
+
+    def seconds_left() -> float:
+        patience = max(PATIENCE, PATIENCE_SHARE * (best.since - begun))
+        return min(begun + seconds, best.since + patience) - time.monotonic()
+
+    def visit(search: NeighbourhoodSearch, most: float, tell: Tell) -> None:
+        grid, seen = search.problem, best.table
+        while not over.is_set() and search.idle < most and (left := seconds_left()) > 0:
+            if search.step(left) and keeps_limits(grid, search.plan):
+                table = to_table(grid, search.plan, "optimized neighbourhoods")
+                search.take(to_plan(grid, table))  # as early as its rows allow
+                if best.offer(table):
+                    tell(table)
+            if best.table is not seen:
+                seen = best.table
+                search.take(to_plan(grid, seen))
+
+    def job(first: int) -> Callable[[Tell], None]:
+        def run(tell: Tell) -> None:
+            for visits in itertools.count(first):
+                if over.is_set() or seconds_left() <= 0:
+                    return
+                turn, number = divmod(visits, len(grids))
+                seed = visits * num_threads + first
+                plan = to_plan(grids[number], best.table)
+                search = running[first] = NeighbourhoodSearch(grids[number], plan, seed)
+                visit(search, STUCK * (1 + turn) if len(grids) > 1 else np.inf, tell)
+
+        return run
+
+    def stop() -> None:
+        over.set()
+        for search in [*running.values()]:
+            search.stop()
+
+    return news_of([job(first) for first in range(num_threads)], stop)
