@@ -26,7 +26,7 @@ os.environ.setdefault(
 import jax
 import pytest
 import turns
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, core, settings
 from jax._src import monitoring
 
 STRICT = {"jax_enable_x64": True, "jax_numpy_rank_promotion": "raise"}
@@ -42,7 +42,8 @@ configure(STRICT)
 
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, derandomize=True, **_quiet)
-settings.register_profile("ci", max_examples=60, derandomize=True, **_quiet)
+# other examples for each commit: see tests/turns.py
+settings.register_profile("ci", max_examples=20, database=None, **_quiet)
 settings.register_profile("nightly", max_examples=2000, **_quiet)
 # for tests/mutate.py, to whom the smallest failing example is no better than the first
 settings.register_profile(
@@ -62,12 +63,15 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    drawn_anew = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+    if core.global_force_seed is None and not drawn_anew:  # none was given by --hypothesis-seed
+        core.global_force_seed = turns.NUMBER
     if config.getoption("--quick"):
         os.environ.setdefault("EXAMPLES", "200")  # of the fuzzer
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"parts of grids of TURN={turns.TURN}")
+    terminalreporter.write_line(f"parts of grids and examples of TURN={turns.TURN}")
 
 
 # first: it marks what an option then leaves out

@@ -1,8 +1,9 @@
 """Whose turn it is: large grids run in parts, another one for each commit.
 
 A case that costs seconds is one of a grid of dozens. `make test` runs the first of a grid, which is
-its smallest, and one part of the others, chosen by the commit; `make test-all` runs them all. A run
-ends with a line that says which, and with `TURN=...` in the environment another one runs the same.
+its smallest, and one part of the others, chosen by the commit; `make test-all` runs them all. The
+examples that hypothesis draws begin at the same number. A run ends with a line that says it, and
+with `TURN=...` in the environment another one runs the same.
 """
 
 import os
