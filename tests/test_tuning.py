@@ -17,7 +17,7 @@ from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
 from pipejax.schedules import REGISTRY
-from pipejax.schedules.cells.memory_ledger import PARTS
+from pipejax.schedules.cells.ops import PARTS
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows
 from pipejax.search.tuning import descent, step_time_objective, ways
 from pipejax.search.tuning.descent import descend

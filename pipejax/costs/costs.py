@@ -18,31 +18,18 @@ from pipejax.base.array_types import Array, Float, NumpyArray
 from pipejax.base.checks import check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.costs.precision import checked_seconds, float_type
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
 Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "..."]
 
-PHASE_FIELDS: Mapping[str, str] = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input_grad",
-    "W": "weight_grad",
-    "R": "recompute",
-    "UNSHARD": "unshard",
-    "RESHARD": "reshard",
-    "REDUCE_GRAD": "reduce_grad",
-    "WAIT_REDUCE_GRAD": "wait_reduce_grad",
-    "A": "all_reduce",
-    "U": "update",
-    "O": "offload",
-    "L": "load",
-}
+PHASE_FIELDS: Mapping[str, str] = {phase.name: KINDS[phase].time for phase in TIMED}
 CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
-OF_STAGES = ("all_reduce", "update", "unshard", "reshard", "reduce_grad", "wait_reduce_grad")
-OF_COPIES = ("update",)  # of these, what every copy of a stage does by itself
+OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of != MICROBATCH)
+# of these, what every copy of a stage does by itself
+OF_COPIES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].of == COPY)
 # what makes a time known that is not, by field
 _WAYS = dict.fromkeys(
     ("backward", "input_grad", "weight_grad"),

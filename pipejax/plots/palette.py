@@ -10,6 +10,8 @@ Where no strokes can be drawn, as in a terminal, the second pipe has a darker sh
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
+
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
 SILVER, VIOLET, WHITE = "#CCCCCC", "#5B2A86", "#FFFFFF"
@@ -40,26 +42,25 @@ class Look(NamedTuple):
         return ink(self.fill)
 
 
+def lightness(colour: str) -> float:
+    """Return how light a colour is in grey, from 0 to 1; of none 0."""
+    red, green, blue = (int(colour[k : k + 2] or "0", 16) / 255 for k in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def ink(background: str) -> str:
+    """Return the colour in which text is read best on a background: black or white."""
+    return BLACK if lightness(background) > 0.45 else WHITE
+
+
 PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind reader
-    "A": Look("all-reduce", "#FFFFFF", "#FFFFFF"),  # white is also where nothing runs: hatched
-    "W": Look("weight gradient", "#F9F08F", "#AEA864"),
-    "F": Look("forward", "#A6D4F5", "#6F8EA4"),
-    "R": Look("recompute", "#D9A2CB", "#87647E"),
-    "B": Look("backward", "#D87C00", "#B06500"),
-    "I": Look("input gradient", "#00875F", "#005E42"),
-    "L": Look("load", "#A83200", "#651E00"),
-    "O": Look("offload", "#003C78", "#002346"),
-    "U": Look("update", "#1C1C1C", "#1C1C1C"),
+    phase.name: Look(kind.name, kind.fill, kind.shade)
+    for phase, kind in sorted(KINDS.items(), key=lambda entry: -lightness(entry[1].fill))
+    if kind.fill
 }
-NO_PIPE = "AU"  # phases that belong to no pipe
+NO_PIPE = tuple(phase for phase in PHASES if KINDS[Phase[phase]].of != MICROBATCH)
 
 
 def look(phase: str) -> Look:
     """Return what a phase looks like; what costs nothing unless times are given is grey."""
     return PHASES.get(phase, Look(phase, GREY, GREY))
-
-
-def ink(background: str) -> str:
-    """Return the colour in which text is read best on a background: black or white."""
-    red, green, blue = (int(background[k : k + 2], 16) / 255 for k in (1, 3, 5))
-    return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else WHITE

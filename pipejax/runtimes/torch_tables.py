@@ -7,20 +7,31 @@ have no tags, so SENDs and RECVs match in the order in which they are posted.
 
 import itertools
 import warnings
-from collections.abc import Mapping
 
 import numpy as np
 
-from pipejax.schedules.cells.ops import HOST, Op, Phase, receive_of
+from pipejax.schedules.cells.ops import (
+    CELL_PHASES,
+    COMMUNICATION,
+    HOST,
+    SHARDING,
+    SPLIT,
+    Op,
+    Phase,
+    receive_of,
+)
 from pipejax.schedules.table.communication_cells import TorchLowering, with_waits
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import RepairNotice
 
-ABSENT: Mapping[Phase, str] = {
+KNOWN = (*SPLIT, Phase.B, *SHARDING, *COMMUNICATION)
+ABSENT: dict[Phase, str] = {
     Phase.U: "it updates after the whole table",
     **dict.fromkeys((*HOST, Phase.WAIT_O), "it offloads nothing"),
     Phase.R: "it recomputes within the backward",
 }
+_OTHERS = [phase for phase in CELL_PHASES if phase not in {*KNOWN, *ABSENT}]
+ABSENT |= dict.fromkeys(_OTHERS, "it has no such op")
 
 
 def absent(table: ScheduleTable) -> dict[Phase, int]:

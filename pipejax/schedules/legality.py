@@ -18,10 +18,10 @@ from pipejax.schedules.cells.dependencies import FORWARD, find_dependencies, fin
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
     HOST,
+    KINDS,
     MESSAGES,
     SHARDING,
     UNIT_SLOTS,
-    WAITS,
     Op,
     Phase,
     ScheduleError,
@@ -145,10 +145,10 @@ def check_complete(content: Content) -> None:
     whole, grad, weight, offload, load = (
         content.where[phase] != NOWHERE for phase in (Phase.B, Phase.I, Phase.W, *HOST)
     )
-    awaited = {wait: Phase[wait.name.removeprefix("WAIT_")] for wait in WAITS}
+    awaited = [(wait, kind.awaited) for wait, kind in KINDS.items() if kind.awaited]
     lone_waits = [
         (phase, (content.where[phase] == NOWHERE) & (content.where[wait] != NOWHERE))
-        for wait, phase in awaited.items()
+        for wait, phase in awaited
     ]
     for phase, absent, why in (
         (Phase.B, ~(whole | grad | weight), "there is no backward"),

@@ -15,7 +15,7 @@ from pipejax.base.display import short_repr
 from pipejax.costs.costs import FIELDS, OF_COPIES, OF_STAGES, PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import KINDS, MICROBATCH, TIMED, Phase
 
 MOST_PARTS = 10**4  # into which a weight such as a third divides a unit
 DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
@@ -52,7 +52,9 @@ def default_parameters(program: Program) -> tuple[str, ...]:
     """Name the parameters that a program needs: its phases, and messages forth and back."""
     phases = {phase.name for phase in (*program.layout.phases, *program.layout.paired_phases)}
     backward = ("I", "W") if phases & {"I", "W"} else ("B",) if "B" in phases else ()
-    more = [name for name in ("R", "O") if name in phases]
+    # an activation comes back from the host in the time in which it left
+    others = [p.name for p in TIMED if KINDS[p].of == MICROBATCH and p not in (Phase.F, Phase.L)]
+    more = [name for name in others if name in phases and name not in BACKWARDS]
     has_messages = len(program.messages.producer) > 0
     return ("F", *backward, *more, *("c_F", "c_B") * has_messages)
 
@@ -125,12 +127,10 @@ def _direction(program: Program, name: str) -> tuple[str, NumpyArray]:
     if re.fullmatch("[0-9]+", place) and int(place) <= last:
         of_place[place] = stages == int(place)
     if kind not in PHASE_FIELDS or suffix == "_" or place not in of_place:
-        known = [*Phase.__members__.keys() & PHASE_FIELDS.keys()]
-        known = [phase for phase in PHASE_FIELDS if phase in known]
         more = (
             f", each also with _first, _mid, _last or _0 to _{last}; those of messages with _F, _B"
         )
-        raise ValueError(unknown("parameter", name, [*known, *MESSAGES], more))
+        raise ValueError(unknown("parameter", name, [*PHASE_FIELDS, *MESSAGES], more))
     return PHASE_FIELDS[kind], of_place[place].astype(float)
 
 

@@ -20,6 +20,7 @@ from pipejax.cli.options.values import (
     parse_times,
 )
 from pipejax.schedules import Builder
+from pipejax.schedules.cells.ops import SPLIT, STEP_END, TIMED
 
 if TYPE_CHECKING:
     from pipejax.costs.topology import PlacedCosts
@@ -119,7 +120,8 @@ _WITH_MODEL = (
     "pipeline_layout",
     "recompute",
 )
-_RARE = ("R", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "O", "L")
+# times that are in vain where no table has such an op; without cells, the step ends with A and U
+_RARE = [phase.name for phase in TIMED if phase not in (*SPLIT, pj.Phase.B, *STEP_END)]
 _OF_MICROBATCHES = ("lengths", "microbatch_scale", "microbatch_order")
 _NO_MESSAGES = {  # why message times do not go with what else says, or does not say, times
     "model": "--comm, --latency and --transmit do not go with --model: the system's links give "

@@ -16,8 +16,8 @@ from pipejax.engine.lowering.program import (
     Program,
 )
 from pipejax.schedules.cells.ops import (
-    COMPUTE,
     HOST,
+    ROW_OPS,
     SHARDING,
     UNIT_SLOTS,
     WAIT_SEND,
@@ -115,7 +115,7 @@ class ProgramBuilder:
         Sharding cells and waits are no ops. Returns (some) nodes.
         """
         worker = self._column("worker")
-        is_op = np.isin(self._column("phase"), (*COMPUTE, Phase.U))
+        is_op = np.isin(self._column("phase"), ROW_OPS)
         on_worker = np.flatnonzero((worker != NO_WORKER) & is_op)
         on_worker = on_worker[np.argsort(worker[on_worker], kind="stable")]
         following = np.full(self._num_nodes, -1)

@@ -13,23 +13,13 @@ import numpy as np
 from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.engine.lowering.program import Program
+from pipejax.schedules.cells.ops import COMPUTE, HOST, KINDS, SHARDING, STEP_END
 
 MOST, MOST_OF_NONE = 4.0, 1.0  # largest factor of a slider, and where messages take no time
 NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "R": "recompute",
+    **{phase.name: KINDS[phase].name for phase in COMPUTE},
     "pair": "fused pair",
-    "O": "offload",
-    "L": "load",
-    "UNSHARD": "gather weights",
-    "RESHARD": "drop weights",
-    "REDUCE_GRAD": "reduce gradients",
-    "WAIT_REDUCE_GRAD": "wait for gradients",
-    "A": "all-reduce",
-    "U": "update",
+    **{phase.name: KINDS[phase].name for phase in (*HOST, *SHARDING, *STEP_END)},
     "latency": "latency",
     "transmit": "message",
 }

@@ -17,18 +17,20 @@ from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.longest_path import run_edges
 from pipejax.schedules.cells.cells import NOWHERE, HeldCells
 from pipejax.schedules.cells.dependencies import find_versions
-from pipejax.schedules.cells.ops import COMMUNICATION, SHARDING, Phase
+from pipejax.schedules.cells.ops import CELL_PHASES, COMMUNICATION, SHARDING, Phase
 from pipejax.schedules.table.table import ScheduleTable, without
 
+# what a device can do, by number; MEAN averages the weights of all runs after the last update of
+# a round
+CODES = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, Phase.R, Phase.O, Phase.L, Phase.U)
+MEAN = len(CODES)
 LEFT_OUT = {  # phases of cells that are not executed, and why
     **dict.fromkeys(COMMUNICATION, "a slot ends with its messages, in no order"),
     **dict.fromkeys(SHARDING, "parameters are not sharded"),
     Phase.WAIT_O: "an offload ends in its slot",
 }
-# what a device can do, by number; MEAN averages the weights of all runs after the last update of
-# a round
-CODES = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, Phase.R, Phase.O, Phase.L, Phase.U)
-MEAN = len(CODES)
+_OTHERS = [phase for phase in CELL_PHASES if phase not in {*CODES, *LEFT_OUT}]
+LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 
 
 class SpmdSizes(NamedTuple):

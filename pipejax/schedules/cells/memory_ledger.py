@@ -13,42 +13,26 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Int, Num, NumpyArray
 from pipejax.schedules.cells.cells import Content
-from pipejax.schedules.cells.ops import Phase
+from pipejax.schedules.cells.ops import (
+    CHECKPOINT,
+    END,
+    FOR_W,
+    KINDS,
+    LEFT_BY_F,
+    WHOLE,
+    LedgerEntry,
+    Phase,
+)
 
 WEIGHT_SHARE = 1 / 3  # of an activation, that W needs after I, where no layer says how much
-
-START, END = 0, 1  # of an op
-# parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
-PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
-LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
 
 MANY_SIZES = 64  # different ones, from which each worker is gone through by itself
 
 Size = TypeVar("Size", float, NumpyArray)
 
 
-class LedgerEntry(NamedTuple):
-    """One entry of the ledger.
-
-    Attributes:
-      moment: `START` or `END` of the op.
-      part: what is taken or freed.
-      change: how many more of it the worker holds from then on.
-    """
-
-    moment: int
-    part: int
-    change: int
-
-
 LEDGER: Mapping[Phase, tuple[LedgerEntry, ...]] = {
-    Phase.F: (LedgerEntry(START, LEFT_BY_F, 1),),
-    Phase.R: (LedgerEntry(START, CHECKPOINT, -1), LedgerEntry(START, WHOLE, 1)),
-    Phase.B: (LedgerEntry(END, WHOLE, -1),),
-    Phase.I: (LedgerEntry(END, WHOLE, -1), LedgerEntry(END, FOR_W, 1)),
-    Phase.W: (LedgerEntry(END, FOR_W, -1),),
-    Phase.O: (LedgerEntry(END, LEFT_BY_F, -1),),
-    Phase.L: (LedgerEntry(START, LEFT_BY_F, 1),),
+    phase: kind.memory for phase, kind in KINDS.items() if kind.memory
 }
 
 

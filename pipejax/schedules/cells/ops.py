@@ -51,22 +51,162 @@ class Phase(enum.IntEnum):
     WAIT_SEND_B = 20  # wait until that input gradient is sent
 
 
-COMPUTE = (Phase.F, Phase.B, Phase.I, Phase.W, Phase.R)
+# what an op runs on; what it belongs to, and so what has a time of its own
+WORKER, HOST_LINK, NETWORK = "worker", "host link", "network"
+MICROBATCH, STAGE, COPY = "microbatch", "stage", "copy of a stage"
+
+START, END = 0, 1  # of an op: when it takes or frees memory
+# parts of an activation: all of it, what W needs after I, and what F leaves where R comes later
+PARTS = WHOLE, FOR_W, CHECKPOINT = 0, 1, 2
+LEFT_BY_F = 3  # the whole, or the checkpoint where the activation is recomputed
+
+
+class LedgerEntry(NamedTuple):
+    """What an op does to the activation memory of its worker.
+
+    Attributes:
+      moment: `START` or `END` of the op.
+      part: what is taken or freed.
+      change: how many more of it the worker holds from then on.
+    """
+
+    moment: int
+    part: int
+    change: int
+
+
+class OpKind(NamedTuple):
+    """What tells one kind of op from the others: lists of kinds are made from these records.
+
+    What a kind waits for is not here, but in the rules of `cells.dependencies`.
+
+    Attributes:
+      name: for people.
+      time: field of `Costs` that says how long it takes; empty where it takes no time.
+      runs_on: `WORKER`, in the order of the row, `HOST_LINK` or `NETWORK`, beside it.
+      of: `MICROBATCH` (of a stage), `STAGE` or `COPY`.
+      slot: duration in the drawing of a table, where it has one.
+      memory: what it takes and frees.
+      awaited: the kind of op for whose end it waits, if it does nothing else.
+      fill: colour, where pictures have one; lightness tells kinds apart.
+      shade: colour in the second pipe, where no strokes can be drawn.
+    """
+
+    name: str
+    time: str = ""
+    runs_on: str = WORKER
+    of: str = MICROBATCH
+    slot: int | None = None
+    memory: tuple[LedgerEntry, ...] = ()
+    awaited: Phase | None = None
+    fill: str = ""
+    shade: str = ""
+
+
+KINDS: Mapping[Phase, OpKind] = {
+    Phase.F: OpKind(
+        "forward",
+        "forward",
+        slot=1,
+        memory=(LedgerEntry(START, LEFT_BY_F, 1),),
+        fill="#A6D4F5",
+        shade="#6F8EA4",
+    ),
+    Phase.B: OpKind(
+        "backward",
+        "backward",
+        slot=2,
+        memory=(LedgerEntry(END, WHOLE, -1),),
+        fill="#D87C00",
+        shade="#B06500",
+    ),
+    Phase.I: OpKind(
+        "input gradient",
+        "input_grad",
+        slot=1,
+        memory=(LedgerEntry(END, WHOLE, -1), LedgerEntry(END, FOR_W, 1)),
+        fill="#00875F",
+        shade="#005E42",
+    ),
+    Phase.W: OpKind(
+        "weight gradient",
+        "weight_grad",
+        slot=1,
+        memory=(LedgerEntry(END, FOR_W, -1),),
+        fill="#F9F08F",
+        shade="#AEA864",
+    ),
+    Phase.R: OpKind(
+        "recompute",
+        "recompute",
+        slot=1,
+        memory=(LedgerEntry(START, CHECKPOINT, -1), LedgerEntry(START, WHOLE, 1)),
+        fill="#D9A2CB",
+        shade="#87647E",
+    ),
+    Phase.UNSHARD: OpKind("gather weights", "unshard", of=STAGE),
+    Phase.RESHARD: OpKind("drop weights", "reshard", of=STAGE),
+    Phase.REDUCE_GRAD: OpKind("reduce gradients", "reduce_grad", of=STAGE),
+    Phase.WAIT_REDUCE_GRAD: OpKind("wait for gradients", "wait_reduce_grad", of=STAGE),
+    Phase.SEND_F: OpKind("send activation", runs_on=NETWORK),
+    Phase.RECV_F: OpKind("receive activation", runs_on=NETWORK),
+    Phase.SEND_B: OpKind("send gradient", runs_on=NETWORK),
+    Phase.RECV_B: OpKind("receive gradient", runs_on=NETWORK),
+    # white is also where nothing runs: pictures hatch an all-reduce
+    Phase.A: OpKind("all-reduce", "all_reduce", NETWORK, of=STAGE, fill="#FFFFFF", shade="#FFFFFF"),
+    Phase.U: OpKind("update", "update", of=COPY, fill="#1C1C1C", shade="#1C1C1C"),
+    Phase.O: OpKind(
+        "offload",
+        "offload",
+        HOST_LINK,
+        memory=(LedgerEntry(END, LEFT_BY_F, -1),),
+        fill="#003C78",
+        shade="#002346",
+    ),
+    Phase.L: OpKind(
+        "load",
+        "load",
+        HOST_LINK,
+        memory=(LedgerEntry(START, LEFT_BY_F, 1),),
+        fill="#A83200",
+        shade="#651E00",
+    ),
+    Phase.WAIT_O: OpKind("wait for offload", awaited=Phase.O),
+    Phase.WAIT_SEND_F: OpKind("wait for activation", awaited=Phase.SEND_F),
+    Phase.WAIT_SEND_B: OpKind("wait for gradient", awaited=Phase.SEND_B),
+}
+
+
+def _kinds(runs_on: str, *of: str, timed: bool) -> tuple[Phase, ...]:
+    """List the kinds on a resource that belong to one of these, with a time or without."""
+    return tuple(
+        phase
+        for phase, kind in KINDS.items()
+        if kind.runs_on == runs_on and kind.of in of and bool(kind.time) == timed
+    )
+
+
 SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
-SHARDING = (Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD)
-MESSAGES = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)
-WAIT_SEND = (Phase.WAIT_SEND_F, Phase.WAIT_SEND_B)
-COMMUNICATION = MESSAGES + WAIT_SEND
 STEP_END = (Phase.A, Phase.U)  # lowering adds them, where no cell of the table updates
-HOST = (Phase.O, Phase.L)  # run on the worker's host link, beside its compute
-TIMED = COMPUTE + SHARDING + STEP_END + HOST  # phases with a duration
-WAITS = (Phase.WAIT_O, *WAIT_SEND)  # take no time of their own
-EXECUTED = (*COMPUTE, *SHARDING, Phase.U, Phase.WAIT_O)  # a worker executes these in row order
+COMPUTE = _kinds(WORKER, MICROBATCH, timed=True)
+ROW_OPS = _kinds(WORKER, MICROBATCH, COPY, timed=True)  # without what serves a stage as a whole
+SHARDING = _kinds(WORKER, STAGE, timed=True)
+BUSY = _kinds(WORKER, MICROBATCH, STAGE, COPY, timed=True)  # a worker computes them
+MESSAGES = _kinds(NETWORK, MICROBATCH, timed=False)
+HOST = _kinds(HOST_LINK, MICROBATCH, timed=True)  # beside the compute of the worker
+TIMED = tuple(phase for phase, kind in KINDS.items() if kind.time)
+WAITS = tuple(phase for phase, kind in KINDS.items() if kind.awaited)
+WAIT_SEND = tuple(phase for phase in WAITS if KINDS[phase].awaited in MESSAGES)
+COMMUNICATION = MESSAGES + WAIT_SEND
+# what a worker executes in row order; it waits for its SENDs under some link models alone
+EXECUTED = BUSY + tuple(phase for phase in WAITS if phase not in WAIT_SEND)
 CELL_PHASES = EXECUTED + COMMUNICATION + HOST
 NUMBERED = tuple(phase for phase in CELL_PHASES if phase not in SHARDING)  # have a microbatch
 
 Slots = Mapping[str, float]  # durations by phase letter that a table is drawn with
-UNIT_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 2, "I": 1, "W": 1, "R": 1})
+UNIT_SLOTS: Mapping[str, int] = MappingProxyType(
+    {phase.name: kind.slot for phase, kind in KINDS.items() if kind.slot is not None}
+)
 EQUAL_SLOTS: Mapping[str, int] = MappingProxyType({"F": 1, "B": 1})
 
 

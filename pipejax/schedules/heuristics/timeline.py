@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
-from pipejax.schedules.cells.memory_ledger import END, START, WEIGHT_SHARE, change_of
-from pipejax.schedules.cells.ops import HOST, Cell, Op, Phase
+from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE, change_of
+from pipejax.schedules.cells.ops import END, HOST, START, Cell, Op, Phase
 
 Time = int | float
 FOREVER = float("inf")

@@ -12,8 +12,8 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.schedules.cells.dependencies import versions_held
-from pipejax.schedules.cells.memory_ledger import PARTS, HeldOps, HeldParts
-from pipejax.schedules.cells.ops import COMPUTE, HOST, SHARDING, Phase
+from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
+from pipejax.schedules.cells.ops import BUSY, HOST, PARTS
 from pipejax.schedules.table.table import ScheduleTable
 
 Bytes = Float[NumpyArray, " stages"]
@@ -49,7 +49,7 @@ def held_in_rows(table: ScheduleTable) -> HeldParts:
     if not on_host.any():
         return HeldParts.of(ops)
     # they start and end as the next op that takes time starts
-    takes_time = np.isin(table.phase, (*COMPUTE, *SHARDING, Phase.U))
+    takes_time = np.isin(table.phase, BUSY)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     coming = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, coming, moment) for moment in (ops.start, ops.end))

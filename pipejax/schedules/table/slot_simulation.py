@@ -14,7 +14,7 @@ from pipejax.base.array_types import Bool, Float, Int, Num, NumpyArray
 from pipejax.base.longest_path import CycleError, run_chains, run_edges
 from pipejax.schedules.cells.cells import NEWEST, Cells, Content, WeightRule, empty_cells
 from pipejax.schedules.cells.dependencies import find_dependencies
-from pipejax.schedules.cells.ops import COMPUTE, NO_PIPE, UNIT_SLOTS, Op, Phase, Slots
+from pipejax.schedules.cells.ops import NO_PIPE, ROW_OPS, UNIT_SLOTS, Op, Phase, Slots
 from pipejax.schedules.cells.placement import Placement, looped
 from pipejax.schedules.legality import check_slots
 from pipejax.schedules.table.host_links import check_host_links, waiting_cells
@@ -23,7 +23,6 @@ from pipejax.schedules.table.table import ScheduleTable, row_order
 
 OpsOfRow = Int[NumpyArray, "ops 3"] | Int[NumpyArray, "ops 2 3"] | Sequence[Op]
 SIDE_BY_SIDE = 16  # workers from which their rows run faster together than op by op
-IN_ROWS = (*COMPUTE, Phase.U)
 MOST_IDLE = 64  # columns per distinct start beyond which a table is drawn without its scale
 
 
@@ -54,7 +53,7 @@ def slot_times(
     check_host_links(table, links)
     duration = _durations(table, table.slots if slots is None else slots, shares)
     shape, order = duration.shape, None
-    if table.num_workers >= SIDE_BY_SIDE and np.isin(table.ops.phase, IN_ROWS).all():
+    if table.num_workers >= SIDE_BY_SIDE and np.isin(table.ops.phase, ROW_OPS).all():
         return _side_by_side(table, duration)
     tail, head = waiting_cells(table, links)
     if np.all(tail % table.num_slots < head % table.num_slots):  # the columns are an order
@@ -67,7 +66,7 @@ def _side_by_side(
     table: Content, duration: Float[NumpyArray, "workers slots"]
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run the rows of many workers at once: start and finish of each cell."""
-    edges, cells = find_dependencies(table), row_order(table, IN_ROWS)
+    edges, cells = find_dependencies(table), row_order(table, ROW_OPS)
     number = np.empty(duration.size, int)
     number[cells] = np.arange(len(cells))
     first = np.searchsorted(cells, np.arange(table.num_workers) * table.num_slots)

@@ -21,7 +21,7 @@ from pipejax.costs.costs import PHASE_FIELDS, Costs, differs_by_microbatch
 from pipejax.costs.stage.microbatches import in_order, of_each_microbatch
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.engine.recurrence_host import run_on_host
-from pipejax.schedules.cells.ops import COMPUTE, Phase
+from pipejax.schedules.cells.ops import ROW_OPS, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import gap
@@ -198,7 +198,7 @@ def order_bound(table: ScheduleTable, costs: Costs, links: Links) -> float:
         return found
     tails = longest_path.tails(run.preds, run.duration, run.lag)
     busy = np.zeros(table.num_workers)
-    on_worker = (program.worker != NO_WORKER) & np.isin(program.phase, (*COMPUTE, Phase.U))
+    on_worker = (program.worker != NO_WORKER) & np.isin(program.phase, ROW_OPS)
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, on_worker], axis=1, return_counts=True)
     shape = table.num_stages, table.num_microbatches

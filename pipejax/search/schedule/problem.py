@@ -17,7 +17,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import as_floats, one_of
 from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.memory_ledger import WEIGHT_SHARE
-from pipejax.schedules.cells.ops import COMMUNICATION, HOST, SHARDING, SPLIT, Phase
+from pipejax.schedules.cells.ops import COMMUNICATION, HOST, KINDS, SHARDING, SPLIT, Phase
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -307,7 +307,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
         )
     for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
         phase = Phase(code)
-        if phase not in SHARDING or np.any(np.asarray(getattr(costs, phase.name.lower())) > 0):
+        if phase not in SHARDING or np.any(np.asarray(getattr(costs, KINDS[phase].time)) > 0):
             raise ValueError(
                 f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled"
             )
