@@ -208,8 +208,8 @@ def _linked(source: str) -> str:
 def _picture(each: Shown) -> bytes:
     """Draw the timeline above the memory."""
     # matplotlib takes a second to import
+    from pipejax.plots.bars import Curves
     from pipejax.plots.caption import unit_of
-    from pipejax.plots.memory import Curves
     from pipejax.plots.timeline import Drawing, Panel, draw_panels
 
     curves = Curves(_held(each), "activations held", "{:.3g}".format)

@@ -10,8 +10,8 @@ from explorer_cases import GIVEN, explored, given
 from justhtml import JustHTML
 
 import pipejax as pj
-from pipejax.plots.explorer.packing import pack, unpack
 from pipejax.plots.explorer.page import SCRIPTS, page
+from pipejax.plots.explorer.payload import pack, unpack
 from pipejax.schedules.table.links import LINKS
 
 

@@ -9,8 +9,7 @@ import pytest
 from training_cases import OBJECTIVES, SIZES, S, rows
 
 import pipejax.training as pt
-from pipejax.training.linear import gram
-from pipejax.training.objective import composed_loss
+from pipejax.training.objective import composed_loss, gram
 
 pytestmark = pytest.mark.compiles
 
@@ -118,7 +117,7 @@ def test_minimum_of_logistic_regression():
 
 
 def test_logistic_regression_says_when_it_finds_no_minimum(monkeypatch):
-    monkeypatch.setattr("pipejax.training.logistic.LARGEST_GRADIENT", 1e-30)
+    monkeypatch.setattr("pipejax.training.linear_models.LARGEST_GRADIENT", 1e-30)
     with pytest.raises(RuntimeError, match="no minimum found: the gradient has norm"):
         OBJECTIVES["logistic"]()
 

@@ -11,10 +11,8 @@ from matplotlib.colors import to_rgb
 from figures.kit.rules import AXES_DIFFER, caption_of, describe, faults
 from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.plots import palette, style
-from pipejax.plots.memory import Curves, draw_memory
-from pipejax.plots.staleness import draw_delays
-from pipejax.plots.tornado import draw_tornado
-from pipejax.plots.training import draw_curves
+from pipejax.plots.bars import Curves, draw_memory
+from pipejax.plots.charts import draw_curves, draw_delays, draw_tornado
 
 SEEN_BY = {  # whole deficiencies, by the model of Machado, Oliveira and Fernandes 2009
     "all": None,

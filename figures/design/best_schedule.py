@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from figures.kit.cases import LOOK, network_axes, plain_numbers
 from figures.kit.rules import describe
 from pipejax.plots import palette, style
-from pipejax.plots.tornado import NAMES
+from pipejax.plots.charts import PARAMETER_NAMES
 from pipejax.sweep import STATUS
 
 # edges in the colour of the faces: without them viewers show gaps between the cells
@@ -45,7 +45,7 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
     panels[0].set_title("fastest schedule", loc="left")
     _step_time(figure, panels[1], best.step_time)
     panels[1].set_title("its step time [s]", loc="left")
-    _categories(panels[2], best.bound_by, NAMES, RESOURCE_COLOUR)
+    _categories(panels[2], best.bound_by, PARAMETER_NAMES, RESOURCE_COLOUR)
     panels[2].set_title("largest share of its critical path", loc="left")
     for axes in panels:
         network_axes(axes)

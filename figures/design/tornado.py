@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from figures.kit.rules import describe
 from pipejax.plots import style
-from pipejax.plots.tornado import NAMES, draw_tornado, legend_entries
+from pipejax.plots.charts import PARAMETER_NAMES, draw_tornado, tornado_entries
 
 COLUMNS = 2
 
@@ -31,13 +31,13 @@ def draw(data: xr.Dataset) -> dict[str, Figure]:
         axes.set_title(
             f"{name}\n{float(at.step_time):.3g} s per step\n"
             f"{100 * float(at.share[first]):.0f} % of its critical path: "
-            f"{NAMES[str(at.resource.values[int(first)])]}",
+            f"{PARAMETER_NAMES[str(at.resource.values[int(first)])]}",
             loc="left",
             fontsize=style.LEAST_FONT,
         )
         axes.tick_params(labelbottom=True)
     low, high = map(float, data.factor.values)
-    figure.legend(handles=legend_entries((low, high)), loc="outside lower center", ncols=2)
+    figure.legend(handles=tornado_entries((low, high)), loc="outside lower center", ncols=2)
     return {"tornado": describe(figure, _caption(data))}
 
 

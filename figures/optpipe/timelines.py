@@ -12,8 +12,7 @@ from figures.optpipe.cases import LOOK
 from pipejax.analysis.runs.activation_memory import ActivationMemory
 from pipejax.analysis.runs.timeline import Bar
 from pipejax.plots import palette, style
-from pipejax.plots.bars import bar_entries, draw_bars
-from pipejax.plots.memory import LIMIT, Curves, draw_memory
+from pipejax.plots.bars import LIMIT, Curves, bar_entries, draw_bars, draw_memory
 from pipejax.schedules.cells.ops import Op, Phase
 
 HEIGHTS = (1.9, 1.0)  # of a timeline and of its memory [inch]

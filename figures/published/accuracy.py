@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from figures.kit.rules import AXES_DIFFER, describe
 from pipejax.plots import style
-from pipejax.plots.predictions import draw_predictions
+from pipejax.plots.charts import draw_predictions
 
 COLUMNS = 4
 

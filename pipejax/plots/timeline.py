@@ -28,9 +28,8 @@ from pipejax.base.files import drafted
 from pipejax.costs.measured.costs_file import slot_costs
 from pipejax.engine.lowering.program import NO_WORKER
 from pipejax.plots import palette, style
-from pipejax.plots.bars import bar_entries, draw_bars, draw_messages
+from pipejax.plots.bars import Curves, bar_entries, draw_bars, draw_memory, draw_messages
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, headline, named, unit_of
-from pipejax.plots.memory import Curves, draw_memory
 from pipejax.schedules.cells.ops import WAITS
 from pipejax.schedules.table.table import ScheduleTable
 

@@ -1,17 +1,17 @@
 """Training through a pipeline: objectives cut into stages, outdated block updates, bounds."""
 
 from pipejax.training.draws import Draw, draw
-from pipejax.training.language_model import LanguageModel, language_model, random_text
-from pipejax.training.linear import smoothness
-from pipejax.training.logistic import Logistic, random_logistic
-from pipejax.training.objective import TrainingObjective, batch_gradient, block_gradient
-from pipejax.training.quadratic import (
+from pipejax.training.language_models import LanguageModel, language_model, random_text
+from pipejax.training.linear_models import (
+    Logistic,
     Quadratic,
     nesterov_quadratic,
+    random_logistic,
     random_quadratic,
     spectral_quadratic,
 )
-from pipejax.training.replay import batch_order, replay, sweep_replay
+from pipejax.training.objective import TrainingObjective, batch_gradient, block_gradient, smoothness
+from pipejax.training.replays import batch_order, replay, sweep_replay
 from pipejax.training.rpd import randomized_pipedream, sweep_randomized_pipedream
 from pipejax.training.theory import (
     ConvergenceBound,

@@ -30,9 +30,16 @@ from pipejax.training.draws import (
     gradient_noise,
     start_key,
 )
-from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
 from pipejax.training.objective import TrainingObjective
-from pipejax.training.training_run import DIVERGED, TrainingRun
+from pipejax.training.training_run import (
+    DIVERGED,
+    Numbers,
+    Seeds,
+    TrainingRun,
+    checked_runs,
+    over_runs,
+    run_alone,
+)
 
 Table = Int[NumpyArray, "..."]
 Outcome = tuple[Array, Array, Array, Array, Array | None, Array]

@@ -138,7 +138,7 @@ def _draw(placed: "PlacedCosts", found: "WorkerPlaces", figure: Output) -> None:
     """Draw who sits where, in order and as found."""
     if figure.path is None:
         return
-    from pipejax.plots.machine import machine_picture  # matplotlib is an extra, slow to import
+    from pipejax.plots.charts import machine_picture  # matplotlib is an extra, slow to import
     from pipejax.plots.timeline import save
 
     in_order = np.arange(placed.table.num_workers)

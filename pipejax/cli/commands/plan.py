@@ -220,7 +220,7 @@ def _draw(found: "PlanResult", figure: Output) -> None:
     """Draw step time against memory."""
     if figure.path is None:
         return
-    from pipejax.plots.plan import draw_plan  # matplotlib is an extra
+    from pipejax.plots.fronts import draw_plan  # matplotlib is an extra
 
     with drawing(figure, columns=2, height=3.2) as (_, axes):
         draw_plan(

@@ -189,7 +189,7 @@ def _draw(
     figure: Output,
 ) -> None:
     """Draw the points, by schedule where there are several."""
-    from pipejax.plots.results import Shown, draw_results
+    from pipejax.plots.fronts import Shown, draw_results
 
     groups = {"points": among}
     if "schedule" in found.axes:

@@ -115,9 +115,9 @@ def _draw(
     ends: dict[str, tuple[float, float]],
     factors: tuple[float, float],
 ) -> None:
-    from pipejax.plots.tornado import draw_tornado, legend_entries  # matplotlib is an extra, slow
+    from pipejax.plots.charts import draw_tornado, tornado_entries  # matplotlib is an extra, slow
 
     with drawing(out, 2, 3.6) as (figure, axes):
         draw_tornado(axes, found.step_time, ends)
         axes.set_title(f"{name}: {seconds(found.step_time)} per step", loc="left")
-        figure.legend(handles=legend_entries(factors), loc="outside lower center", ncols=2)
+        figure.legend(handles=tornado_entries(factors), loc="outside lower center", ncols=2)

@@ -144,7 +144,7 @@ def _scene(
 
 def _draw(scene: Scene, paper: "Paper", out: Output, beside: Output) -> None:
     """Draw to a file, and write the caption beside it where that is asked for."""
-    from pipejax.plots.memory import Curves
+    from pipejax.plots.bars import Curves
     from pipejax.plots.timeline import Drawing, Panel, draw_panels, save
 
     panels = []

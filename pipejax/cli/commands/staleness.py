@@ -101,7 +101,7 @@ def _histogram(found: "Staleness") -> Table:
 
 
 def _draw(out: Output, found: "Staleness") -> None:
-    from pipejax.plots.staleness import draw_delays  # matplotlib is an extra, slow to import
+    from pipejax.plots.charts import draw_delays  # matplotlib is an extra, slow to import
 
     with drawing(out, 1, 2.4) as (_, axes):
         draw_delays(axes, found.histogram(), found.mean_delay)

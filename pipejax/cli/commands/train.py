@@ -65,7 +65,7 @@ class TrainingOptions(NamedTuple):
 
     def chosen(self) -> "TrainingOptions":
         """Check what is chosen by name; orders depend on the method."""
-        from pipejax.training.replay import ORDERS  # slow to import
+        from pipejax.training.replays import ORDERS  # slow to import
         from pipejax.training.rpd import RANDOM_ORDERS
         from pipejax.training.training_run import RULES
 
@@ -340,7 +340,7 @@ def _save(out: Output, trained: Trained) -> None:
 
 
 def _draw(out: Output, trained: Trained) -> None:
-    from pipejax.plots.training import draw_curves  # matplotlib is an extra, slow to import
+    from pipejax.plots.charts import draw_curves  # matplotlib is an extra, slow to import
 
     schedule = trained.named["schedule"] or f"delta {trained.named['delta']}"
     way = "" if trained.named["method"] == "timeline" else "RPD, "

@@ -144,7 +144,7 @@ def _worst(found: "Validation") -> Table:
 
 
 def _draw(out: Output, found: "Validation") -> None:
-    from pipejax.plots.predictions import draw_predictions  # matplotlib is an extra, slow to import
+    from pipejax.plots.charts import draw_predictions  # matplotlib is an extra, slow to import
 
     known = found.take(np.isfinite(found.measured.seconds))
     names = known.parts.tolist()

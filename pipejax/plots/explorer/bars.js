@@ -1,7 +1,72 @@
 // Draws the rows of a schedule. Only what is in sight is drawn; ops that are narrower than a few
 // pixels are summed up by pixel, so a row of thousands of them costs no more than its width.
 
-import { hatch, word } from "./palette.js";
+// Colours: those of phases come with the page, all others from its style sheet, light or dark.
+
+const NAMES = [
+  "paper", "ink", "quiet", "row", "rowChosen", "accent", "message", "held", "envelope", "limit",
+  "thumb",
+];
+
+/** Read the colours that are in force now; phases by their code. */
+export function readPalette(phases) {
+  const style = getComputedStyle(document.documentElement);
+  const palette = {
+    font: style.getPropertyValue("--font"),
+    fills: {}, inks: {}, isEdged: {}, hatches: new Map(),
+    // red, green, blue of each phase, and of its shade in the second pipe
+    channels: new Float32Array(3 * Object.keys(phases).length),
+    shades: new Float32Array(3 * Object.keys(phases).length),
+  };
+  for (const name of NAMES) {
+    const variable = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    palette[name] = style.getPropertyValue(`--${variable}`).trim();
+  }
+  palette.words = Object.fromEntries(["paper", "row", "rowChosen", "ink"].map((name) =>
+    [name, word(...rgb(palette[name]))]));
+  const paper = brightness(rgb(palette.paper));
+  const nearest = paper > 128 ? 12 : 30; // a fill that is as near to the paper needs an edge
+  for (const [code, { fill, ink, shade }] of Object.entries(phases)) {
+    palette.fills[code] = fill;
+    palette.inks[code] = ink;
+    palette.channels.set(rgb(fill), 3 * code);
+    palette.shades.set(rgb(shade), 3 * code);
+    palette.isEdged[code] = Math.abs(brightness(rgb(fill)) - paper) < nearest;
+  }
+  return palette;
+}
+
+/** Strokes of an ink, as figures have them for the second pipe. */
+export function hatch(palette, context, ink) {
+  if (!palette.hatches.has(ink)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const strokes = tile.getContext("2d");
+    strokes.strokeStyle = ink;
+    strokes.globalAlpha = 0.4;
+    strokes.beginPath();
+    for (const from of [-6, 0, 6]) {
+      strokes.moveTo(from - 1, 7);
+      strokes.lineTo(from + 7, -1);
+    }
+    strokes.stroke();
+    palette.hatches.set(ink, context.createPattern(tile, "repeat"));
+  }
+  return palette.hatches.get(ink);
+}
+
+/** An opaque pixel as a number, in the order of bytes that browsers run on. */
+export function word(red, green, blue) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+function rgb(colour) {
+  return [1, 3, 5].map((k) => parseInt(colour.slice(k, k + 2), 16));
+}
+
+function brightness([red, green, blue]) {
+  return 0.299 * red + 0.587 * green + 0.114 * blue;
+}
 
 export const GUTTER = 64; // left of the time axis: names of workers
 const NARROW = 2.5; // pixels below which ops of a row flow together

@@ -1,22 +1,15 @@
 // The page: what is chosen, and what follows from it on the screen.
 
-import { Axis } from "./axis.js";
-import { Bars, GUTTER } from "./bars.js";
-import { Curves } from "./curves.js";
-import { detailsOf, spoken, tipOf } from "./details.js";
-import { byId, make, placeBeside } from "./dom.js";
-import { listenToKeys } from "./keyboard.js";
-import { listen, listenToAxis } from "./mouse.js";
-import { readPalette } from "./palette.js";
+import { Bars, GUTTER, readPalette } from "./bars.js";
+import { Axis, Curves } from "./curves.js";
+import { found, listen, listenToAxis, listenToKeys, search } from "./input.js";
 import {
-  headingOf, makeChoices, makeSliders, refusals, showChoices, showForm, showLegend, showResults,
-  showSliders, summary,
+  detailsOf, headingOf, makeChoices, makeSliders, refusals, showChoices, showForm, showLegend,
+  showResults, showSliders, spoken, summary, tipOf,
 } from "./panels.js";
 import { Schedule } from "./schedule.js";
-import { search } from "./search.js";
-import { State } from "./state.js";
-import { View } from "./view.js";
-import { found } from "./walk.js";
+import { State, View } from "./state.js";
+import { byId, make, placeBeside } from "./text.js";
 
 const ROW = { least: 4, most: 40, several: 18 }; // pixels
 const CURVES = { alone: 130, several: 84, margin: 4 };
@@ -396,3 +389,14 @@ export class Explorer {
     this.axis.draw(this.view, this.palette, this.pointer);
   }
 }
+
+// Opens the page.
+
+Explorer.open(JSON.parse(byId("scene").textContent)).then((explorer) => {
+  window.explorer = explorer; // for the browser's console, and for tests
+  explorer.readyAt = performance.now(); // milliseconds since the page was asked for
+  document.documentElement.dataset.ready = "";
+}).catch((error) => {
+  byId("notice").textContent = `This page cannot be shown: ${error.message}`;
+  throw error;
+});

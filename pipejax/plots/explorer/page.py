@@ -12,29 +12,8 @@ from pipejax.plots.explorer.payload import Explored, payload
 from pipejax.schedules.cells.ops import Phase
 
 HERE = Path(__file__).parent
-SCRIPTS = (  # each after all that it imports
-    "unpack",
-    "recurrence",
-    "schedule",
-    "memory",
-    "form",
-    "format",
-    "view",
-    "palette",
-    "bars",
-    "curves",
-    "axis",
-    "search",
-    "state",
-    "dom",
-    "details",
-    "panels",
-    "mouse",
-    "walk",
-    "keyboard",
-    "explorer",
-    "main",
-)
+# each after all that it imports
+SCRIPTS = ("text", "schedule", "state", "bars", "curves", "panels", "input", "explorer")
 # of a module of JavaScript, whose files stand in the page one after the other, each in a function
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

@@ -5,6 +5,8 @@ stands for each, what the nodes wait for, and where their costs stand in the cos
 the page can run it by the recurrence.
 """
 
+import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +16,14 @@ from pipejax.analysis.runs.evaluate import Evaluation, lower_and_price
 from pipejax.analysis.runs.timeline import timed_beside_cells
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.engine.lowering.program import ZERO, Program
-from pipejax.plots.explorer.factors import Factor, base_of, factors_of, kinds, mean_forward
-from pipejax.plots.explorer.forms import FormSearch
-from pipejax.plots.explorer.packing import Packed, pack
+from pipejax.plots.explorer.factors import (
+    Factor,
+    FormSearch,
+    base_of,
+    factors_of,
+    kinds,
+    mean_forward,
+)
 from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
@@ -270,3 +277,54 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
         },
         steps=("moment", "worker"),
     )
+
+
+# Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64.
+#
+# The browser unpacks them with its own `DecompressionStream`. What ascends is stored as steps from
+# one entry to the next: schedules repeat themselves, so the steps are few different numbers.
+
+
+WHOLE = ("int8", "int16", "int32")  # whole numbers take the first of these that holds them
+REAL = "float64"
+LEVEL = 6  # of zlib: higher ones take long for a few percent
+
+Packed = dict[str, Any]
+
+
+def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
+    """Pack arrays of numbers; those that are named in `steps` as steps between entries."""
+    found = {}
+    for name, array in arrays.items():
+        flat = np.ravel(array)
+        if name in steps:
+            flat = np.diff(flat.astype(np.int64), prepend=0)
+        found[name] = flat.astype(_smallest(flat))
+    # the widest first: each array then begins at a multiple of its own width
+    order = sorted(found, key=lambda name: -found[name].itemsize)
+    content = b"".join(
+        found[name].astype(found[name].dtype.newbyteorder("<")).tobytes() for name in order
+    )
+    return {
+        "arrays": [
+            [name, found[name].dtype.name, found[name].size, name in steps] for name in order
+        ],
+        "data": base64.b64encode(zlib.compress(content, LEVEL)).decode(),
+    }
+
+
+def unpack(packed: Packed) -> dict[str, NumpyArray]:
+    """Read arrays back, as the page does."""
+    content, place, found = zlib.decompress(base64.b64decode(packed["data"])), 0, {}
+    for name, kind, size, is_steps in packed["arrays"]:
+        array = np.frombuffer(content, np.dtype(kind).newbyteorder("<"), size, place)
+        place += array.nbytes
+        found[name] = np.cumsum(array, dtype=np.int64) if is_steps else array
+    return found
+
+
+def _smallest(values: NumpyArray) -> str:
+    if values.dtype.kind == "f":
+        return REAL
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    return next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)

@@ -19,10 +19,17 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.training.draws import checked_noise, gradient_noise, start_key
-from pipejax.training.many_runs import Numbers, Seeds, checked_runs, over_runs, run_alone
 from pipejax.training.objective import TrainingObjective
 from pipejax.training.plan import NO_SAMPLE, make_plan
-from pipejax.training.training_run import DIVERGED, TrainingRun
+from pipejax.training.training_run import (
+    DIVERGED,
+    Numbers,
+    Seeds,
+    TrainingRun,
+    checked_runs,
+    over_runs,
+    run_alone,
+)
 
 ORDERS = ("epochs", "cyclic", "drawn")  # of the batches
 Times = Float[NumpyArray, " samples"]

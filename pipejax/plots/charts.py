@@ -1,0 +1,289 @@
+"""Charts, each of one kind of numbers: machines, predictions, delays, swings, training curves."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyBboxPatch, Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.costs.topology import PlacedCosts, Seats
+from pipejax.plots import palette, style
+
+# Machines: which worker sits where, and what its messages cross.
+
+GAP = 0.9  # between groups of a level, in widths of a place
+# of links by level; further as the last
+LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)
+RISE = 0.3  # of an arc, per width of a place that it spans
+PLACEMENT_HEIGHT = 1.4  # [inch]
+
+
+def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
+    """Draw placements by name, one below the other: workers on nodes, and what messages cross."""
+    paper = style.Paper()
+    picture = style.Picture(paper, PLACEMENT_HEIGHT * len(shown) + 0.4)
+    with mpl.rc_context(paper.settings()):
+        rows = picture.subplots(len(shown), squeeze=False, sharey=True)[:, 0]
+        tops = [
+            _draw_placement(axes, placed, np.asarray(places), name)
+            for axes, (name, places) in zip(rows, shown.items(), strict=True)
+        ]
+        rows[0].set_ylim(-0.8, max(tops) + 0.15)
+        entries = _link_entries(int(placed.level.max()) + 1)
+        picture.legend(handles=entries, loc="outside lower center", ncols=len(entries))
+    return picture
+
+
+def _draw_placement(
+    axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
+) -> float:
+    """Draw the workers node by node, and an arc for each pair that messages cross.
+
+    An arc is the wider, the more stage boundaries cross there. Returns the height of the highest.
+    """
+    at, top = _positions(placed.level), 0.5
+    for level in range(int(placed.level.max())):
+        for group in np.unique((placed.level <= level).argmax(axis=1)).tolist():
+            _frame(axes, at[placed.level[group] <= level], level)
+    for (one, other), count in _pairs(placed).items():
+        left, right = sorted((at[seats[one]], at[seats[other]]))
+        rise = 0.25 + RISE * (right - left)
+        top = max(top, 0.3 + rise)
+        bend = [(left, 0.3), ((left + right) / 2, 0.3 + 2 * rise), (right, 0.3)]
+        level = int(placed.level[seats[one], seats[other]])
+        arc = PathPatch(
+            Path(bend, [Path.MOVETO, Path.CURVE3, Path.CURVE3]),
+            fill=False,
+            edgecolor=LINK_COLOURS[min(level, len(LINK_COLOURS) - 1)],
+            linewidth=0.6 + 0.3 * min(count, 6),
+        )
+        axes.add_patch(arc)
+    for worker, seat in enumerate(seats.tolist()):
+        axes.plot(at[seat], 0, "o", markersize=12, color=palette.WHITE, mec="black", mew=0.6)
+        axes.annotate(f"{worker}", (at[seat], 0), ha="center", va="center_baseline")
+    axes.set(xlim=(at[0] - 1.2, at[-1] + 1.2), yticks=[], xticks=[])
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_title(name, loc="left")
+    return float(top)
+
+
+def _link_entries(levels: int) -> list[Line2D]:
+    """Return what the colours of links mean."""
+    names = ("messages in a node", "between nodes", "between racks")
+    return [
+        Line2D(
+            [],
+            [],
+            color=LINK_COLOURS[min(k, len(LINK_COLOURS) - 1)],
+            label=names[min(k, len(names) - 1)],
+        )
+        for k in range(min(levels, len(names)))
+    ]
+
+
+def _positions(level: Int[NumpyArray, "places places"]) -> NumpyArray:
+    """Where each place stands: apart by one, and by a gap more for each level between them."""
+    return np.append(0.0, np.cumsum(1.0 + GAP * level[np.arange(len(level) - 1), 1:].diagonal()))
+
+
+def _frame(axes: Axes, at: NumpyArray, level: int) -> None:
+    """Draw a box around the places of a node, or of a group of nodes."""
+    pad = 0.55 + 0.18 * level
+    box = FancyBboxPatch(
+        (at.min() - pad, -pad),
+        np.ptp(at) + 2 * pad,
+        2 * pad,
+        boxstyle="round,pad=0,rounding_size=0.3",
+        facecolor=palette.SKY if level == 0 else "none",
+        alpha=0.35 if level == 0 else 1.0,
+        edgecolor=palette.BLUE,
+        linewidth=0.6,
+        zorder=0,
+    )
+    axes.add_patch(box)
+
+
+def _pairs(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
+    """How many stage boundaries lie between two workers, by pair."""
+    placement = placed.table.placement
+    ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
+    pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)
+    return {(a, b): n for (a, b), n in zip(pairs.T.tolist(), counts.tolist(), strict=True)}
+
+
+# Predicted against measured step times.
+
+
+GROUP_LOOKS = [  # of groups, told apart in grey too; more groups begin anew
+    (marker, colour)
+    for marker, colour in zip(
+        itertools.cycle("os^DvP"),
+        (
+            palette.BLUE,
+            palette.VERMILION,
+            palette.GREEN,
+            palette.ORANGE,
+            palette.PURPLE,
+            palette.SKY,
+            palette.BLACK,
+        ),
+        strict=False,
+    )
+]
+
+
+def draw_predictions(
+    axes: Axes,
+    measured: Float[NumpyArray, " rows"],
+    predicted: Float[NumpyArray, " rows"],
+    groups: Sequence[str],
+) -> None:
+    """Draw each row as a point, around the diagonal and what is 10 % off [s].
+
+    Groups have labels for a legend.
+    """
+    both = np.concatenate([measured, predicted])
+    ends = np.array([both.min() / 1.2, both.max() * 1.2])
+    axes.plot(ends, ends, color=palette.BLACK, linewidth=0.6)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color=palette.SILVER, linewidth=0, alpha=0.6)
+    names = list(dict.fromkeys(groups))
+    for name, (marker, colour) in zip(names, itertools.cycle(GROUP_LOOKS), strict=False):
+        which = np.asarray(groups) == name
+        axes.plot(
+            measured[which],
+            predicted[which],
+            linestyle="none",
+            marker=marker,
+            markersize=3,
+            markerfacecolor="none",
+            markeredgewidth=0.7,
+            color=colour,
+            label=name,
+        )
+    axes.set(xscale="log", yscale="log", xlabel="measured [s]", ylabel="predicted [s]")
+    axes.set(xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if ends[1] < 30 * ends[0] else (1.0,)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+
+
+# Charts of how stale the gradients of a table are.
+
+
+def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
+    """Draw how often each delay occurs, with the mean and the largest marked."""
+    share = 100 * histogram / histogram.sum()
+    axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
+    largest = len(share) - 1
+    for at, label, colour in (
+        (mean, f"mean {mean:.4g}", palette.ORANGE),
+        (largest, f"largest {largest}", palette.VERMILION),
+    ):
+        axes.axvline(at, color=colour, label=label)
+    axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
+    axes.legend()
+
+
+# Tornado charts: which parameter moves the step time how far, the largest swing on top.
+
+
+SWING_COLOURS = (palette.BLUE, palette.ORANGE)
+LEAST_SWING = 1e-2  # relative swing below which a parameter is left out
+PARAMETER_NAMES: Mapping[str, str] = {
+    "compute.peak": "peak FLOP/s",
+    "compute.latency": "latency of an op",
+    "memory.bandwidth": "memory bandwidth",
+    "memory.latency": "memory latency",
+    "node.bandwidth": "bandwidth in a node",
+    "node.latency": "latency in a node",
+    "network.bandwidth": "network bandwidth",
+    "network.latency": "network latency",
+    "model.layers": "layers",
+    "model.hidden": "hidden size",
+    "model.heads": "heads",
+    "model.kv_heads": "heads of keys and values",
+    "model.ffn_hidden": "width of the MLP",
+    "model.vocabulary": "vocabulary",
+    "model.sequence": "sequence length",
+    "model.element_bytes": "bytes of a number",
+    "model.optimizer_bytes": "optimizer bytes",
+    "microbatch_size": "microbatch size",
+}
+
+
+def draw_tornado(axes: Axes, step_time: float, swings: Mapping[str, tuple[float, float]]) -> None:
+    """Draw one bar per parameter from the step time with less of it to that with more."""
+
+    def width(name: str) -> float:
+        return max(abs(value / step_time - 1) for value in swings[name])
+
+    shown = sorted((name for name in swings if width(name) >= LEAST_SWING), key=width)
+    changes = [[100 * (swings[name][k] / step_time - 1) for name in shown] for k in range(2)]
+    for values, others, colour in zip(changes, changes[::-1], SWING_COLOURS, strict=True):
+        axes.barh(range(len(shown)), values, height=0.7, color=colour)
+        for row, (value, other) in enumerate(zip(values, others, strict=True)):
+            is_hidden = value * other > 0 and abs(value) <= abs(other)  # behind a longer bar
+            if abs(value) >= 1 and not is_hidden:
+                axes.annotate(
+                    f"{value:+.0f}",
+                    (value, row),
+                    xytext=(3 if value > 0 else -3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=style.LEAST_FONT,
+                    ha="left" if value > 0 else "right",
+                )
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.margins(x=0.12)
+    axes.set_yticks(range(len(shown)), [PARAMETER_NAMES.get(name, name) for name in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("change of the step time [%]")
+
+
+def tornado_entries(factors: tuple[float, float]) -> list[Patch]:
+    """Return what the two colours mean."""
+    return [
+        Patch(color=colour, label=f"parameter x {factor:g}")
+        for colour, factor in zip(SWING_COLOURS, factors, strict=True)
+    ]
+
+
+# Charts of training runs: the gap, the objective or the training loss against time.
+
+
+def draw_curves(
+    axes: Axes,
+    times: Float[NumpyArray, " samples"],
+    curves: Float[NumpyArray, "step_sizes samples"],
+    step_sizes: Sequence[float],
+    *,
+    diverged: Bool[NumpyArray, " step_sizes"],
+    best: int | None,
+    time_label: str,
+    label: str,
+) -> None:
+    """Draw the mean curve of each step size against time, the best thick; diverged ones by name."""
+    styles = itertools.cycle(("-", "--", "-.", ":"))  # neighbours are told apart in grey
+    colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.9, len(step_sizes)))
+    for place, (size, colour) in enumerate(zip(step_sizes, colours, strict=True)):
+        if diverged[place]:
+            axes.plot([], [], color=palette.SILVER, label=f"{size:.4g}: diverged")
+            continue
+        curve = np.ma.masked_less_equal(curves[place], 0.0)  # rounding, below the axis
+        width = 2.4 if place == best else 1.0
+        axes.plot(
+            times, curve, color=colour, linewidth=width, linestyle=next(styles), label=f"{size:.4g}"
+        )
+    if best is not None:
+        axes.set_yscale("log")
+    axes.set(xlabel=time_label, ylabel=label)
+    axes.figure.legend(title="step size, the best thick", loc="outside lower center", ncols=3)

@@ -1,0 +1,217 @@
+// What is pointed at: ways from op to op, search, mouse, pen and touch, keys.
+
+import { GUTTER } from "./bars.js";
+
+// Ways from one op of a schedule to another: each gives an op, or -1 where there is none.
+
+/** What an op waited for, or what waited for it. */
+export function along(schedule, op, direction) {
+  if (op < 0) return -1;
+  if (direction > 0) return schedule.awaiting(op);
+  return schedule.waits(op).find((wait) => wait.isLast && wait.op >= 0)?.op ?? -1;
+}
+
+/** The op before or behind in the row; from nothing the first of all. */
+export function inRow(schedule, op, direction) {
+  const worker = op < 0 ? 0 : schedule.ops.worker[op];
+  if (worker < 0) return -1;
+  const lane = schedule.lanes[worker][op >= 0 && schedule.isBeside(op) ? "beside" : "compute"];
+  return lane[op < 0 ? 0 : lane.indexOf(op) + direction] ?? -1;
+}
+
+/** The next op in time that was found, or of the critical path where nothing is looked for. */
+export function found(schedule, op, direction) {
+  const { op: nodeOf } = schedule.program;
+  const isWanted = (each) =>
+    nodeOf[each] > 0 && (schedule.found ? schedule.found[each] : schedule.isCritical[nodeOf[each]]);
+  const wanted = [...schedule.ops.phase.keys()].filter(isWanted);
+  wanted.sort((one, other) => schedule.start(one) - schedule.start(other) || one - other);
+  if (wanted.length === 0) return -1;
+  const place = wanted.indexOf(op);
+  if (place < 0) return wanted.at(direction > 0 ? 0 : -1);
+  return wanted.at((place + direction) % wanted.length);
+}
+
+// Search: words that an op must all meet.
+//
+//   3F12   that op          F    its phase       m12   its microbatch
+//   w3     its worker       s3   its stage       critical   on the critical path
+
+const WORDS = [
+  [/^m(\d+)$/i, (number) => (ops, op) => ops.microbatch[op] === number || ops.with_microbatch[op] === number && ops.with_phase[op] > 0],
+  [/^s(\d+)$/i, (number) => (ops, op) => ops.stage[op] === number],
+  [/^w(\d+)$/i, (number) => (ops, op) => ops.worker[op] === number],
+];
+
+/** Which ops of a schedule are found: an array of 0 and 1, or null where nothing is asked. */
+export function search(schedule, text) {
+  const words = text.trim().split(/\s+/).filter(Boolean);
+  if (words.length === 0) return null;
+  const tests = words.map((word) => testOf(schedule, word));
+  const found = new Uint8Array(schedule.ops.phase.length);
+  for (let op = 0; op < found.length; op++) {
+    found[op] = tests.every((test) => test(schedule.ops, op)) ? 1 : 0;
+  }
+  return found;
+}
+
+function testOf(schedule, word) {
+  for (const [form, make] of WORDS) {
+    const match = form.exec(word);
+    if (match) return make(Number(match[1]));
+  }
+  if (/^crit/i.test(word)) return (ops, op) => schedule.isCritical[schedule.program.op[op]] === 1;
+  const letters = word.toUpperCase();
+  return (ops, op) =>
+    schedule.letter(op) === letters ||
+    (ops.with_phase[op] > 0 && schedule.phases[ops.with_phase[op]].letter === letters) ||
+    schedule.label(op).split("+").includes(letters);
+}
+
+// Mouse, pen and touch on the timelines: zoom, pan, mark a range, hover, choose.
+
+const MOVED = 3; // pixels from which a press is a drag
+const NOTCH = 1.0015; // zoom of a pixel of the wheel
+
+/** Listen on the canvas of a schedule; `explorer` takes what is meant. */
+export function listen(explorer, pane, index) {
+  const { canvas } = pane.bars;
+  let press = null;
+
+  canvas.addEventListener("wheel", (event) => {
+    const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
+    const scrolls = document.documentElement.scrollHeight > window.innerHeight + 1;
+    if (!isSideways && scrolls && !event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const delta = event.deltaMode === 1 ? 16 : 1; // lines to pixels
+    if (isSideways) {
+      explorer.view.pan(((event.deltaX || event.deltaY) * delta) / (pane.bars.width - GUTTER));
+    } else {
+      explorer.view.zoom(NOTCH ** (-event.deltaY * delta), timeAt(event));
+    }
+    explorer.viewChanged();
+  }, { passive: false });
+
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    canvas.setPointerCapture(event.pointerId);
+    const { from, to } = explorer.view;
+    press = { x: event.offsetX, y: event.offsetY, from, to, moved: false, marks: event.shiftKey };
+  });
+
+  canvas.addEventListener("pointermove", (event) => {
+    explorer.pointTo(timeAt(event));
+    if (!press) {
+      explorer.hover(index, pane.bars.opAt(explorer.view, event.offsetX, event.offsetY), event);
+      return;
+    }
+    const by = event.offsetX - press.x;
+    press.moved ||= Math.abs(by) > MOVED;
+    if (!press.moved) return;
+    if (press.marks) {
+      explorer.mark(press.x, event.offsetX);
+    } else {
+      canvas.classList.add("moving");
+      const scale = (press.to - press.from) / (pane.bars.width - GUTTER);
+      if (explorer.view.range) explorer.view.show(press.from - by * scale, press.to - by * scale);
+      explorer.viewChanged();
+    }
+  });
+
+  canvas.addEventListener("pointerup", (event) => {
+    canvas.classList.remove("moving");
+    const done = press;
+    press = null;
+    if (!done) return;
+    explorer.mark(null);
+    if (done.moved && done.marks) {
+      const ends = [done.x, event.offsetX].map((x) => axisOf(pane).time(x)).sort((a, b) => a - b);
+      explorer.view.show(...ends);
+      explorer.viewChanged();
+    } else if (!done.moved) {
+      if (event.offsetX < GUTTER) explorer.chooseWorker(index, pane.bars.rowAt(event.offsetY));
+      else explorer.choose(index, pane.bars.opAt(explorer.view, event.offsetX, event.offsetY));
+    }
+  });
+
+  canvas.addEventListener("pointercancel", () => { press = null; });
+  canvas.addEventListener("pointerleave", () => {
+    explorer.pointTo(null);
+    explorer.hover(index, -1);
+  });
+  canvas.addEventListener("dblclick", (event) => {
+    explorer.view.zoom(3, timeAt(event));
+    explorer.viewChanged();
+  });
+
+  const axisOf = ({ bars }) => explorer.view.over(GUTTER, bars.width - GUTTER);
+  const timeAt = (event) => axisOf(pane).time(Math.max(GUTTER, event.offsetX));
+}
+
+/** Listen on the axis: the bar above it scrolls. */
+export function listenToAxis(explorer) {
+  const { axis } = explorer;
+  let grip = null;
+  axis.canvas.addEventListener("pointerdown", (event) => {
+    if (!explorer.view.range || !axis.onTrack(event.offsetY)) return;
+    axis.canvas.setPointerCapture(event.pointerId);
+    const time = axis.trackTime(explorer.view, event.offsetX);
+    const { from, to } = explorer.view;
+    grip = time >= from && time <= to ? time - from : (to - from) / 2;
+    move(event);
+  });
+  axis.canvas.addEventListener("pointermove", (event) => { if (grip !== null) move(event); });
+  axis.canvas.addEventListener("pointerup", () => { grip = null; });
+
+  function move(event) {
+    const { view } = explorer;
+    const begin = axis.trackTime(view, event.offsetX) - grip;
+    view.show(begin, begin + view.to - view.from);
+    explorer.viewChanged();
+  }
+}
+
+// Keys, wherever the focus is but in a field.
+
+const SHARE = 0.15; // of what is seen, that an arrow moves
+const ZOOM = 1.5;
+
+export function listenToKeys(explorer) {
+  const { view, state } = explorer;
+  const moved = (act) => () => { act(); explorer.viewChanged(); };
+  const flip = (name) => () => explorer.show(name, !state.shown[name]);
+  const keys = {
+    "ArrowLeft": moved(() => view.pan(-SHARE)),
+    "ArrowRight": moved(() => view.pan(SHARE)),
+    "+": moved(() => view.zoom(ZOOM, explorer.middle())),
+    "=": moved(() => view.zoom(ZOOM, explorer.middle())),
+    "-": moved(() => view.zoom(1 / ZOOM, explorer.middle())),
+    "0": () => explorer.fit(),
+    "Home": () => explorer.fit(),
+    "/": () => document.getElementById("find").focus(),
+    "n": () => explorer.go(found, 1),
+    "p": () => explorer.go(found, -1),
+    "[": () => explorer.go(along, -1),
+    "]": () => explorer.go(along, 1),
+    ",": () => explorer.go(inRow, -1),
+    ".": () => explorer.go(inRow, 1),
+    "c": flip("critical"),
+    "m": flip("messages"),
+    "g": flip("memory"),
+    "l": () => explorer.nextLink(),
+    "r": () => explorer.resetTimes(),
+    "d": () => explorer.switchTheme(),
+    "?": () => explorer.help(),
+    "Escape": () => explorer.choose(state.focus, -1),
+  };
+  document.addEventListener("keydown", (event) => {
+    const isField = event.target.matches("input[type=text], input[type=search]");
+    if (isField && event.key === "Escape") event.target.blur();
+    // arrows move a slider that has the focus, and choose among alternatives
+    const isInput = event.target.matches("input") && event.key.startsWith("Arrow");
+    if (isField || isInput || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (document.getElementById("keys").open || !keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+}
