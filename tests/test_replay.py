@@ -12,11 +12,11 @@ import pipejax as pj
 from pipejax.costs.costs import unchecked_costs
 from pipejax.training import (
     batch_order,
-    language_models as language_model,
+    language_model,
     nesterov_quadratic,
     random_logistic,
     random_quadratic,
-    replays as replay,
+    replay,
     spectral_quadratic,
     sweep_replay,
 )

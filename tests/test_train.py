@@ -15,7 +15,7 @@ from pipejax.cli.options.objective import MAKERS, choose_step_sizes
 from pipejax.training import (
     TrainingRun,
     choose_step_size,
-    language_models as language_model,
+    language_model,
     random_logistic,
     random_quadratic,
     summarise,

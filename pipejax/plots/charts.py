@@ -79,13 +79,8 @@ def _link_entries(levels: int) -> list[Line2D]:
     """Return what the colours of links mean."""
     names = ("messages in a node", "between nodes", "between racks")
     return [
-        Line2D(
-            [],
-            [],
-            color=LINK_COLOURS[min(k, len(LINK_COLOURS) - 1)],
-            label=names[min(k, len(names) - 1)],
-        )
-        for k in range(min(levels, len(names)))
+        Line2D([], [], color=colour, label=name)
+        for colour, name, _ in zip(LINK_COLOURS, names, range(levels), strict=False)
     ]
 
 

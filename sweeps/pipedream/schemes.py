@@ -16,7 +16,7 @@ from pipejax.training import (
     Logistic,
     TrainingObjective,
     TrainingRun,
-    language_models as language_model,
+    language_model,
     nesterov_quadratic,
     random_logistic,
     random_quadratic,
