@@ -28,6 +28,7 @@ from pipejax.schedules.cells.memory_ledger import HeldOps, HeldParts
 from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.table.links import LINKS, Links, format_pair_links
 
+Packed = dict[str, Any]  # as from `pack`
 PerStage = Float[NumpyArray, "stages *microbatches"]
 Programs = Mapping[str, Program | ScheduleError]  # by link model, or why there is none
 
@@ -288,8 +289,6 @@ def _memory(run: Evaluation, memory: MemoryShown, number: Int[NumpyArray, " cell
 WHOLE = ("int8", "int16", "int32")  # whole numbers take the first of these that holds them
 REAL = "float64"
 LEVEL = 6  # of zlib: higher ones take long for a few percent
-
-Packed = dict[str, Any]
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
